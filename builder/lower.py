@@ -15,14 +15,11 @@ from ingot.builder.memory import Use, Value, plan_arena
 from ingot.builder.pack import WeightUse, place_weights, slice_count
 from ingot.builder.positions import UNLIMITED
 from ingot.builder.program import Draft, Program
-from ingot.builder.screen import PRODUCT_ATTRS, require_screenable, screen_kernels, screen_uses
 from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import STATE_WINDOW, Attr, CacheGroup, Limits, Plan, Rows, Step
-from ingot.plugins.ops.screen import GROUP
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Target
 from ingot.step_inputs import inputs_among
 
 _KEPT = ("window", "kv_heads", "head_dim")  # attributes in the order of LayerShape's fields
@@ -139,7 +136,6 @@ class Lowering:
         """panels: the target's products take packed weights."""
         self._panels = panels
         self._drafts: list[Draft] = []
-        self._screen: list[Draft] = []
         self._values: list[Value] = []
         self._index: dict[int, int] = {}  # id of a tensor → its value
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
@@ -151,37 +147,15 @@ class Lowering:
                 self._lower(node)
         self._logits = self._index[id(graph.logits)]
 
-    def screen_head(self, target: Target) -> None:
-        """Add the steps that may take the place of the last one. Raises BuildError where it is not such a product."""
-        head, (product, choice) = self._drafts[-1], screen_kernels(target)
-        weight = head.inputs[1] if len(head.inputs) == 4 else None
-        use = self._uses[weight] if isinstance(weight, str) else None
-        require_screenable(head.op, head.attrs, head.inputs[2:] != (None, None), use)
-        assert use is not None, "checked before"
-        codes, dither, table = screen_uses(use)
-        known = self._known.setdefault((key(table.tensor), table.layout, table.dtype), table.name)
-        for each in (codes, dither, table):
-            if each is not table or known == table.name:
-                self._uses[each.name] = each
-        x, logits = head.inputs[0], head.outputs[0]
-        self._screen = [
-            Draft(
-                name=codes.name,
-                op="matmul",
-                kernel=product,
-                inputs=(x, codes.name, None, None),
-                outputs=(logits,),
-                attrs=dict(PRODUCT_ATTRS),
-            ),
-            Draft(
-                name=f"{codes.name}.choice",
-                op="screen",
-                kernel=choice,
-                inputs=(x, logits, codes.name, dither.name, known),
-                outputs=(),
-                attrs={"group": GROUP},
-            ),
-        ]
+    def add_weight(self, use: WeightUse) -> str:
+        """A weight that a step pass wants; the name that it is stored under, which an equal one may have given it."""
+        name = self._known.setdefault((key(use.tensor), use.layout, use.dtype, use.made), use.name)
+        self._uses.setdefault(name, use)
+        return name
+
+    def use(self, name: str) -> WeightUse:
+        """A weight by the name that it is stored under."""
+        return self._uses[name]
 
     @property
     def uses(self) -> list[WeightUse]:
@@ -199,9 +173,7 @@ class Lowering:
     @property
     def program(self) -> Program:
         """The steps as the graph has them."""
-        return Program(
-            steps=tuple(self._drafts), values=tuple(self._values), logits=self._logits, screen=tuple(self._screen)
-        )
+        return Program(steps=tuple(self._drafts), values=tuple(self._values), logits=self._logits)
 
     def plan(self, program: Program, limits: Limits, caches: tuple[CacheGroup, ...], shape: ModelShape) -> Plan:
         """The Plan of this program, or of what passes have made of it, under these limits."""
@@ -225,7 +197,6 @@ class Lowering:
             arena_bytes=arena_bytes,
             weight_bytes=weight_bytes,
             logits=names[program.logits],
-            screen=tuple(_step(each, names) for each in program.screen),
         )
 
     def _lower(self, node: gs.Node) -> None:
@@ -310,8 +281,7 @@ class Lowering:
             gated=gated,
             group=node.attrs.get("group", 0) if panels else 0,
         )
-        known = self._known.setdefault((key(tensor), use.layout, dtype), name)
-        self._uses.setdefault(known, use)
+        known = self.add_weight(use)
         self._weights[id(node), id(tensor)] = known
         return known
 

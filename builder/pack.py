@@ -36,7 +36,6 @@ from ingot.plugins.layouts import (
     row_bytes,
     row_layout,
 )
-from ingot.plugins.ops.screen import half_codes
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import Constant
 from ingot.weight_formats import KEPT
@@ -58,7 +57,7 @@ class WeightUse:
     gated   gate and up rows interleaved
     group   columns that share a multiplier or a scale
     shape   of experts: [experts, N, K], packed one by one
-    screens  the codes of a screen, made of w8 codes (plugins/ops/screen.py)
+    made    quantised as w8, then made of that: rows → these rows
     """
 
     name: str
@@ -68,7 +67,7 @@ class WeightUse:
     panels: bool = False
     gated: bool = False
     group: int = 0
-    screens: bool = False
+    made: Callable[[QuantisedRows], QuantisedRows] | None = None
 
     @property
     def precision(self) -> Precision:
@@ -255,8 +254,8 @@ class Packer:
         bad = int(values.size - np.count_nonzero(np.isfinite(values)))
         if not use.dtype.is_quantised:
             return block, _pack_stored(use, from_float32(values, use.dtype)), bad, None
-        if use.screens:
-            rows: WeightRows = half_codes(quantise(values, Precision(dtype=DType.W8)))
+        if use.made is not None:
+            rows: WeightRows = use.made(quantise(values, Precision(dtype=DType.W8)))
             return block, pack_quantised(rows, gated=use.gated), bad, None
         if str(use.precision) in KEPT:
             rows = joined([kept_rows(self._reader, use.tensor, *each, use.group) for each in self._ranges(block)])

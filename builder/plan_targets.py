@@ -17,6 +17,7 @@ from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
+from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.pipeline import (
     require_plugins,
     run_passes,
@@ -125,8 +126,6 @@ def _decide_target(
     frees = target.frees_windows
     caches = cache_groups(shape, limits, config.tokens_per_block, kv_dtype, frees_windows=frees)
     lowering = Lowering(graph, panels=target.packs_products)
-    if config.screen_lm_head:
-        lowering.screen_head(target)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
     dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
@@ -134,7 +133,10 @@ def _decide_target(
     def plan_of(program: Program) -> Plan:
         return lowering.plan(program, limits, caches, shape)
 
-    program = run_step_passes(lowering.program, step_passes(target), lambda report, made: dump(report, plan_of(made)))
+    screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
+    program = run_step_passes(
+        lowering.program, (*step_passes(target), *screens), lambda report, made: dump(report, plan_of(made))
+    )
     plan = plan_of(program)
     check_plan(plan, target)
     plan = schedule(plan, target, dump)

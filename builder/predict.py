@@ -99,8 +99,8 @@ class Sample:
         return max(self.prompt, self.context + 1)
 
     def _weights(self) -> list[Weight]:
-        """Those of its steps, tables and a screen of the last step included."""
-        names = {name for step in (*self.plan.steps, *self.plan.screen) for name in step.inputs}
+        """Those of its steps, tables included."""
+        names = {name for step in self.plan.steps for name in step.inputs}
         return [weight for weight in self.plan.weights if weight.name in names]
 
     def copied(self, path: Path) -> npt.NDArray[np.uint8]:

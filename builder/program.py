@@ -25,13 +25,11 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """steps: in execution order; values: what they write, by index; logits: the value that the last one writes; screen:
-    as in a Plan."""
+    """steps: in execution order; values: what they write, by index; logits: the value that the last one writes."""
 
     steps: tuple[Draft, ...]
     values: tuple[Value, ...]
     logits: int
-    screen: tuple[Draft, ...] = ()
 
     def tensors(self) -> dict[str, tuple[str, ...]]:
         """Step → the graph's tensor behind each output, "" where there is none."""

@@ -131,8 +131,6 @@ def _not_folded(view: PlanView, rules: CallRules, i: int, products: Sequence[int
         return "the product's kernel prepares no rows"
     if added is not None and norm.inputs[added]:
         return "it adds a residual"
-    if j + 1 == len(view.steps):
-        return "a screen may read the last product's rows"
     if any(view.meet(view.writes[k], view.reads[i][:1]) for k in range(i + 1, j + 1)):
         return "what it norms is written over before the product ends"
     return None

@@ -61,8 +61,9 @@ class Source:
         quantised: Collection[str] = (),
     ) -> Evaluation:
         """The graph's own values for ids [batch, sequence]; experts: as in `Evaluation`; quantised: weights that are in
-        the engine."""
-        by_rows = {name for weight in quantised for name in leaves(self._uses[weight].tensor)}
+        the engine; those that it has beside the source's are made of these."""
+        own = (self._uses[weight] for weight in quantised if weight in self._uses)
+        by_rows = {name for use in own for name in leaves(use.tensor)}
         return Evaluation(Graph.load(self._graph), self._reader, ids, wanted, threads, experts, by_rows)
 
 

@@ -74,7 +74,7 @@ def _product(plan: Plan, step: Step, packed: int) -> Product:
     weight = next(weight for weight in plan.weights if weight.name == step.inputs[packed])
     (*experts, n, k), group = weight.shape, group_of(weight.layout)
     return Product(
-        kernel=step.kernel,
+        kernel=find_op(step.op).plain(step).kernel,
         n=n,
         k=k,
         group=group,

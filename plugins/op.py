@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, CacheGroup, Plan, Rows
+from ingot.plan import Attr, CacheGroup, Plan, Rows, Step
 from ingot.plugins.attributes import AttrRule
 from ingot.plugins.grouped import WeightRows
-from ingot.plugins.quantised import round_to_int8
+from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.weight_values import HeldWeight, WeightValues
 from ingot.plugins.work import WorkRule, plain_work
 from ingot.step_io import Int32, StepBatch
@@ -241,6 +241,11 @@ class Op:
     experts       that weight has a matrix for each expert; the second input names those that a row takes
     tables        inputs that are tables, weights of which it reads single rows → how many rows a plan needs there
     vectors       inputs that are weights with one dimension, float32
+    derived       inputs that are weights made of the packed one: rows of that, quantised → the same rows of this
+    constants     inputs that are weights with the same numbers in every engine → these, given how many they are
+    plain         a step of it → the step of another op that computes the same, all of it; itself without
+    reads         rows of which a step wants nothing but the greatest number, 0 where it wants more → inputs that are
+                  weights and read whole then; None: always all but tables
     batch_inputs  inputs that every step brings along, which steps name as the op does → the input that each goes with:
                   it is there where that one is
     of_tokens     its activations count tokens, never logit rows
@@ -272,6 +277,10 @@ class Op:
     experts: bool = False
     tables: Mapping[int, Callable[[Plan], int]] = dataclasses.field(default_factory=dict)
     vectors: tuple[int, ...] = ()
+    derived: Mapping[int, Callable[[QuantisedRows], QuantisedRows]] = dataclasses.field(default_factory=dict)
+    constants: Mapping[int, Callable[[int], Array]] = dataclasses.field(default_factory=dict)
+    plain: Callable[[Step], Step] = lambda step: step
+    reads: Callable[[int], tuple[int, ...]] | None = None
     batch_inputs: Mapping[int, int] = dataclasses.field(default_factory=dict)
     of_tokens: bool = False
     uses_kv: bool = False

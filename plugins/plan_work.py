@@ -13,18 +13,12 @@ class PlanWork:
 
     def __init__(self, plan: Plan) -> None:
         self._caches = {layer: group for group in plan.caches for layer in group.layers}
-        self._last, self._screen = plan.steps[-1].name, plan.screen
         self._vocab = plan.vocab_size
         self._weights = {weight.name: weight for weight in plan.weights}
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
 
     def of(self, step: Step, load: Load, inside: Collection[str] = ()) -> Work:
-        """One step; in place of the last one the screen where that is taken, the rows of its candidates left out: how
-        many they are is not known beforehand. inside: steps that the calls of others compute (Variant.inside)."""
-        if load.screened and step.name == self._last:
-            product, _ = self._screen
-            centres = load.rows * self._vocab  # read for the likeliest token, and again for the candidates
-            return self.of(product, load) + Work(nbytes=8 * centres, operations=8 * centres)
+        """One step. inside: steps that the calls of others compute (Variant.inside)."""
         inputs = [self._buffers.get(name) for name in step.inputs]
         outputs = [self._buffers.get(name) for name in step.outputs]
         out = outputs[0] if outputs else None
@@ -47,9 +41,7 @@ class PlanWork:
         )
 
     def draw_work(self, load: Load) -> Work:
-        """Greedy draws: every logit is read, and its exponential added up; a screen has drawn already."""
-        if load.screened:
-            return Work(nbytes=0, operations=0)
+        """Greedy draws: every logit is read, and its exponential added up."""
         return Work(nbytes=4 * load.rows * self._vocab, operations=2 * load.rows * self._vocab)
 
 

@@ -97,10 +97,9 @@ std::vector<ingot::VariantSpec> variant_specs(const std::vector<VariantTuple>& t
 
 void make_session(Session* self, const Bytes& weights, const std::vector<InputTuple>& inputs,
                   const std::vector<BufferTuple>& buffers, const std::vector<WeightTuple>& weight_tuples,
-                  const std::vector<StepTuple>& steps, const std::vector<StepTuple>& screen,
-                  const std::vector<VariantTuple>& variants, const LimitsTuple& limits,
-                  const std::vector<CacheTuple>& caches, int64_t arena_bytes, const std::string& logits, int threads,
-                  const std::string& isa) {
+                  const std::vector<StepTuple>& steps, const std::vector<VariantTuple>& variants,
+                  const LimitsTuple& limits, const std::vector<CacheTuple>& caches, int64_t arena_bytes,
+                  const std::string& logits, int threads, const std::string& isa) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
   ingot::PlanSpec plan{std::apply(spec, limits),
                        specs<ingot::CacheSpec>(caches),
@@ -108,7 +107,6 @@ void make_session(Session* self, const Bytes& weights, const std::vector<InputTu
                        specs<ingot::BufferSpec>(buffers),
                        weight_specs(weight_tuples),
                        specs<ingot::StepSpec>(steps),
-                       specs<ingot::StepSpec>(screen),
                        variant_specs(variants),
                        arena_bytes,
                        logits};
@@ -270,18 +268,13 @@ void write_kv(Session& self, int64_t layer, int64_t block, bool values, const nb
   self.write_kv(layer, block, values, from);
 }
 
-std::tuple<int64_t, int64_t, int64_t, int64_t> screen_counts(Session& self) {
-  const ingot::Screen::Counts counts = self.screen_counts();
-  return {counts.steps, counts.undecided, counts.rows, counts.candidates};
-}
-
 // What waits for the step that runs must not hold the interpreter's lock, which that step asks for.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
       .def("__init__", &make_session, "weights"_a.noconvert(), "inputs"_a, "buffers"_a, "weight_specs"_a, "steps"_a,
-           "screen"_a, "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a,
+           "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a,
            nb::keep_alive<1, 2>())
       .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
            "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")
@@ -298,8 +291,6 @@ void bind_session(nb::module_& m) {
       .def("set_step_delay", &Session::set_step_delay, "seconds"_a, "Slow every plan step down, for tests.")
       .def_prop_ro("barriers", &Session::barriers, Released(),
                    "How often the threads of the last run waited for each other.")
-      .def_prop_ro("screen_counts", &screen_counts, Released(),
-                   "Steps that tried the screen, those that it did not decide; rows and candidates of all others.")
       .def("time_steps", &Session::time_steps, "on"_a, Released(), "Note in every run when its plan steps end.")
       .def("step_seconds", &Session::step_seconds, Released(),
            "Of each plan step of the last run, 0 without a call of its own; then of the draws.")

@@ -178,7 +178,6 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
                 for each in plan.weights
             ],
             steps=[_step_tuple(plan, each) for each in plan.steps],
-            screen=[_step_tuple(plan, each) for each in plan.screen],
             variants=[
                 (
                     each.name,

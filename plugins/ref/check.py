@@ -86,7 +86,7 @@ class _Checker:
 
     def _kinds(self, step: Step, op: Op) -> str | None:
         """Weights where the op takes weights, buffers elsewhere."""
-        constant = {op.packed, *op.tables, *op.vectors}
+        constant = {op.packed, *op.tables, *op.vectors, *op.derived}
         for index, name in enumerate(step.inputs):
             if index in op.batch_inputs:
                 kind, known = "input of the plan", name in self._given

@@ -20,7 +20,6 @@ from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_table import short_table, step_facts, whole_table
-from ingot.step_work import SCREEN_ROWS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +127,6 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "inputs": [write_record(each) for each in plan.inputs],
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
-        "screen": [each.name for each in plan.screen],
         "variants": [write_record(each) for each in plan.variants],
         "steps": [dataclasses.asdict(each) for each in facts],
         "built_with": dict(manifest.built_with),
@@ -142,7 +140,6 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"inputs      {', '.join(map(str, plan.inputs))}",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         *_cache_lines(plan),
-        *_screen_lines(plan),
     ]
     rest = [
         *(_variant_line(plan, each) for each in plan.variants),
@@ -197,16 +194,6 @@ def _cache_lines(plan: Plan) -> list[str]:
     ]
     longest = plan.limits.max_seq_len
     return [*lines, f"            {format_bytes(_sequence_bytes(plan))} for a sequence of {longest} tokens"]
-
-
-def _screen_lines(plan: Plan) -> list[str]:
-    """What greedy steps of few rows read in place of the last step's weight."""
-    if not plan.screen:
-        return []
-    sizes = {weight.name: format_bytes(weight.nbytes) for weight in plan.weights}
-    full, codes = (sizes[step.inputs[1]] for step in (plan.steps[-1], plan.screen[0]))
-    name = plan.steps[-1].name
-    return [f"screen      {codes} of codes for {full} of {name}, in greedy steps of at most {SCREEN_ROWS} rows"]
 
 
 def _variant_line(plan: Plan, variant: Variant) -> str:

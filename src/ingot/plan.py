@@ -20,7 +20,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 6
+PLAN_SCHEMA = 7
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -264,8 +264,6 @@ class Plan:
              steps write, the steps run one by one, as they stand
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
              Steps that are not named take the shipped way, "0000"; results do not depend on it
-    screen   nothing, or two steps that a session may take in place of the last one where only the best token of each
-             row is wanted: a product with half the bytes, and the op `screen`. Tokens do not depend on it
     """
 
     vocab_size: Count
@@ -280,7 +278,6 @@ class Plan:
     weight_bytes: Bytes
     logits: Name
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
-    screen: tuple[Step, ...] = ()
     variants: tuple[Variant, ...] = ()
 
     @property

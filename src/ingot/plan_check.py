@@ -15,7 +15,6 @@ from ingot.plan import ALIGNMENT, STATE_WINDOW, Attr, Buffer, CacheGroup, Input,
 _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 _MOST_DIMENSIONS = 3
-_SCREEN_STEPS = 2
 _MOST_STATE = 1 << 40  # numbers of a slot
 _SPLIT = "rope_kv_write"  # another call may compute its queries, while its own writes keys and values
 
@@ -40,7 +39,6 @@ def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
     yield from _arena(plan)
     yield from _weights(plan)
     yield from _steps(plan)
-    yield from _screen(plan)
     yield from _variants(plan)
 
 
@@ -107,7 +105,7 @@ def _names(plan: Plan) -> Iterable[tuple[str, str]]:
     named: Iterable[Input | Buffer | Weight] = (*plan.inputs, *plan.buffers, *plan.weights)
     places = Counter(each.name for each in named)
     yield from (("inputs, buffers, weights", f"two are called {name}") for name, count in places.items() if count > 1)
-    steps = Counter(step.name for step in (*plan.steps, *plan.screen))
+    steps = Counter(step.name for step in plan.steps)
     yield from (("steps", f"two are called {name}") for name, count in steps.items() if count > 1)
     yield from (("tactics", f"there is no step {name}") for name in plan.tactics if name not in steps)
 
@@ -185,21 +183,6 @@ def overlaps(plan: Plan) -> dict[str, set[str]]:
         }
         for one in plan.buffers
     }
-
-
-def _screen(plan: Plan) -> Iterable[tuple[str, str]]:
-    """Two steps beside the others, or none; they read what the last step reads, and the logits between them."""
-    if not plan.screen:
-        return
-    if len(plan.screen) != _SCREEN_STEPS:
-        yield "screen", f"{len(plan.screen)} steps, expected {_SCREEN_STEPS} or none"
-    known = {"", *(each.name for each in plan.buffers), *(each.name for each in plan.weights)}
-    for step in plan.screen:
-        yield from (
-            (f"screen.{step.name}", f"there is no buffer or weight {name}")
-            for name in (*step.inputs, *step.outputs)
-            if name not in known
-        )
 
 
 def _variants(plan: Plan) -> Iterable[tuple[str, str]]:

@@ -7,6 +7,8 @@
                                            past_lengths     [S]      tokens that are in the KV cache before the step
                                            block_tables     [G, S, W] blocks of each sequence, in each cache group
                                            logit_rows       [R]      tokens whose logits are wanted
+                                           whole_rows       [R]      0 where the best token is all that is wanted, so
+                                                                     that other logits may be -inf; else 1
 
 A plan lists those that its steps read. What a later version adds (an adapter for each sequence, a tree parent for each
 token) is a line here, and a session that has not heard of it refuses the plan.
@@ -31,6 +33,7 @@ STEP_INPUTS = tuple(
         ("past_lengths", Extent.SEQUENCES),
         ("block_tables", Extent.BLOCKS),
         ("logit_rows", Extent.LOGITS),
+        ("whole_rows", Extent.LOGITS),
     )
 )
 
@@ -53,6 +56,7 @@ def step_arrays(batch: StepBatch) -> dict[str, Int32]:
         "past_lengths": batch.past_lengths,
         "block_tables": batch.block_tables,
         "logit_rows": batch.logit_rows,
+        "whole_rows": np.ones(len(batch.logit_rows), np.int32),  # a session may know of rows where 0 will do
     }
 
 

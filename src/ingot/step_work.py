@@ -3,19 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 
-from ingot.plan import Plan
-
-SCREEN_ROWS = 4  # a step of more never takes the plan's screen
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """What a step carries. sequences: (tokens in the KV cache before, tokens of this step) of each; rows: whose logits
-    are wanted; screened: of them but the best tokens, of a plan with a screen."""
+    are wanted; best_only: nobody wants more of them than the best token of each."""
 
     sequences: Sequence[tuple[int, int]]
     rows: int
-    screened: bool = False
+    best_only: bool = False
 
     @property
     def tokens(self) -> int:
@@ -35,8 +31,3 @@ class Work:
 
     def __add__(self, other: "Work") -> "Work":
         return Work(nbytes=self.nbytes + other.nbytes, operations=self.operations + other.operations)
-
-
-def may_screen(plan: Plan, rows: float) -> bool:
-    """Whether a step that wants no more than the best tokens of this many rows takes the plan's screen."""
-    return bool(plan.screen) and 0 < rows <= SCREEN_ROWS

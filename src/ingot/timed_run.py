@@ -13,7 +13,7 @@ import numpy as np
 from ingot.fixed_tables import fixed_tables
 from ingot.plan import Plan
 from ingot.step_io import Int32, SequenceRules, StepBatch, StepTimes, TimedSession
-from ingot.step_work import Load, may_screen
+from ingot.step_work import Load
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,5 +70,5 @@ class TimedRun:
         result, times = self._session.run_timed(batch)
         seconds = time.perf_counter() - begin
         rows = len(batch.logit_rows)
-        load = Load(sequences=tuple(sequences), rows=rows, screened=may_screen(self._plan, rows))
+        load = Load(sequences=tuple(sequences), rows=rows, best_only=True)
         return TimedStep(load=load, seconds=seconds, times=times, ids=result.ids[0])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.bench.bytes_read import decode_bytes, kv_bytes_per_token, takes_screen, weight_bytes_per_step
+from ingot.bench.bytes_read import decode_bytes, kv_bytes_per_token, weight_bytes_per_step
 from ingot.bench.latency import LatencyOptions, check_lengths, summarise
 from ingot.bench.throughput import ThroughputOptions, bench_throughput
 from ingot.bench.timing import RequestTimes, Round, random_prompts, time_requests
@@ -175,12 +175,3 @@ def test_a_throughput_report_by_hand(engine: Path, plan: Plan, monkeypatch: pyte
     moved = 6 * weight_bytes_per_step(plan) + 3 * 4 * (8 + 2) * kv_bytes_per_token(plan)
     assert report.bandwidth_gbs == pytest.approx(moved / 4 / 1e9)
     assert report.bandwidth_fraction == pytest.approx(moved / 4 / 2e9)
-
-
-def test_only_greedy_requests_take_a_screen(plan: Plan) -> None:
-    screened = dataclasses.replace(plan, screen=plan.steps[-1:] * 2)
-    plain = SamplingParams(temperature=0.0)
-    assert takes_screen(screened, dataclasses.replace(plain, max_tokens=7), 4)
-    assert not takes_screen(screened, plain, 5)
-    assert not takes_screen(screened, SamplingParams(temperature=0.5), 4)
-    assert not takes_screen(plan, plain, 4)

@@ -10,10 +10,10 @@ from ingot.builder.expressions import WeightReader
 from ingot.builder.graph import Graph
 from ingot.builder.source import open_source
 from ingot.checkpoint import Checkpoint
+from ingot.compare.derived import _differ
 from ingot.compare.ops import KvPools, OutputError, StepChecker
 from ingot.compare.packed import PackedWeights
 from ingot.compare.run import Run
-from ingot.compare.screened import _differ
 from ingot.compare.tokens import read_tokens
 from ingot.compare.walk import TensorError
 from ingot.compare.weights import _not_the_nearest
@@ -213,7 +213,7 @@ def test_what_is_beyond_a_bound_is_a_finding(llama: Built) -> None:
                 assert len(run._findings[step.name]) == 2 * count
 
 
-def test_scales_of_a_screen_that_are_nan_in_both_are_alike() -> None:
+def test_scales_that_are_nan_in_both_are_alike() -> None:
     codes = np.ones((3, 2), np.int8)
     one, other = (
         QuantisedRows(codes=codes, scale=np.array(scales, np.float32))

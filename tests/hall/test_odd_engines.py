@@ -266,8 +266,6 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "tactics in a list": (on("tactics", lambda tactics: []), "tactics(.|\n)*an object"),
     "tactics of nobody": (on("tactics", lambda tactics: {"x": "0000"}), "there is no step x"),
     "odd tactics": (on("tactics", lambda tactics: {"0.embedding": "00"}), "four digits"),
-    "half a screen": (in_plan(lambda p: p.update(screen=[p["steps"][-1] | {"name": "s"}])), "1 steps, expected 2"),
-    "a screen in an object": (on("screen", lambda screen: {}), "screen(.|\n)*a list"),
     "variants in an object": (on("variants", lambda variants: {}), "variants(.|\n)*a list"),
     "a variant without calls": (variants(calls([])), r"variants\.v(.|\n)*0\.embedding is not computed once"),
     "a variant for fewer tokens": (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.bench.bytes_read import takes_screen, weight_bytes_per_step
+from ingot.bench.bytes_read import best_rows, weight_bytes_per_step
 from ingot.bench.timing import GREEDY
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
@@ -15,7 +15,7 @@ from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.plan import Buffer, Plan, Rows, Step
 from ingot.plugins.plan_work import PlanWork
-from ingot.step_work import SCREEN_ROWS, Load, Work, may_screen
+from ingot.step_work import Load, Work
 from tests.handmade import TINY_LLAMA, write_model
 
 
@@ -97,28 +97,27 @@ def test_draws_read_the_logits(plan: Plan) -> None:
     assert PlanWork(plan).draw_work(Load(sequences=[(3, 1)] * 4, rows=4)).nbytes == 4 * 4 * 61
 
 
-def test_a_screen_takes_the_place_of_lm_head_and_of_the_draws(tmp_path: Path) -> None:
+def test_a_screened_product_reads_half_where_the_best_tokens_are_enough(tmp_path: Path) -> None:
     convert(ConvertOptions(model_dir=write_model(tmp_path / "m", TINY_LLAMA), output_dir=tmp_path / "c"))
     config = BuildConfig(target="ref", precision="w8", activations="int8", screen_lm_head=True)
     build(config, tmp_path / "c", tmp_path / "e")
     plan = read_plan(tmp_path / "e")
     work, head = PlanWork(plan), plan.steps[-1]
-    full, screened = (Load(sequences=[(3, 1)] * 2, rows=2, screened=way) for way in (False, True))
+    full, best = (Load(sequences=[(3, 1)] * 2, rows=2, best_only=way) for way in (False, True))
     # panels of 16 columns: scales and sums, multipliers of a group (w4), codes of 32 inputs padded to 64 and to 128
-    full_panel, half_panel = 128 + 16 * 64, 128 + 64 + 16 * 128 // 2
+    full_panel, half_panel, dither = 128 + 16 * 64, 128 + 64 + 16 * 128 // 2, 4 * 32
     assert work.of(head, full).nbytes == 4 * full_panel + 4 * 2 * (32 + 61)
-    assert work.of(head, screened).nbytes == 4 * half_panel + 4 * 2 * (32 + 61) + 2 * 4 * 2 * 61
-    assert work.of(plan.steps[0], screened) == work.of(plan.steps[0], full)
-    assert work.draw_work(screened) == Work(nbytes=0, operations=0)
-    assert [may_screen(plan, rows) for rows in (0, 1, SCREEN_ROWS, SCREEN_ROWS + 1)] == [False, True, True, False]
-    whole, half = (weight_bytes_per_step(plan, screened=way) for way in (False, True))
-    assert whole - half == 4 * (full_panel - half_panel)
-    for sampling, requests, taken in (
-        (GREEDY, 1, True),
-        (GREEDY, SCREEN_ROWS + 1, False),
-        (SamplingParams(temperature=0, max_tokens=9), 2, True),
-        (SamplingParams(temperature=0, logprobs=1), 1, False),
-        (SamplingParams(temperature=0.5), 1, False),
+    assert work.of(head, best).nbytes == 4 * half_panel + dither + 4 * 2 * (32 + 61) + 2 * 4 * 2 * 61
+    assert work.of(plan.steps[0], best) == work.of(plan.steps[0], full)
+    five = Load(sequences=[(3, 1)] * 5, rows=5, best_only=True)
+    assert work.of(head, five).nbytes == 4 * full_panel + 4 * 5 * (32 + 61)
+    whole, some, many = (weight_bytes_per_step(plan, best_rows=rows) for rows in (0, 4, 5))
+    assert whole == many
+    assert whole - some == 4 * (full_panel - half_panel) - dither
+    for sampling, requests, rows in (
+        (GREEDY, 5, 5),
+        (SamplingParams(temperature=0, max_tokens=9), 2, 2),
+        (SamplingParams(temperature=0, logprobs=1), 1, 0),
+        (SamplingParams(temperature=0.5), 1, 0),
     ):
-        assert takes_screen(plan, sampling, requests) == taken
-    assert not takes_screen(dataclasses.replace(plan, screen=()), GREEDY, 1)
+        assert best_rows(sampling, requests) == rows

@@ -11,10 +11,10 @@ from ingot.bench.bytes_read import decode_bytes, kv_bytes_per_token, weight_byte
 from ingot.plan import Plan
 from ingot.plugins.cpu.native import peak_flops, peak_name, read_bandwidth
 from ingot.plugins.plan_work import PlanWork
-from ingot.step_work import Load, may_screen
+from ingot.step_work import Load
 from tests.peers.regimes import Regime
 
-_ARITHMETIC = ("matmul", "paged_attention")  # ops whose operations count
+_ARITHMETIC = ("matmul", "screened_matmul", "paged_attention")  # ops whose operations count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +47,8 @@ def limit(plan: Plan, regime: Regime, limits: Limits) -> float:
     """Tokens per second that nothing can surpass."""
     if regime.kind == "decode":
         context = regime.prompt + regime.generated // 2
-        screened = may_screen(plan, regime.sequences)
-        load = Load(sequences=[(context, 1)] * regime.sequences, rows=regime.sequences, screened=screened)
-        nbytes = decode_bytes(plan, batch_size=regime.sequences, context=context, screened=screened)
+        load = Load(sequences=[(context, 1)] * regime.sequences, rows=regime.sequences, best_only=True)
+        nbytes = decode_bytes(plan, batch_size=regime.sequences, context=context, best_rows=regime.sequences)
     else:
         load = Load(sequences=[(0, regime.prompt)], rows=1)
         nbytes = weight_bytes_per_step(plan) + regime.prompt * kv_bytes_per_token(plan)

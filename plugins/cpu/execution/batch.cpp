@@ -33,6 +33,7 @@ Batch::Batch(const LimitsSpec& limits, const std::vector<CacheSpec>& caches)
   query_starts.resize(max_sequences + 1);
   past_lengths.resize(max_sequences);
   logit_rows.resize(static_cast<size_t>(limits.max_logit_rows));
+  whole_rows.resize(static_cast<size_t>(limits.max_logit_rows));
 }
 
 void Batch::assign(const BatchView& view) {
@@ -47,6 +48,7 @@ void Batch::assign(const BatchView& view) {
   std::ranges::copy(view.query_starts, query_starts.begin());
   std::ranges::copy(view.past_lengths, past_lengths.begin());
   std::ranges::copy(view.logit_rows, logit_rows.begin());
+  std::fill_n(whole_rows.begin(), rows, 1);
   block_tables.assign(view.block_tables.begin(), view.block_tables.end());
   for (int64_t s = 0; s < sequences; ++s) {
     for (int32_t t = query_starts[s]; t < query_starts[s + 1]; ++t) {

@@ -16,7 +16,7 @@ struct BatchView {
 };
 
 // Owns the copy that kernels read, so that nobody can change a checked batch. The addresses of ids, positions,
-// sequence_of, query_starts, past_lengths and logit_rows never change.
+// sequence_of, query_starts, past_lengths, logit_rows and whole_rows never change.
 class Batch {
  public:
   Batch(const LimitsSpec& limits, const std::vector<CacheSpec>& caches);
@@ -26,6 +26,7 @@ class Batch {
 
   int64_t tokens = 0, sequences = 0, rows = 0, table_width = 0;
   std::vector<int32_t> ids, positions, sequence_of, query_starts, past_lengths, logit_rows;
+  std::vector<int32_t> whole_rows;  // of logit_rows: 1; 0 where nobody wants more than the best token
   std::vector<int32_t> block_tables;
 
  private:

@@ -20,7 +20,7 @@ struct BoundStep {
   std::vector<const BufferSpec*> inputs, outputs;
   bool counts_logits;  // rows are the step's logit rows, else its tokens
   std::vector<WeightSlice> pieces;
-  std::vector<float> scales;         // of a screen, copied: in the panels they lie pages apart
+  std::vector<float> scales;         // of rows, copied: in the panels they lie pages apart
   std::array<int32_t, 4> tactics{};  // of a product with 1, 2-8, 9-32 and more rows
 
   void set_counts(const Batch& batch);  // rows, tokens, block tables

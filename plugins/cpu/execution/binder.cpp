@@ -79,11 +79,11 @@ int64_t Binder::attr_group(std::string_view dtype) const {
   return group;
 }
 
-void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs) const {
+void Binder::bind_form(BoundStep& bound, size_t inputs, size_t attrs, const Kernel& timed) const {
   const bool tuned = step_->attrs.contains("tactics");
   check_form(inputs, 1, attrs + tuned);
   if (!tuned) return;
-  const std::string word = attr_word("tactics"), digits("0123456789", static_cast<size_t>(tactics_of(*kernel_)));
+  const std::string word = attr_word("tactics"), digits("0123456789", static_cast<size_t>(tactics_of(timed)));
   check(word.size() == bound.tactics.size() && word.find_first_not_of(digits) == std::string::npos,
         "attribute tactics must be four digits, each below " + std::to_string(digits.size()) + ", got " + word);
   for (size_t i = 0; i < word.size(); ++i) bound.tactics[i] = word[i] - '0';
@@ -99,6 +99,7 @@ const int32_t* Binder::given(size_t index, const std::string& name) const {
   if (name == "token_sequences") return batch_.sequence_of.data();
   if (name == "query_starts") return batch_.query_starts.data();
   if (name == "past_lengths") return batch_.past_lengths.data();
+  if (name == "whole_rows") return batch_.whole_rows.data();
   return name == "logit_rows" ? batch_.logit_rows.data() : nullptr;
 }
 

@@ -27,8 +27,9 @@ class Binder;
 struct Op {
   const char* name;
   void (*bind)(const Binder& step, BoundStep& bound);  // checks the step and fills the struct of its kernels
-  bool shares_by_rows = false;  // its kernels take nothing from the team but their share of the rows
-  bool norms_rows = false;      // those of its kernels that prepare rows, into scratch, norm each one where told to
+  bool shares_by_rows = false;      // its kernels take nothing from the team but their share of the rows
+  bool takes_private_rows = false;  // x may lie in the memory of each thread, computed by itself
+  bool norms_rows = false;          // those of its kernels that prepare rows, into scratch, norm each one where told to
   int32_t (*tactics)(const Kernel& kernel) = nullptr;  // how many ways a plan may choose from; null: there is one
 };
 
@@ -58,11 +59,8 @@ class Binder {
 
   BoundStep bind(const StepSpec& step) {
     step_ = &step;
-    const Kernel* kernel = find_kernel(step.kernel);
-    check(kernel != nullptr, "this build of ingot has no kernel " + step.kernel);
+    const Kernel* kernel = runnable_kernel(step.kernel);
     check(kernel->op() == step.op, "kernel " + step.kernel + " does not compute op " + step.op);
-    check(isa_includes(memory_.isa, kernel->isa()),
-          "kernel " + step.kernel + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
     kernel_ = kernel;
     const Op* const op = find_op(*kernel);
     check(op != nullptr, "op " + step.op + " is not a step of CPU plans");
@@ -82,6 +80,14 @@ class Binder {
 
   void check(bool holds, const std::string& otherwise) const {
     if (!holds) throw std::invalid_argument("step " + step_->name + ": " + otherwise);
+  }
+
+  const Kernel* runnable_kernel(const std::string& name) const {
+    const Kernel* kernel = find_kernel(name);
+    check(kernel != nullptr, "this build of ingot has no kernel " + name);
+    check(isa_includes(memory_.isa, kernel->isa()),
+          "kernel " + name + " needs " + std::string(kernel->isa()) + ", this machine offers " + memory_.isa);
+    return kernel;
   }
 
   void check_form(size_t inputs, size_t outputs, size_t attrs) const {
@@ -213,7 +219,7 @@ class Binder {
   std::vector<WeightSlice> panels(const WeightSpec* weight, int64_t num_panels, int64_t panel_bytes, bool gated) const;
   int64_t attr_group(std::string_view dtype) const;
   // Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
-  void bind_form(BoundStep& bound, size_t inputs, size_t attrs) const;
+  void bind_form(BoundStep& bound, size_t inputs, size_t attrs, const Kernel& timed) const;
   // The step's layer of the KV cache; attributes must agree with the layer's cache group.
   PagedKv layer_kv() const;
   // The step's layer of a cache group with states, which must have so many numbers there.

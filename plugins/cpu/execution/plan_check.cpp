@@ -26,7 +26,7 @@ constexpr std::pair<const char*, const char*> kInputs[] = {
     {"input_ids", "tokens"},       {"positions", "tokens"},
     {"token_sequences", "tokens"}, {"query_starts", "sequence_bounds"},
     {"past_lengths", "sequences"}, {"block_tables", "sequence_blocks"},
-    {"logit_rows", "logits"},
+    {"logit_rows", "logits"},      {"whole_rows", "logits"},
 };
 
 void check_input(const InputSpec& input) {
@@ -50,7 +50,6 @@ void check_names(const PlanSpec& plan) {
   for (const BufferSpec& buffer : plan.buffers) add(known, buffer.name);
   for (const WeightSpec& weight : plan.weights) add(known, weight.name);
   for (const StepSpec& step : plan.steps) add(steps, step.name);
-  for (const StepSpec& step : plan.screen) add(steps, step.name);
   for (const VariantSpec& variant : plan.variants) add(variants, variant.name);
 }
 

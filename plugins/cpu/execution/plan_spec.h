@@ -84,7 +84,6 @@ struct PlanSpec {
   std::vector<BufferSpec> buffers;
   std::vector<WeightSpec> weights;
   std::vector<StepSpec> steps;
-  std::vector<StepSpec> screen;  // empty, or a product and the choice of a token, see Plan in src/ingot/plan.py
   std::vector<VariantSpec> variants;
   int64_t arena_bytes;
   std::string logits;

@@ -73,7 +73,8 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
       threads_(threads),
       arena_(static_cast<size_t>(plan_.arena_bytes), static_cast<size_t>(plan_.arena_bytes) >= kHugePage),
       batch_(plan_.limits, plan_.caches),
-      draws_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols) {
+      draws_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols),
+      hides_(std::ranges::any_of(plan_.inputs, [](const InputSpec& each) { return each.name == "whole_rows"; })) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
   if (!offers_isa(isa)) throw std::invalid_argument("this machine does not offer " + isa);
@@ -83,11 +84,10 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
     memory.kv.push_back(kv_.back().data());
   }
   steps_ = bind_steps(plan_, plan_.steps, memory, batch_);
-  screen_ = Screen(plan_, memory, batch_);
   variants_ = bind_variants(plan_, steps_);
   one_by_one_ = one_by_one(plan_, steps_.size());
   taken_.resize(steps_.size());
-  shared_ = Region(std::max(shared_bytes(steps_, plan_.limits, plan_.caches), screen_.scratch_bytes()), false);
+  shared_ = Region(shared_bytes(steps_, plan_.limits, plan_.caches), false);
   own_ = Region(static_cast<size_t>(threads) * kPrivateRowElements * sizeof(float), false);
   sample_ = sample_kernel(isa);
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
@@ -153,10 +153,9 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
     draw_slots_.push_back(draws.slots[static_cast<size_t>(batch_.sequence_of[batch_.logit_rows[row]])]);
   }
   draws_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
+  if (hides_ && !logits_wanted && taps_.empty()) draws_.leave_best_only(batch_.whole_rows);
   for (BoundStep& step : steps_) step.set_counts(batch_);
   taken_variant_ = &choose_variant();
-  screening_ = screen_.takes(batch_) && draws_.only_best() && !logits_wanted && taps_.empty();
-  if (screening_) screen_.set_counts(batch_);
   sample_args_ = draws_.arguments(logits_, drawn);
   interrupted_ = &interrupted;
   next_check_ns_ = now_ns() + kCheckNs;
@@ -167,7 +166,7 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   stamp();
   if (last_step_.decided()) throw StepInterrupted{};
-  return draws_.take(drawn, screen_.exists());  // whichever way the step has gone
+  return draws_.take(drawn, hides_);  // whatever this step has left out
 }
 
 // The tokens of a step, with what sequences drew last where its batch leaves that to the session.
@@ -196,7 +195,7 @@ DrawResult Session::draw(std::span<const int32_t> slots, const float* logits, co
         session->sample_->run(&session->sample_args_, team);
       },
       this);
-  draws_.take(drawn, screen_.exists());
+  draws_.take(drawn, hides_);
   return drawn;
 }
 
@@ -206,12 +205,11 @@ void Session::execute(const Team& team) {
   mine.shared = shared_.data();
   const std::vector<BoundCall>& calls = taken_variant_->calls;
   const int64_t barriers = ThreadPool::instance().barriers();
-  bool stop = false, decided = false;
+  bool stop = false;
   for (const BoundCall& call : calls) {
     const BoundStep& step = steps_[call.step];
     // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
-    decided = screening_ && &call == &calls.back() && screen(call, mine);
-    if (!decided && (batch_.rows > 0 || !step.counts_logits)) compute(step, call, mine);
+    if (batch_.rows > 0 || !step.counts_logits) compute(step, call, mine);
     if (team.index == 0) {
       taken_[call.step] = team.items_taken();
       stop = pause_or_interrupted() || stop;
@@ -223,9 +221,7 @@ void Session::execute(const Team& team) {
     }
     if (team.index == 0) stamp();
   }
-  if (draws_.count() > 0 && !decided) sample_->run(&sample_args_, mine);
-  for (int64_t q = 0; decided && team.index == 0 && q < draws_.count(); ++q)
-    sample_args_.ids[q] = screen_.token(sample_args_.draws[q].row);
+  if (draws_.count() > 0) sample_->run(&sample_args_, mine);
   if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
 }
 
@@ -233,16 +229,6 @@ const BoundVariant& Session::choose_variant() const {
   const auto fits = [this](const BoundVariant& each) { return batch_.tokens <= each.most_tokens; };
   const auto found = taps_.empty() ? std::ranges::find_if(variants_, fits) : variants_.end();
   return found == variants_.end() ? one_by_one_ : *found;
-}
-
-// In place of the last step; whether every row was decided.
-bool Session::screen(const BoundCall& call, const Team& team) {
-  compute(screen_.product(), call, team);
-  team.barrier();
-  compute(screen_.choice(), call, team);
-  team.barrier();
-  if (team.index == 0) screen_.count();
-  return screen_.decided();
 }
 
 void Session::compute(const BoundStep& step, const BoundCall& call, const Team& team) {
@@ -296,11 +282,6 @@ std::vector<double> Session::step_seconds() {
 int64_t Session::barriers() {
   const auto held = lock();
   return barriers_;
-}
-
-Screen::Counts Session::screen_counts() {
-  const auto held = lock();
-  return screen_.counts();
 }
 
 std::vector<int64_t> Session::taken() {

@@ -16,7 +16,6 @@
 #include "execution/plan_spec.h"
 #include "execution/variants.h"
 #include "sampling/sampling.h"
-#include "sampling/screen.h"
 #include "threads/refusing_mutex.h"
 #include "threads/threads.h"
 
@@ -64,9 +63,8 @@ class Session {
   // call of their own; then of the draws.
   void time_steps(bool on);
   std::vector<double> step_seconds();
-  std::string variant();           // that the last run took
-  int64_t barriers();              // of the last run
-  Screen::Counts screen_counts();  // since the session was opened
+  std::string variant();  // that the last run took
+  int64_t barriers();     // of the last run
 
   // For tests and verification.
   void set_step_delay(double seconds);  // slows every plan step down, from the next one on
@@ -94,7 +92,6 @@ class Session {
   void put_last_tokens(const BatchView& view, std::span<const int32_t> slots);
   void execute(const Team& team);
   void compute(const BoundStep& step, const BoundCall& call, const Team& team);
-  bool screen(const BoundCall& call, const Team& team);
   const BoundVariant& choose_variant() const;
   void after_step(size_t index);
   void stamp();
@@ -117,11 +114,10 @@ class Session {
   std::vector<BoundVariant> variants_;  // for more and more tokens
   BoundVariant one_by_one_;             // what taps look at, and what runs where no variant is for so many tokens
   const BoundVariant* taken_variant_ = &one_by_one_;  // by the last run
-  Screen screen_;
-  bool screening_ = false;  // this step
   const Kernel* sample_ = nullptr;
   const float* logits_ = nullptr;
   Draws draws_;
+  bool hides_;  // log probabilities that nobody wants: its steps may leave out what these need
   SampleArgs sample_args_{};
 
   RefusingMutex running_;

@@ -129,8 +129,7 @@ class VariantBinder {
     const auto* write = args_of<RopeKvWriteArgs>(other);
     Buffers sources = made.inputs;
     if (norm != nullptr) {
-      const bool screened = step_ + 1 == steps_.size() && !plan_.screen.empty();
-      check(norms_rows(*step.kernel) && norm->residual == nullptr && norm->sum == nullptr && !screened,
+      check(norms_rows(*step.kernel) && norm->residual == nullptr && norm->sum == nullptr,
             "it cannot compute " + made.name + " along with its rows");
       call.norm = RowNorm{made.kernel->run, *norm};
       sources.resize(1);
@@ -148,7 +147,7 @@ class VariantBinder {
   }
 
   void take_own(BoundCall& call, Access& access) const {
-    check(args_of<MatmulArgs>(step_) != nullptr || args_of<MoeMatmulArgs>(step_) != nullptr,
+    check(find_op(*steps_[step_].kernel)->takes_private_rows,
           "it reads " + own_->name + " in memory, which each thread has for itself");
     call.private_rows = true;
     access.reads.erase(access.reads.begin());

@@ -5,7 +5,7 @@ namespace ingot {
 namespace {
 
 void bind_matmul(const Binder& step, BoundStep& bound) {
-  step.bind_form(bound, 4, 4);
+  step.bind_form(bound, 4, 4, step.kernel());
   const bool gated = step.attr_int("gated", 0, 1) == 1;
   const WeightSpec* weight = step.product_weight(step.spec().inputs[1], 2, gated);
   const int64_t n = weight->shape[0], k = weight->shape[1], group = step.attr_group(weight->dtype);
@@ -40,4 +40,4 @@ int32_t matmul_tactics(const Kernel& kernel) { return kernel.isa().starts_with("
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("matmul", ingot::bind_matmul, .norms_rows = true, .tactics = ingot::matmul_tactics)
+INGOT_OP("matmul", ingot::bind_matmul, .takes_private_rows = true, .norms_rows = true, .tactics = ingot::matmul_tactics)

@@ -6,7 +6,7 @@ namespace {
 
 void bind_moe_matmul(const Binder& step, BoundStep& bound) {
   const bool gated = step.spec().op == "moe_gate_up";
-  step.bind_form(bound, gated ? 3 : 4, gated ? 3 : 2);
+  step.bind_form(bound, gated ? 3 : 4, gated ? 3 : 2, step.kernel());
   const WeightSpec* weight = step.product_weight(step.spec().inputs.back(), 3, gated);
   const int64_t group = step.attr_group(weight->dtype);
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
@@ -41,5 +41,9 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("moe_gate_up", ingot::bind_moe_matmul, .tactics = [](const ingot::Kernel&) { return ingot::kGateUpTactics; })
-INGOT_OP("moe_down", ingot::bind_moe_matmul, .tactics = [](const ingot::Kernel&) { return ingot::kDownTactics; })
+INGOT_OP(
+    "moe_gate_up", ingot::bind_moe_matmul, .takes_private_rows = true,
+    .tactics = [](const ingot::Kernel&) { return ingot::kGateUpTactics; })
+INGOT_OP(
+    "moe_down", ingot::bind_moe_matmul, .takes_private_rows = true,
+    .tactics = [](const ingot::Kernel&) { return ingot::kDownTactics; })

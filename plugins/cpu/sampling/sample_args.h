@@ -24,6 +24,7 @@ struct Draw {
   const float* processed = nullptr;  // [vocab], logits to draw from in place of the row; probabilities are the row's
   int32_t known = -1;                // a token whose probability is wanted: then nothing is drawn
   int32_t* rank = nullptr;           // null where nobody wants to know
+  bool best_only = false;            // nobody wants more than the best token of the row: its probability is left out
   int32_t num_top = 0;
   int32_t* top_ids = nullptr;  // [num_top]
   float* top_log_probs = nullptr;

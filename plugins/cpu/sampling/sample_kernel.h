@@ -59,7 +59,7 @@ double philox_uniform(uint64_t seed, uint64_t counter) {
 
 struct RowSummary {
   int32_t best;    // lowest index of the maximum; of the first NaN where there is one (as in argmax)
-  double log_sum;  // log(sum(exp(logits - max)))
+  double log_sum;  // log(sum(exp(logits - max))), 0 where nobody wants it
   bool finite;     // no NaN and a finite maximum: the row is a distribution
 };
 
@@ -77,7 +77,7 @@ template <typename S, typename F>
   }
 }
 
-template <typename S>
+template <typename S, bool kSums = true>
 RowSummary summarise(const float* logits, int64_t vocab) {
   using V = typename S::V;
   constexpr int64_t kPart = 1024;  // float32 sums stay short, and so does the way to the maximum
@@ -93,12 +93,13 @@ RowSummary summarise(const float* logits, int64_t vocab) {
       best = part;
     }
   }
-  const V highest = S::set1(top);
+  const V highest = S::set1(top), lowest = S::set1(std::numeric_limits<float>::lowest());
   double sum = 0;
   for (int64_t part = 0; part < vocab; part += kPart) {
     V sums[4] = {S::zero(), S::zero(), S::zero(), S::zero()};
     each_vector<S>(logits, part, std::min(part + kPart, vocab), [&](V x, int i) __attribute__((always_inline)) {
-      sums[i] = S::add(sums[i], exp_weight<S>(S::sub(x, highest)));
+      // without sums: 0, or NaN for a NaN or infinity
+      sums[i] = S::add(sums[i], kSums ? exp_weight<S>(S::sub(x, highest)) : S::mul(S::max(lowest, x), S::zero()));
     });
     sum += static_cast<double>(S::reduce_add(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]))));
   }
@@ -110,7 +111,7 @@ RowSummary summarise(const float* logits, int64_t vocab) {
     for (int64_t i = 0; i < vocab && !std::isnan(logits[best]); ++i)
       if (std::isnan(logits[i]) || logits[i] > logits[best]) best = i;
   }
-  return {static_cast<int32_t>(best), std::log(sum), finite};
+  return {static_cast<int32_t>(best), kSums ? std::log(sum) : 0, finite};
 }
 
 constexpr int64_t kChunk = 512;  // tokens whose weights are summed together
@@ -317,7 +318,7 @@ void sample(const SampleArgs& args, const Team& team) {
   for (int64_t q = team.next_item(); q < args.num_draws; q = team.next_item()) {
     const Draw& draw = args.draws[q];
     const float* logits = args.logits + draw.row * args.vocab;
-    const RowSummary row = summarise<S>(logits, args.vocab);
+    const RowSummary row = draw.best_only ? summarise<S, false>(logits, args.vocab) : summarise<S>(logits, args.vocab);
     int32_t id = draw.known;
     if (id < 0) {
       const float* from = draw.processed == nullptr ? logits : draw.processed;

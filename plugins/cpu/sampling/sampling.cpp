@@ -69,9 +69,11 @@ void Draws::draw_from(const float* processed) {
   for (size_t q = 0; q < drawing_.size(); ++q) draws_[q].processed = processed + static_cast<int64_t>(q) * vocab_;
 }
 
-bool Draws::only_best() const {
-  return !drawing_.empty() && draws_.size() == drawing_.size() &&
-         std::ranges::all_of(drawing_, [](const Sequence* each) { return each->only_best(); });
+void Draws::leave_best_only(std::span<int32_t> whole_rows) {
+  for (size_t q = 0; q < draws_.size(); ++q) {
+    draws_[q].best_only = q < drawing_.size() && drawing_[q]->only_best();
+    whole_rows[static_cast<size_t>(draws_[q].row)] = !draws_[q].best_only;
+  }
 }
 
 SampleArgs Draws::arguments(const float* logits, DrawResult& result) {

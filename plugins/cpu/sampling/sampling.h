@@ -52,8 +52,9 @@ class Draws {
   void draw_from(const float* processed);
 
   int64_t count() const { return static_cast<int64_t>(draws_.size()); }
-  // Whether the best token of each row is all that is wanted.
-  bool only_best() const;
+  // Draws that want no more than the best token of a row leave out its probability. Sets to 0 the rows of which no draw
+  // wants more.
+  void leave_best_only(std::span<int32_t> whole_rows);
   // Of the sample kernel. Its results go behind those of the steps that `result` has.
   SampleArgs arguments(const float* logits, DrawResult& result);
   // Moves the sequences on by what the kernel drew; whether any has ended. hides: leave out the log probabilities that

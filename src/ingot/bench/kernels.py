@@ -283,16 +283,14 @@ def summarise(
     turns = fastest_quarter(turns)
     seconds = sum(map(_seconds, turns)) / len(turns)
     groups: dict[tuple[str, str], _Sum] = {}
-    screened = turns[0][-1].load.screened
     variants = [plan.variant(name) for name in {timed.times.variant for turn in turns for timed in turn}]
     called = {each.name: each.called() for each in variants}
     inside = {each.name: each.inside() for each in variants}
     for index, step in enumerate(plan.steps):
-        kernel = plan.screen[0].kernel if screened and step is plan.steps[-1] else step.kernel
         counted = [timed for turn in turns for timed in turn if step.name in called[timed.times.variant]]
         if not counted:
             continue
-        group = groups.setdefault((op_name(step), kernel), _Sum())
+        group = groups.setdefault((op_name(step), step.kernel), _Sum())
         for timed in counted:
             parts = timed.times.parts
             done = work.of(step, timed.load, inside[timed.times.variant])

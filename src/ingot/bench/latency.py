@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ingot.bench.bytes_read import decode_bytes, machine_bandwidth, takes_screen, weight_bytes_per_step
+from ingot.bench.bytes_read import best_rows, decode_bytes, machine_bandwidth, weight_bytes_per_step
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
 from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
@@ -121,9 +121,9 @@ def summarise(
     tpots = [times.tpot for times in requests if times.tpot is not None]
     gaps = [statistics.median(column) for column in zip(*(times.gaps for times in requests), strict=True)]
     tpot = statistics.median(tpots) if tpots else None
-    screened = takes_screen(plan, options.sampling, batch_size)
+    best = best_rows(options.sampling, batch_size)
     context = options.input_len + options.output_len / 2
-    moved = decode_bytes(plan, batch_size=batch_size, context=context, screened=screened)
+    moved = decode_bytes(plan, batch_size=batch_size, context=context, best_rows=best)
     gbs = moved / tpot / 1e9 if tpot else None
     return BatchLatency(
         batch_size=batch_size,

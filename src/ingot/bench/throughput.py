@@ -5,13 +5,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.bench.bytes_read import (
-    kv_bytes_per_token,
-    machine_bandwidth,
-    state_bytes,
-    takes_screen,
-    weight_bytes_per_step,
-)
+from ingot.bench.bytes_read import best_rows, kv_bytes_per_token, machine_bandwidth, state_bytes, weight_bytes_per_step
 from ingot.bench.latency import check_lengths
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
 from ingot.configs.sampling import SamplingParams
@@ -107,8 +101,7 @@ def _measure(
     context = options.input_len + options.output_len / 2
     rows = (generated + options.num_requests * options.input_len) / steps
     most = min(options.num_requests, options.max_batch_size or plan.limits.max_batch_size)
-    screened = takes_screen(plan, options.sampling, most)
-    weights = weight_bytes_per_step(plan, rows, screened=screened)
+    weights = weight_bytes_per_step(plan, rows, best_rows=best_rows(options.sampling, most))
     of_token = context * kv_bytes_per_token(plan) + 2 * state_bytes(plan)
     gbs = (steps * weights + generated * of_token) / seconds / 1e9
     return ThroughputReport(

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from ingot.builder.source import Source
+from ingot.compare.derived import wrong_row
 from ingot.compare.figures import LogitMeter
 from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker, rounded
 from ingot.compare.packed import PackedWeights
 from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigures
-from ingot.compare.screened import wrong_screen_row
 from ingot.compare.taps import PlainRun, TappedRun
 from ingot.compare.tokens import Tokens
 from ingot.compare.walk import LogitWalk, StepWalk, TensorError, relative
@@ -58,13 +58,12 @@ class Run:
         self._work = {step.name: self._numbers(step) for step in self._plan.steps}
         self._worst = {step.name: Worst() for step in self._plan.steps}
         self._errors: dict[str, WeightError] = {}
+        self._derived: set[str] = set()  # steps
         self._findings: dict[str, dict[str, Finding]] = {name: {} for name in (*self._work, LOGITS)}
 
     def compare_group(self, begin: int, sequences: Int32) -> None:
         """All steps, for sequences that fit into memory together."""
         with np.errstate(all="ignore"):  # NaN and infinities of a source are compared like numbers
-            if begin == 0:
-                self._check_screen()
             if isinstance(self._session, TapSession):
                 self._compare_steps(TappedRun(self._session, self._plan, sequences), begin, sequences)
             else:
@@ -164,8 +163,10 @@ class Run:
 
     def _check_weights(self, step: Step) -> None:
         """Once per weight; a later step that shares it reports it again."""
-        for name in step.inputs:
-            if name not in self._packed.weights:
+        op = find_op(step.op)
+        self._check_derived(step)
+        for index, name in enumerate(step.inputs):
+            if name not in self._packed.weights or index in op.derived or index in op.constants:
                 continue
             if name not in self._errors:
                 self._errors[name] = weight_error(name, self._packed, self._source, self._threads)
@@ -183,17 +184,19 @@ class Run:
                     f"{value.got:.7g}{many if error.wrong_values > 1 else ''}",
                 )
 
-    def _check_screen(self) -> None:
-        """Once: of its steps' outputs nothing is compared, since tokens do not depend on them."""
-        wrong = wrong_screen_row(self._plan, self._packed, self._threads)
+    def _check_derived(self, step: Step) -> None:
+        """Once: what these weights give is not compared, since the reference of their op does not read them."""
+        if step.name in self._derived:
+            return
+        self._derived.add(step.name)
+        wrong = wrong_row(step, self._packed, self._threads)
         if wrong is not None:
-            last = self._plan.steps[-1]
             self._find(
-                last.name,
-                "screen",
-                f"weight {wrong.weight} of the screen, row {wrong.row}",
-                f"what is made of the same row of {last.inputs[1]}",
-                "other codes or another scale",
+                step.name,
+                "derived",
+                f"weight {wrong.weight}, row {wrong.row}",
+                "what is made of the same row of the product's weight",
+                "other integers or another scale",
             )
 
     def _check_kernel(self, step: Step, error: OutputError) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from ingot.errors import EngineError
 from ingot.plan import Attr, Plan
+from ingot.plugins.registry import find_op
 
 PRECISION_ATTRS = frozenset({"activations", "group"})  # an engine's own choice
 
@@ -47,7 +48,7 @@ def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:
     weights = {weight.name: weight for weight in plan.weights}
     cols = {buffer.name: f"{buffer.cols} columns per row of {buffer.rows.value}" for buffer in plan.buffers}
     made_by: dict[str, str] = {each.name: f"input {each.name}" for each in plan.inputs}
-    for step in plan.steps:
+    for step in (find_op(each.op).plain(each) for each in plan.steps):
         inputs = tuple(
             f"weight {same.get(name, name)} {weights[name].shape}" if name in weights else made_by.get(name, "")
             for name in step.inputs

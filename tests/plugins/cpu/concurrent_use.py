@@ -108,7 +108,6 @@ def _hooks(session: CpuSession) -> dict[str, Callable[[], object]]:
         "step_seconds": native.step_seconds,
         "variant": lambda: native.variant,
         "barriers": lambda: native.barriers,
-        "screen_counts": lambda: native.screen_counts,
         "tap": lambda: native.tap(["step"]),
         "take_tapped": native.take_tapped,
         "taken": native.taken,

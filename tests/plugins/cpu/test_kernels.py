@@ -164,7 +164,7 @@ ELSEWHERE = {
     "moe_down",
     "paged_attention",
     "sample",
-    "screen",
+    "screened_matmul",
     "causal_conv",
     "linear_attention",
     "gated_norm",

@@ -1,8 +1,8 @@
-// The best token of each row, of products that a screen has estimated: the algorithm of plugins/ops/screen.py, where
-// its proof is.
+// Rows of logits of which only the best is wanted: the algorithm of plugins/ops/screened_matmul.py, where its proof is.
 //
-//   likeliest token of my share | its exact logit, then candidates of my share | every n-th candidate | best     | =
-//   barrier
+//   estimates | likeliest token of my share | candidates of my share, all else -inf | every n-th candidate | product
+//
+// Threads wait for each other at each |. The product with all codes comes where that does not decide every row.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "matmul/matmul_int8_kernel.h"
-#include "sampling/screen_args.h"
+#include "matmul/screened_matmul_args.h"
 
 namespace ingot {
 namespace {
@@ -22,7 +22,7 @@ constexpr int64_t kScreenMost = 8;
 
 // What one thread has found in a row.
 struct alignas(64) ScreenFound {
-  float value;  // of the likeliest token, or of the best
+  float value;  // of the likeliest token
   int32_t token;
   int64_t candidates;
   bool finite;
@@ -31,23 +31,31 @@ struct alignas(64) ScreenFound {
 // Team::shared of a screen: what each thread has found between two barriers, and lists of candidates, those of a thread
 // where its share of the vocabulary begins.
 struct ScreenSpace {
-  enum Find { kLikely, kListed, kBest, kFinds };
+  enum Find { kLikely, kListed, kExact, kFinds };
   std::byte* data;
-  int64_t rows, vocab;
+  int64_t rows, n;
 
   size_t found_bytes() const { return static_cast<size_t>(kFinds * rows * kScreenThreads) * sizeof(ScreenFound); }
-  size_t bytes() const { return found_bytes() + static_cast<size_t>(rows * vocab) * sizeof(int32_t); }
+  size_t bytes() const { return found_bytes() + static_cast<size_t>(rows * n) * sizeof(int32_t); }
   ScreenFound* found(Find what, int64_t row) const {
     return reinterpret_cast<ScreenFound*>(data) + (what * rows + row) * kScreenThreads;
   }
   int32_t* list(int64_t row, int64_t token) const {
-    return reinterpret_cast<int32_t*>(data + found_bytes()) + row * vocab + token;
+    return reinterpret_cast<int32_t*>(data + found_bytes()) + row * n + token;
   }
 };
 
-inline size_t screen_scratch(const void* args) {
-  const auto& screen = *static_cast<const ScreenArgs*>(args);
-  return ScreenSpace{nullptr, std::min(screen.rows, kScreenRows), screen.vocab}.bytes();
+inline size_t product_scratch(const ProductCall& call, int64_t rows) {
+  MatmulArgs args = call.args;
+  args.rows = rows;
+  return call.scratch == nullptr ? 0 : call.scratch(&args);
+}
+
+inline size_t screened_matmul_scratch(const void* args) {
+  const auto& screened = *static_cast<const ScreenedMatmulArgs*>(args);
+  const int64_t few = std::min(screened.rows, kScreenRows);
+  return std::max({product_scratch(screened.product, screened.rows), product_scratch(screened.estimate, few),
+                   ScreenSpace{nullptr, few, screened.n}.bytes()});
 }
 
 // A row of activations as the product takes it.
@@ -58,7 +66,7 @@ struct ScreenRow {
 };
 
 template <typename I>
-ScreenRow screen_row(const ScreenArgs& args, const float* x, int8_t* codes) {
+ScreenRow screen_row(const ScreenedMatmulArgs& args, const float* x, int8_t* codes) {
   const int64_t padded = ceil_div(args.k, kTileK) * kTileK;
   const float scale = round_row<I>(x, args.k, padded, [codes](int64_t k) { return codes + k; });
   int32_t size = 0, known = 0;
@@ -75,7 +83,7 @@ ScreenRow screen_row(const ScreenArgs& args, const float* x, int8_t* codes) {
 }
 
 // The bits of the full product's logit.
-inline float exact_logit(const ScreenArgs& args, const ScreenRow& row, int64_t token) {
+inline float exact_logit(const ScreenedMatmulArgs& args, const ScreenRow& row, int64_t token) {
   const std::byte* start = args.table + token * args.row_bytes;
   const auto* codes = reinterpret_cast<const int8_t*>(start + sizeof(float));
   float scale;
@@ -85,22 +93,23 @@ inline float exact_logit(const ScreenArgs& args, const ScreenRow& row, int64_t t
   return static_cast<float>(sum) * (row.scale * scale);
 }
 
-// Calls f(token, lanes, v) for every vector v of 17 centre + scale * offset of a row's tokens.
+// Calls f(token, lanes, v) for every vector v of 17 estimate + scale * offset of a row's tokens.
 template <typename I, typename F>
-void each_estimate(const ScreenArgs& args, int64_t row, float row_scale, float offset, Team::Range tokens, F f) {
+void each_estimate(const ScreenedMatmulArgs& args, int64_t row, float row_scale, float offset, Team::Range tokens,
+                   F f) {
   using V = typename I::V;
   const V step = I::set1(kScreenStep), scale = I::set1(row_scale), add = I::set1(offset);
-  const float* const centres = args.centres + row * args.vocab;
+  const float* const estimates = args.y + row * args.n;
   for (int64_t token = tokens.begin; token < tokens.end; token += I::kWidth) {
     const int64_t left = tokens.end - token;
     const V of_token = I::mul(scale, load_lanes<I>(args.scales + token, left));
     f(token, std::min<int64_t>(left, I::kWidth),
-      I::add(I::mul(step, load_lanes<I>(centres + token, left)), I::mul(of_token, add)));
+      I::add(I::mul(step, load_lanes<I>(estimates + token, left)), I::mul(of_token, add)));
   }
 }
 
 template <typename I>
-ScreenFound likeliest(const ScreenArgs& args, int64_t r, const ScreenRow& row, Team::Range tokens) {
+ScreenFound likeliest(const ScreenedMatmulArgs& args, int64_t r, const ScreenRow& row, Team::Range tokens) {
   using V = typename I::V;
   ScreenFound found{-std::numeric_limits<float>::infinity(), -1, 0, true};
   V strange = I::zero();  // NaN as soon as something is not finite
@@ -120,8 +129,8 @@ ScreenFound likeliest(const ScreenArgs& args, int64_t r, const ScreenRow& row, T
 
 // Those of some tokens that reach `least`, to `to`; how many they are.
 template <typename I>
-int64_t list_candidates(const ScreenArgs& args, int64_t r, const ScreenRow& row, float least, Team::Range tokens,
-                        int32_t* to) {
+int64_t list_candidates(const ScreenedMatmulArgs& args, int64_t r, const ScreenRow& row, float least,
+                        Team::Range tokens, int32_t* to) {
   using V = typename I::V;
   int64_t count = 0;
   alignas(64) float lanes[I::kWidth];
@@ -135,7 +144,7 @@ int64_t list_candidates(const ScreenArgs& args, int64_t r, const ScreenRow& row,
   return count;
 }
 
-bool better(float value, int32_t token, const ScreenFound& than) {
+bool likelier(float value, int32_t token, const ScreenFound& than) {
   return than.token < 0 || value > than.value || (value == than.value && token < than.token);
 }
 
@@ -143,7 +152,7 @@ bool better(float value, int32_t token, const ScreenFound& than) {
 ScreenFound together(const ScreenFound* found, int threads) {
   ScreenFound all{0, -1, 0, true};
   for (const ScreenFound* each = found; each < found + threads; ++each) {
-    if (each->token >= 0 && better(each->value, each->token, all)) {
+    if (each->token >= 0 && likelier(each->value, each->token, all)) {
       all.value = each->value;
       all.token = each->token;
     }
@@ -154,31 +163,33 @@ ScreenFound together(const ScreenFound* found, int threads) {
   return all;
 }
 
-// The best of every n-th candidate of all threads' lists.
-ScreenFound best_candidate(const ScreenArgs& args, const ScreenRow& row, const ScreenSpace& space, int64_t r,
-                           const Team& team) {
-  ScreenFound best{0, -1, 0, true};
+// The logits of every n-th candidate of all threads' lists, to their places; whether they are finite.
+template <typename I>
+bool put_logits(const ScreenedMatmulArgs& args, const ScreenRow& row, const ScreenSpace& space, int64_t r,
+                const Team& team) {
+  bool finite = true;
   int64_t number = team.index;  // of the next one, counted from the list at hand
   for (int thread = 0; thread < team.count; ++thread) {
     const int64_t count = space.found(ScreenSpace::kListed, r)[thread].candidates;
-    const int32_t* list = space.list(r, args.vocab * thread / team.count);
+    const int32_t* list = space.list(r, args.n * thread / team.count);
     for (; number < count; number += team.count) {
-      const float value = exact_logit(args, row, list[number]);
-      best.finite = best.finite && std::isfinite(value);
-      if (better(value, list[number], best)) best = {value, list[number], 0, best.finite};
+      const float logit = exact_logit(args, row, list[number]);
+      finite = finite && std::isfinite(logit);
+      args.y[r * args.n + list[number]] = logit;
     }
     number -= count;
   }
-  return best;
+  return finite;
 }
 
+// From estimates in y to what the op may leave there; false where it must be all logits after all.
 template <typename I>
-void screen(const ScreenArgs& args, const Team& team) {
+bool screen(const ScreenedMatmulArgs& args, const Team& team) {
   using Space = ScreenSpace;
-  const Space space{team.shared, args.rows, args.vocab};
+  const Space space{team.shared, args.rows, args.n};
   const int64_t padded = ceil_div(args.k, kTileK) * kTileK;
   auto* const codes = reinterpret_cast<int8_t*>(team.rows_scratch(static_cast<size_t>(args.rows * padded)));
-  const Team::Range tokens = team.share(args.vocab);
+  const Team::Range tokens = team.share(args.n);
   ScreenRow rows[kScreenRows];
   for (int64_t r = 0; r < args.rows; ++r) {
     rows[r] = screen_row<I>(args, args.x + r * args.k, codes + r * padded);
@@ -192,22 +203,40 @@ void screen(const ScreenArgs& args, const Team& team) {
       likely.candidates = list_candidates<I>(args, r, rows[r], least, tokens, space.list(r, tokens.begin));
     }
     space.found(Space::kListed, r)[team.index] = likely;
+    std::fill(args.y + r * args.n + tokens.begin, args.y + r * args.n + tokens.end,
+              -std::numeric_limits<float>::infinity());
   }
   team.barrier();
+  bool few = true;
   for (int64_t r = 0; r < args.rows; ++r) {
     const ScreenFound all = together(space.found(Space::kListed, r), team.count);
-    ScreenFound best{0, -1, 0, false};
-    if (all.token >= 0 && all.candidates * kScreenMost <= args.vocab)
-      best = best_candidate(args, rows[r], space, r, team);
-    best.candidates = team.index == 0 ? all.candidates : 0;
-    space.found(Space::kBest, r)[team.index] = best;
+    few = few && all.token >= 0 && all.candidates * kScreenMost <= args.n;
   }
+  for (int64_t r = 0; few && r < args.rows; ++r)
+    space.found(Space::kExact, r)[team.index] = {0, -1, 0, put_logits<I>(args, rows[r], space, r, team)};
   team.barrier();
-  for (int64_t r = 0; team.index == 0 && r < args.rows; ++r) {
-    const ScreenFound best = together(space.found(Space::kBest, r), team.count);
-    args.ids[r] = best.token;
-    args.candidates[r] = best.candidates;
+  for (int64_t r = 0; few && r < args.rows; ++r) few = together(space.found(Space::kExact, r), team.count).finite;
+  return few;
+}
+
+void run_product(const ProductCall& call, const ScreenedMatmulArgs& args, const Team& team, int32_t tactic) {
+  MatmulArgs product = call.args;
+  product.x = args.x;
+  product.rows = args.rows;
+  product.tactic = tactic;
+  call.run(&product, team);
+}
+
+template <typename I>
+void screened_matmul(const ScreenedMatmulArgs& args, const Team& team) {
+  const auto whole = [](int32_t row) { return row != 0; };
+  if (args.rows <= kScreenRows && std::none_of(args.whole_rows, args.whole_rows + args.rows, whole)) {
+    run_product(args.estimate, args, team, 0);
+    team.barrier();
+    if (screen<I>(args, team)) return;
+    team.barrier();  // the product writes over what the threads have found
   }
+  run_product(args.product, args, team, args.tactic);
 }
 
 }  // namespace

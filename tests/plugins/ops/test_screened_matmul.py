@@ -1,32 +1,52 @@
-"""The reference of op screen: its codes, its bound, and that it finds the token of the full product."""
+"""Op screened_matmul: its codes, its bound, and that what it leaves has the token of the full product."""
 
 import math
 
 import numpy as np
 import pytest
 
-from ingot.plugins.op import Array, Call, KvCache
-from ingot.plugins.ops.screen import GROUP, SLACK, SPREAD, STEP, bound, dither, half_codes, reference
+from ingot.plan import Attr
+from ingot.plugins.op import Array, Call, KvCache, Operand
+from ingot.plugins.ops.screened_matmul import (
+    OP,
+    SLACK,
+    SPREAD,
+    STEP,
+    bound,
+    candidates,
+    dither,
+    half_codes,
+    reference,
+    screened,
+)
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.weight_values import product
 from tests.plugins.ops.calls import LAYOUT, ONE_TOKEN, random_array
-from tests.plugins.ops.screens import CASES, head_of, rows_of
+from tests.plugins.ops.screened import CASES, head_of, rows_of
 
 K = 300
 FIRST = [1, 8, 14, 3, 15, 13, 14, 8]  # of the dither: engines that exist have it
 
 
-def run(x: Array, head: QuantisedRows) -> tuple[list[int], list[int]]:
-    """Tokens and numbers of candidates by the reference."""
-    inputs: list[Array | QuantisedRows | None] = [
-        x,
-        product(x, half_codes(head), "int8"),
-        half_codes(head),
-        dither(x.shape[1]),
-        head,
-    ]
-    ids, counts = reference(Call(inputs=inputs, attrs={"group": GROUP}, batch=ONE_TOKEN, kv=[KvCache(LAYOUT, 1)]))
-    return ids[:, 0].astype(int).tolist(), counts[:, 0].astype(int).tolist()
+def found(x: Array, head: QuantisedRows) -> list[int | None]:
+    """How many candidates each row has; None where it is not decided."""
+    tokens = candidates(x, product(x, half_codes(head), "int8"), head)
+    return [None if each is None else len(each) for each in tokens]
+
+
+def test_the_reference_gives_all_logits() -> None:
+    x, head = rows_of(3, K), head_of(400, K)
+    inputs: list[Operand | None] = [x, head, half_codes(head), dither(K), head, np.zeros(3, np.int32)]
+    attrs: dict[str, Attr] = {"activations": "int8", "group": 0, "product": "", "estimate": ""}
+    (y,) = reference(Call(inputs=inputs, attrs=attrs, batch=ONE_TOKEN, kv=[KvCache(LAYOUT, 1)]))
+    np.testing.assert_array_equal(y, product(x, head, "int8"))
+
+
+def test_weights_that_do_not_fit_are_no_use_of_the_op() -> None:
+    good = [(K,), (400, K), (400, K), (K,), (500, K), None]
+    assert OP.size_problem(good, {}) is None
+    for index, shape in ((0, (K + 1,)), (2, (399, K)), (3, (K - 1,)), (4, (399, K)), (4, (400, K - 1)), (4, (K,))):
+        assert OP.size_problem([*good[:index], shape, *good[index + 1 :]], {}) is not None
 
 
 def test_codes_are_what_dither_makes_of_them() -> None:
@@ -86,43 +106,44 @@ def test_one_column_has_the_sure_bound() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("k", [1, 17, 64, 300])
-def test_token_is_that_of_the_full_product(case: str, k: int) -> None:
+def test_what_is_left_has_the_token_of_the_full_product(case: str, k: int) -> None:
     x, head = CASES[case](k)
-    full = product(x, head, "int8")
-    ids, counts = run(x, head)
-    for row, token in enumerate(ids):
-        if token >= 0:
-            assert token == int(np.argmax(full[row])), case
-            assert 1 <= counts[row] <= len(head.scale) // 8
-        else:
-            assert counts[row] > len(head.scale) // 8 or not np.isfinite(full[row]).all()
+    full, y = product(x, head, "int8"), screened(x, head)
+    np.testing.assert_array_equal(y.argmax(axis=1), full.argmax(axis=1))
+    np.testing.assert_array_equal(np.where(np.isneginf(y), full, y), full)
+    counts = found(x, head)
+    if None in counts:
+        np.testing.assert_array_equal(y, full)
+    else:
+        assert np.isfinite(y).sum(axis=1).tolist() == counts
+        assert all(1 <= count <= len(head.scale) // 8 for count in counts if count is not None)
 
 
 def test_few_candidates_remain_and_the_likeliest_is_not_always_the_best() -> None:
     x, head = rows_of(40, K), head_of(4000, K)
-    ids, counts = run(x, head)
-    best = product(x, head, "int8").argmax(axis=1)
-    assert ids == best.tolist()
-    assert np.median(counts) < 200
+    counts = found(x, head)
+    assert None not in counts
+    assert np.median([count or 0 for count in counts]) < 200
     likeliest = product(x, half_codes(head), "int8") * STEP
     codes, scales = round_to_int8(x)
     known = np.array([bound(code, 1.0, dither(K))[0] for code in codes])
     likeliest += (scales * known)[:, None] * head.scale
-    assert (likeliest.argmax(axis=1) != best).any()
+    assert (likeliest.argmax(axis=1) != product(x, head, "int8").argmax(axis=1)).any()
 
 
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_are_not_decided(strange: float) -> None:
     x, head = rows_of(2, K), head_of(400, K)
     x[1, 5] = strange
-    assert run(x, head)[0][1] == -1
+    assert found(x, head)[1] is None
     head.scale[3] = np.nan
-    assert run(x, head)[0] == [-1, -1]
+    assert found(x, head) == [None, None]
 
 
 def test_tiny_and_huge_numbers() -> None:
     for size in (1e-38, 1e-25, 1e25, 1e38):
         x, head = rows_of(4, K), head_of(400, K)
         x = (x / np.abs(x).max() * np.float32(size)).astype(np.float32)
-        best = product(x, head, "int8").argmax(axis=1).tolist()
-        assert all(token in (-1, one) for token, one in zip(run(x, head)[0], best, strict=True)), size
+        best = product(x, head, "int8").argmax(axis=1)
+        for tokens, one in zip(candidates(x, product(x, half_codes(head), "int8"), head), best, strict=True):
+            assert tokens is None or one in tokens, size
