@@ -102,7 +102,7 @@ def mixer_layers(
         raise ConfigError(
             "layer_types does not fit the model",
             where=section.place("layer_types"),
-            expected=f"{layers} times {kind} or full_attention, which stands there at least once",
+            expected=f"{layers} entries, each {kind} or full_attention, and at least one full_attention",
             got=", ".join(kinds)[:200],
         )
     return tuple(layer for layer, each in enumerate(kinds) if each == kind)

@@ -94,7 +94,7 @@ class BlockTable:
         self.version += 1
 
     def empty(self, first: Sequence[int]) -> None:
-        """Forget all blocks, but not their keys: the tokens stay what they are. first: where those to come begin."""
+        """Forget all blocks. Their keys stay, because the tokens do not change. first: where new blocks begin."""
         self._ids = np.full((len(first), 4), NO_BLOCK, dtype=np.int32)
         self.first, self.ends, self.claims = list(first), list(first), [0] * len(first)
         self.holes, self.kept = [0] * len(first), frozenset()

@@ -12,13 +12,13 @@ from ingot.step_work import Work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """y[t, h] = softmax(bent(scale * q[t, h] . K[first : position + 1])) @ V[first : position + 1]
+    """y[t, h] = softmax(capped(scale * q[t, h] . K[first : position + 1])) @ V[first : position + 1]
 
-    of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; bent(s) =
+    of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; capped(s) =
     softcap * tanh(s / softcap), or s without a cap.
 
     In an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32: the sum over the dims
-    of (scale * q) . codes is multiplied by the token's key scale, then bent; a weight enters the sum of weights, then
+    of (scale * q) . codes is multiplied by the token's key scale, then capped; a weight enters the sum of weights, then
     is multiplied by the token's value scale, then with the codes.
     """
     q, attrs = call.required(0), call.attrs

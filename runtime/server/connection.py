@@ -114,7 +114,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, and close. Where an answer has begun, there is no place for another one."""
+        """Refuse what is not HTTP, and close. If an answer has begun, close without another one."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             assert self.conn.complaint is not None, "only the parser's complaints lead here"
             self._refuse(malformed(str(self.conn.complaint), self.conn.complaint.error_status_hint))

@@ -140,7 +140,7 @@ class Generation:
             self._metrics.sequence_ended((self._times[key][1] - first) / (tokens - 1))
 
     def _begin(self, event: TextEvent, when: float) -> float:
-        """A sequence's prompt is computed: when its first step began."""
+        """A sequence's prompt is computed. Returns when its first step began."""
         request = self.groups[event.index][event.sequence].request
         started = request.started or when
         self._metrics.first_step(started - self.arrived, request.num_prompt)

@@ -19,8 +19,8 @@ def best_rows(sampling: SamplingParams, requests: int) -> int:
 
 
 def weight_bytes_per_step(plan: Plan, rows: float = 1, *, best_rows: int = 0) -> int:
-    """Bytes of weights that a step of `rows` tokens reads: every weight that some op reads whole, and of the experts
-    as many as the rows take if each takes its own at random. best_rows: see the function."""
+    """Bytes of weights that a step of `rows` tokens reads: every weight that some op reads whole, and as many
+    experts as the rows choose, if each row chooses at random. best_rows: see the function."""
     weights = {weight.name: weight for weight in plan.weights}
     read = {name: step for step in plan.steps for name in _read_whole(step, best_rows) if name in weights}
     cols = {buffer.name: buffer.cols for buffer in plan.buffers}

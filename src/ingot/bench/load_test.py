@@ -95,7 +95,7 @@ class OnlineOptions:
 
     def __post_init__(self) -> None:
         if not self.rates and not self.concurrencies:
-            raise UsageError("how much load is not said", hint="--concurrency 16, or --rate 2.5; each several times")
+            raise UsageError("no load was given", hint="--concurrency 16, or --rate 2.5; each several times")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
