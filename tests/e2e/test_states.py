@@ -15,7 +15,9 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.convert.convert import convert
+from ingot.convert.families import granitemoehybrid, lfm2
 from ingot.convert.families.qwen3_5_text import FAMILY
+from ingot.convert.family import Family
 from ingot.engine import open_engine, read_plan
 from ingot.inspect import inspect
 from ingot.plan import STATE_SLOTS, STATE_WINDOW
@@ -127,6 +129,30 @@ def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Targ
         assert scheduler.preemptions > 35 if preempts else scheduler.preemptions == 0
         found.append((request.generated().tolist(), request.log_probs))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", [lfm2.FAMILY, granitemoehybrid.FAMILY], ids=lambda family: family.name)
+def test_other_layers_with_states(family: Family, tmp_path: Path) -> None:
+    """Short convolutions and Mamba 2: chunks, company, hits and preemption, on two levels of instructions."""
+    (tmp_path / "config.json").write_text(json.dumps({**family.tiny, "max_position_embeddings": 256}))
+    convert(ConvertOptions(config=tmp_path / "config.json", random_weights=3, output_dir=tmp_path / "c"))
+    levels = [name for name in RUNNABLE if name in ("cpu/avx2", "cpu/amx")]
+    config = BuildConfig(target=",".join(levels), tokens_per_block=SIZE, max_seq_len=LONGEST, autotune=False)
+    build(config, tmp_path / "c", tmp_path / "e")
+    prompts = prompts_of(2, 9, 5, 30, head=33)
+    for target in map(find_target, levels):
+        opened = open_engine(tmp_path / "e", target=target.name)
+        model, alone = TinyModel(plan=opened.plan, weights=opened.weights, logical={}), list[bytes]()
+        for prompt in prompts:
+            with poisoned_runner(model, target, POOLS, config=COLD) as runner:
+                alone += generations(runner, [prompt], 36)
+        limits = dataclasses.replace(model.plan.limits, max_num_tokens=7)
+        for pools in ((60, 60), (10, 30)):
+            with poisoned_runner(model, target, pools, limits) as runner:
+                assert [generations(runner, [prompt], 36)[0] for prompt in prompts] == alone
+                assert generations(runner, prompts, 36) == alone
+                assert runner.stats()["prefix_hit_tokens"] > 0
+                assert (runner.stats()["preemptions"] > 0) == (pools[0] < 60)
 
 
 def test_many_requests_at_once_change_no_bit(model: TinyModel, target: Target) -> None:
