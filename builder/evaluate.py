@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ingot.builder.expressions import WeightReader, leaves, matrix_shape
 from ingot.builder.graph import Graph, describe, is_op, is_weight, producer, weight_shape
 from ingot.builder.parallel_map import parallel_map
+from ingot.builder.router_pattern import read_choice
 from ingot.errors import CheckpointError
 
 BLOCK_BYTES = 4 << 20  # of a weight in float32
@@ -151,7 +152,7 @@ class Evaluation:
         names = [f"in{index}" if value is not None else "" for index, value in enumerate(inputs)]
         try:
             graph = helper.make_graph(
-                [helper.make_node(node.op, names, outputs, domain=node.domain or "", **node.attrs)],
+                [helper.make_node(node.op, names, outputs, domain=node.domain or "", **_attributes(node))],
                 "node",
                 [helper.make_tensor_value_info(name, _onnx_type(value), value.shape) for name, value in given.items()],
                 [onnx.ValueInfoProto(name=name) for name in outputs],
@@ -166,11 +167,12 @@ class Evaluation:
             ) from error
 
     def _take_experts(self, node: gs.Node, inputs: list[Array | None], experts: Array) -> tuple[Array, Array]:
-        """Results of TopK: the shares of the given experts, and their numbers."""
-        (shares, _), (largest, own) = inputs, self._standard(node, inputs)
-        assert shares is not None, "TopK takes the largest of something"
+        """Results of TopK: the keys of the given experts, and their numbers. An expert of a group that the graph leaves
+        out has the key -infinity, so that the choice loses as much."""
+        (keys, _), (largest, own) = inputs, self._standard(node, inputs)
+        assert keys is not None, "TopK takes the largest of something"
         taken = np.where(experts < 0, own, experts)
-        found = np.take_along_axis(shares, taken, axis=-1)
+        found = np.take_along_axis(keys, taken, axis=-1)
         self._lost[_router_logits(node)] = np.abs(np.sort(largest) - np.sort(found)).max(axis=-1)
         return found, taken
 
@@ -304,10 +306,16 @@ def _sum_of_seen(weights: Float64, v: Array, seen: npt.NDArray[np.bool_]) -> Flo
     return result
 
 
+def _attributes(node: gs.Node) -> dict[str, Any]:
+    """As onnx takes them, numbers in a tensor too."""
+    tensors = {key: each.values for key, each in node.attrs.items() if isinstance(each, gs.Constant)}
+    return {**node.attrs, **{key: numpy_helper.from_array(values) for key, values in tensors.items()}}
+
+
 def _router_logits(node: gs.Node) -> str:
-    """Name of the logits whose softmax a TopK takes from, "" where it takes from something else."""
-    softmax = producer(node.inputs[0])
-    return str(softmax.inputs[0].name) if is_op(softmax, "Softmax") else ""
+    """Name of the logits that a TopK takes experts by, "" where it takes something else."""
+    choice = read_choice(node)
+    return "" if isinstance(choice, str) else str(choice.logits.name)
 
 
 def _experts_shares(node: gs.Node) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, ours, producer
+from ingot.builder.precision import is_gate
 from ingot.builder.select import plan_ops
 
 _MIXERS = ("PagedAttention", "LinearAttention", "CausalConv")
@@ -149,6 +150,8 @@ def _plain_name(node: gs.Node) -> str:
     if ours(node, "Matmul"):
         if any(ours(user, "MoeRoute") for user in node.outputs[0].outputs):
             return "moe_router"
+        if any(is_gate(node.outputs[0], user) for user in node.outputs[0].outputs):
+            return "shared_gate"
         if node.attrs["gated"]:
             return "gate_up"
         return "up" if node.attrs["activation"] != "none" else "down"

@@ -14,6 +14,7 @@ from ingot.builder.passes import (
     fuse_gate_up,
     fuse_residual,
     fuse_residual_norm,
+    insert_add_gated,
     insert_embedding,
     insert_linear_attention,
     insert_matmul,
@@ -48,6 +49,7 @@ def structure_passes() -> tuple[Pass, ...]:
         recognise_activations.PASS,
         insert_embedding.PASS,
         insert_moe.PASS,  # before fuse_activation, which would take the experts' products apart
+        insert_add_gated.PASS,  # before fuse_activation, which takes every product of activations for equally wide
         fuse_gate_up.PASS,  # before fuse_activation, which would take the gate's activation
         fuse_activation.PASS,
         merge_qkv.PASS,

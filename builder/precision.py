@@ -107,8 +107,9 @@ def table_dtype(main: Precision) -> DType:
 
 
 def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> dict[str, ProductChoice]:
-    """Choice by product that is never quantised: routers, and what says how much of a state stays and how much is
-    added. They have few weights. An error in them may choose other experts, or changes every later token."""
+    """Choice by product that is never quantised: routers, gates of shared experts, and what says how much of a state
+    stays and how much is added. They have few weights. An error in them may choose other experts, or changes every
+    later token."""
     activations = "f32" if config.activations == "f32" else "bf16"
     return {
         node.name: ProductChoice(
@@ -120,12 +121,20 @@ def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> di
 
 
 def _steers(node: gs.Node) -> bool:
-    """Whether a product makes the logits of experts, or the steps or strengths of a recurrence."""
+    """Whether a product makes the logits of experts, the gates of a shared one, or the steps or strengths of a
+    recurrence."""
     made = node.outputs[0]
     return any(
-        ours(user, "MoeRoute") or (ours(user, "LinearAttention") and any(made is each for each in user.inputs[1:3]))
+        ours(user, "MoeRoute")
+        or is_gate(made, user)
+        or (ours(user, "LinearAttention") and any(made is each for each in user.inputs[1:3]))
         for user in made.outputs
     )
+
+
+def is_gate(tensor: gs.Tensor, user: gs.Node) -> bool:
+    """Whether a tensor is the gates of an AddGated."""
+    return ours(user, "AddGated") and user.inputs[2] is tensor
 
 
 def products_of(graph: Graph) -> list[gs.Node]:

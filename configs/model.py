@@ -73,13 +73,29 @@ class RopeConfig:
     interleaved: bool = False
 
 
+class RouterScore(enum.Enum):
+    """How a router's logits become the shares of the experts."""
+
+    SOFTMAX = "softmax"  # over all experts
+    SIGMOID = "sigmoid"  # of each by itself
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MoeConfig:
     """A mixture of experts: each token's MLP is a weighted sum of a few of many gated MLPs.
 
-    per_token          experts that a token takes: those of the largest router logits, equal ones by lower number
+    per_token          experts that a token takes: those of the largest shares, equal ones by lower number
     intermediate_size  of one expert
-    normalized         the weights of the taken experts sum to 1; else each is its share of the softmax over all
+    normalized         the weights are the shares over their sum; else the shares themselves
+    score              what the shares are
+    select_bias        each expert has a number that is added to its share where experts are chosen, and only there
+    groups, group_top  a token takes experts of `group_top` of so many groups: those whose two best shares (with the
+                       bias) have the largest sums
+    sum_offset         is added to the sum of the shares
+    least_sum          what the sum counts as at least
+    scale              factor of the weights
+    shared_size        inner width of a gated MLP that every token takes beside its experts; 0: there is none
+    shared_gate        its result is multiplied by the sigmoid of a product of its own
     dense_layers       have a plain MLP instead
     """
 
@@ -87,6 +103,15 @@ class MoeConfig:
     per_token: int
     intermediate_size: int
     normalized: bool
+    score: RouterScore = RouterScore.SOFTMAX
+    select_bias: bool = False
+    groups: int = 1
+    group_top: int = 1
+    sum_offset: float = 0.0
+    least_sum: float = 0.0
+    scale: float = 1.0
+    shared_size: int = 0
+    shared_gate: bool = False
     dense_layers: tuple[int, ...] = ()
 
 

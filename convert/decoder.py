@@ -16,8 +16,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot import __version__
-from ingot.configs.model import Activation, ModelConfig, MoeConfig, Norm, QkNorm, RopeConfig
+from ingot.configs.model import Activation, ModelConfig, Norm, QkNorm, RopeConfig
 from ingot.convert.dequantise import dequantise
+from ingot.convert.experts import experts
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.recurrent import recurrent_mixer
 from ingot.convert.rope import inverse_frequencies
@@ -104,7 +105,7 @@ class _Decoder:
         if not self.config.shared_norm:
             normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
         moe = self.config.moe_of(layer)
-        branch = self.mlp(normed, path) if moe is None else self.experts(normed, moe, f"{path}/moe")
+        branch = self.mlp(normed, path) if moe is None else experts(self, normed, moe, f"{path}/moe")
         branch = self.post_norm(branch, f"{path}/mlp_post_norm")
         return self.node("Add", [x, self.scaled(branch, f"{path}/mlp")], f"{path}/mlp/residual")
 
@@ -229,36 +230,6 @@ class _Decoder:
         else:
             gate, up = self.linear(x, f"{path}/gate"), self.linear(x, f"{path}/up")
         return self.linear(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
-
-    def experts(self, x: str, moe: MoeConfig, path: str) -> str:
-        """[batch, sequence, hidden]: all experts compute all tokens, [batch, experts, sequence, .]; most weigh 0."""
-        shares = self.expert_weights(x, moe, path)
-        alike = self.node("Unsqueeze", [x, self.integers("axis_1", [1])], f"{path}/unsqueeze")
-        inputs = [self.stacked(alike, f"{path}/gate_up"), self.integers("expert", [moe.intermediate_size] * 2)]
-        gate, up = f"{path}/gate/split", f"{path}/up/split"
-        self.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
-        made = self.stacked(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
-        by_expert = self.node("Transpose", [shares], f"{path}/weights/transpose", perm=[0, 2, 1])
-        column = self.node("Unsqueeze", [by_expert, self.integers("axis_last", [-1])], f"{path}/weights/unsqueeze")
-        weighted = self.node("Mul", [made, column], f"{path}/weighted")
-        return self.node("ReduceSum", [weighted, self.integers("axis_1", [1])], f"{path}/sum", keepdims=0)
-
-    def expert_weights(self, x: str, moe: MoeConfig, path: str) -> str:
-        """[batch, sequence, experts]: what each expert weighs for each token, 0 for those it does not take"""
-        shares = self.node("Softmax", [self.linear(x, f"{path}/router")], f"{path}/softmax", axis=-1)
-        top, chosen = f"{path}/top/weights", f"{path}/top/experts"
-        count = self.integers("per_token", [moe.per_token])
-        self.nodes.append(helper.make_node("TopK", [shares, count], [top, chosen], f"{path}/top", axis=-1))
-        if moe.normalized:
-            total = self.node("ReduceSum", [top, self.integers("axis_last", [-1])], f"{path}/top/sum", keepdims=1)
-            top = self.node("Div", [top, total], f"{path}/top/normalized")
-        none = self.node("ConstantOfShape", [self.node("Shape", [shares], f"{path}/shape")], f"{path}/zeros")
-        return self.node("ScatterElements", [none, chosen, top], f"{path}/weights", axis=-1)
-
-    def stacked(self, x: str, path: str) -> str:
-        """x @ W of each expert, W stored [experts, out, in]"""
-        weight = self.node("Transpose", [self.float32(f"{path}/weight")], f"{path}/transpose", perm=[0, 2, 1])
-        return self.node("MatMul", [x, weight], f"{path}/matmul")
 
     def activated(self, x: str, path: str) -> str:
         match self.config.activation:

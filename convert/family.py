@@ -95,7 +95,8 @@ class Family:
     read            (config.json, names of the tensors or None for random weights) → ModelConfig
     rows            one per weight of `weight_shapes.py`; "{i}" stands for the layer
     drops           tensors that some files hold and nothing needs
-    drafts          how the names of tensors begin that only draft tokens (multi-token prediction), "": there are none
+    drafts          how the names of tensors begin that only draft tokens (multi-token prediction), "": there are none;
+                    "{n}" stands for the number of layers
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name
     layer_ropes     whether kinds of layers have rotations of their own
@@ -136,11 +137,12 @@ class Family:
         wanted = {*weight_shapes(model), "lm_head/weight"}
         rows = [Row(row.name, filled(row.expr, filling)) for row in rows if row.name in wanted]
         drops = [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
-        return rows, drops + [Drop(name) for name in self.drafting(names)]
+        return rows, drops + [Drop(name) for name in self.drafting(names, layers)]
 
-    def drafting(self, names: Collection[str]) -> list[str]:
+    def drafting(self, names: Collection[str], layers: int) -> list[str]:
         """Those that only draft tokens: nothing here reads them."""
-        return [name for name in names if self.drafts and name.startswith(self.drafts)]
+        start = self.drafts.replace("{n}", str(layers))
+        return [name for name in names if start and name.startswith(start)]
 
 
 def _filling(model: ModelConfig, names: Collection[str]) -> Filling:
@@ -280,10 +282,11 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
         if count > most:
             raise ConfigError(what, where=section.where, expected=f"at most {most:,}", got=f"{count:,}")
     with np.errstate(all="ignore"):
-        for field in dataclasses.fields(config):
-            value = getattr(config, field.name)
-            if isinstance(value, float) and not np.isfinite(np.float32(value)):
-                raise ConfigError(f"{field.name} is too large", where=section.where, got=f"{value:g}")
+        for owner in (config, *([config.moe] if config.moe else ())):
+            for field in dataclasses.fields(owner):
+                value = getattr(owner, field.name)
+                if isinstance(value, float) and not np.isfinite(np.float32(value)):
+                    raise ConfigError(f"{field.name} is too large", where=section.where, got=f"{value:g}")
         for cap in (config.score_cap, config.logit_cap):
             if cap and not np.float32(cap):
                 raise ConfigError("a soft cap is too small", where=section.where, got=f"{cap:g}")

@@ -1,5 +1,7 @@
 """How config.json and the files of Hugging Face spell a mixture of experts."""
 
+from collections.abc import Collection, Sequence
+
 from ingot.configs.model import MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.weights import Concat, Expr, OneOf, PerExpert, Row, Take
@@ -28,21 +30,25 @@ def read_experts(
     intermediate_size: int,
     normalized: bool,
     dense_layers: tuple[int, ...] = (),
+    known: Collection[str] = (),
+    count_key: str = "num_experts",
+    taken_key: str = "num_experts_per_tok",
 ) -> MoeConfig:
     """The experts of a model. experts, per_token: the family's defaults; transformers 5 writes num_local_experts where
-    4 wrote num_experts.
+    4 wrote num_experts. known: keys of _OTHERS that the family reads. count_key, taken_key: its own names of numbers.
 
     Raises UnsupportedModelError for shared experts and the like.
     """
     for key, harmless in _OTHERS.items():
-        if section.has(key) and section.raw(key) not in harmless:
+        if key not in known and section.has(key) and section.raw(key) not in harmless:
             raise UnsupportedModelError(
                 "the mixture of experts has a feature that is not supported",
                 where=section.place(key),
                 expected=f"{harmless[0]!r}, or no such key",
                 got=repr(section.raw(key))[:200],
             )
-    keys = [key for key in ("num_local_experts", "num_experts") if section.has(key) or section.is_null(key)]
+    names = dict.fromkeys(("num_local_experts", "num_experts", count_key))
+    keys = [key for key in names if section.has(key) or section.is_null(key)]
     counts = [section.integer(key, minimum=1) for key in keys] or [experts]
     if len(set(counts)) > 1:
         raise ConfigError(
@@ -51,11 +57,11 @@ def read_experts(
             expected=f"as {keys[1]}: {counts[1]}",
             got=str(counts[0]),
         )
-    taken = section.integer("num_experts_per_tok", per_token, minimum=1)
+    taken = section.integer(taken_key, per_token, minimum=1)
     if taken > counts[0]:
         raise ConfigError(
             "a token cannot take more experts than there are",
-            where=section.place("num_experts_per_tok"),
+            where=section.place(taken_key),
             expected=f"at most {counts[0]}",
             got=str(taken),
         )
@@ -68,11 +74,34 @@ def read_experts(
     )
 
 
-def expert_rows(*blocks: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+def read_groups(section: Section, experts: int, per_token: int) -> tuple[int, int]:
+    """(groups of the experts, groups that a token takes experts of) of a family that ranks them by their two best."""
+    groups, top = (section.integer(key, 1, minimum=1) for key in ("n_group", "topk_group"))
+    if groups > 1 and (experts % groups or experts < 2 * groups):
+        raise ConfigError(
+            "the experts cannot be shared evenly among the groups, two or more to each",
+            where=section.place("n_group"),
+            expected=f"a divisor of {experts}, at most {experts // 2}",
+            got=str(groups),
+        )
+    if top > groups or per_token > experts // groups * top:
+        raise ConfigError(
+            "a token cannot take its experts of so many groups",
+            where=section.place("topk_group"),
+            expected=f"{-(-per_token * groups // experts)} to {groups}",
+            got=str(top),
+        )
+    return groups, top
+
+
+def expert_rows(
+    *blocks: str, gate: str, up: str, down: str, router: Sequence[str] = ("gate.weight",), bias: Sequence[str] = ()
+) -> tuple[Row, ...]:
     """Where the weights of a layer's experts come from: from one tensor per expert, or from all experts' stacked.
 
     blocks          what the layer's MLP may be called
     gate, up, down  names of one expert's matrices
+    router, bias    what the router's matrix, and the bias that only selects, may be called
     """
 
     def per_expert(*names: str) -> list[Expr]:
@@ -84,7 +113,27 @@ def expert_rows(*blocks: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
 
     path = "layers.{i}/moe"
     return (
-        Row(f"{path}/router/weight", OneOf(tuple(Take(f"{block}.gate.weight") for block in blocks))),
+        Row(f"{path}/router/weight", _one_of(blocks, router)),
+        *([Row(f"{path}/router/select/bias", _one_of(blocks, bias))] if bias else ()),
         Row(f"{path}/gate_up/weight", OneOf((*per_expert(gate, up), *stacked("gate_up_proj")))),
         Row(f"{path}/down/weight", OneOf((*per_expert(down), *stacked("down_proj")))),
     )
+
+
+def shared_rows(*blocks: str, scale: str = "") -> tuple[Row, ...]:
+    """Where the weights of the expert that all tokens share come from.
+
+    blocks  what it may be called
+    scale   the matrix of its gate, if it has one
+    """
+    path = "layers.{i}/moe/shared"
+    rows = [
+        Row(f"{path}/{name}/{kind}", _one_of(blocks, (f"{name}_proj.{kind}",)))
+        for name in ("gate", "up", "down")
+        for kind in ("weight", "bias")
+    ]
+    return (*rows, *([Row(f"{path}/scale/weight", Take(scale))] if scale else ()))
+
+
+def _one_of(blocks: Sequence[str], names: Sequence[str]) -> Expr:
+    return OneOf(tuple(Take(f"{block}.{name}") for block in blocks for name in names))

@@ -12,6 +12,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.configs.token_ids import check_vocabulary, token_ids
+from ingot.convert.experts import SELECT_BIAS
 from ingot.convert.family import read_model
 from ingot.convert.gguf.source import is_gguf, open_gguf
 from ingot.convert.hf_rope import choose_factors
@@ -102,7 +103,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
             *_unknown_keys(unknown),
             *remarks,
             *left_out(wrapper, everything),
-            *_without_drafts(family.drafting(tensors)),
+            *_without_drafts(family.drafting(tensors, model.num_layers)),
         ),
     )
 
@@ -192,6 +193,10 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
 
 def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) -> Weight:
     stored, shape = infer(row.expr, tensors)
+    if row.name.endswith(
+        SELECT_BIAS
+    ):  # may be larger than the shares that it is added to, which differ in small digits
+        dtype = DType.F32 if stored is DType.F32 else dtype
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
     memory = 2 * held(row.expr, tensors) * stored.itemsize  # of what is made in memory: its parts and itself
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)

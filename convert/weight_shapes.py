@@ -1,6 +1,7 @@
 """ModelConfig → the weights that its Graph reads, by name, with the shapes in which they are stored."""
 
-from ingot.configs.model import ModelConfig, MoeConfig, Norm, QkNorm
+from ingot.configs.model import ModelConfig, Norm, QkNorm
+from ingot.convert.experts import expert_shapes
 from ingot.convert.recurrent import recurrent_shapes
 
 Shape = tuple[int, ...]
@@ -39,7 +40,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         moe = config.moe_of(layer)
         for name, sizes in _mlp_sizes(config).items() if moe is None else ():
             linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
-        shapes |= {} if moe is None else _expert_shapes(moe, hidden, f"{path}/moe")
+        shapes |= {} if moe is None else expert_shapes(moe, hidden, f"{path}/moe", mlp_bias=config.mlp_bias)
         norm(f"{path}/mlp_post_norm", present=config.post_norms)
     norm("norm")
     return shapes | _head_shapes(config)
@@ -74,12 +75,3 @@ def _mlp_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     names = ("gate_up",) if config.fused_gate_up else ("gate", "up") if config.gated_mlp else ("up",)
     width = 2 * inner if config.fused_gate_up else inner
     return {**{name: (hidden, width) for name in names}, "down": (inner, hidden)}
-
-
-def _expert_shapes(moe: MoeConfig, hidden: int, path: str) -> dict[str, Shape]:
-    """The weights of one layer's experts, stacked; gate_up holds the rows [gate | up] of each."""
-    return {
-        f"{path}/router/weight": (moe.experts, hidden),
-        f"{path}/gate_up/weight": (moe.experts, 2 * moe.intermediate_size, hidden),
-        f"{path}/down/weight": (moe.experts, hidden, moe.intermediate_size),
-    }

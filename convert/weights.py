@@ -11,10 +11,12 @@
                                      parts, each of all heads; a family's table leaves open how many rows a kind has
     Unpair(e, heads=8)               rows that lie as pairs in each head, [heads, n, 2] → halves, [heads, 2, n]; in a
                                      family's table heads=0 means one head an expert, over all rows of a stack
+    FirstRow(e)                      the only row of a matrix, as a vector
     PerExpert(e)                     in a family's table: a Stack with "{e}" in names replaced by 0, 1, 2, ...
     OneOf((e, f))                    in a family's table: the first whose first tensor is in the files
 
-A Take streams block by block, as do a Stack and a Concat of rows, part after part; the others are made in memory.
+A Take streams block by block, as do a Stack, a Concat of rows and a FirstRow, part after part; the others are made in
+memory.
 """
 
 import dataclasses
@@ -106,6 +108,11 @@ class Unpair:
 
 
 @dataclasses.dataclass(frozen=True)
+class FirstRow:
+    of: "Expr"
+
+
+@dataclasses.dataclass(frozen=True)
 class PerExpert:
     of: "Expr"
 
@@ -115,7 +122,7 @@ class OneOf:
     of: tuple["Expr", ...]
 
 
-Expr = Take | Transpose | Concat | Stack | Split | Regroup | KeyGroups | Unpair | PerExpert | OneOf
+Expr = Take | Transpose | Concat | Stack | Split | Regroup | KeyGroups | Unpair | FirstRow | PerExpert | OneOf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +157,7 @@ def sources(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Take(name):
             return (name,)
-        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | PerExpert(of):
+        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of) | PerExpert(of):
             return sources(of)
         case Concat(of) | Stack(of) | OneOf(of):
             return tuple(name for part in of for name in sources(part))
@@ -161,7 +168,7 @@ def rename(expr: Expr, old: str, new: str) -> Expr:
     match expr:
         case Take(name):
             return Take(name.replace(old, new))
-        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | PerExpert(of):
+        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of) | PerExpert(of):
             return dataclasses.replace(expr, of=rename(of, old, new))
         case Concat(of) | Stack(of) | OneOf(of):
             return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
@@ -177,7 +184,7 @@ def filled(expr: Expr, filling: Filling) -> Expr:
         case KeyGroups(of, kinds):
             sizes = tuple(filling.key_sizes[kind] for kind in kinds)
             return dataclasses.replace(expr, of=filled(of, filling), groups=filling.key_groups, sizes=sizes)
-        case Transpose(of) | Split(of):
+        case Transpose(of) | Split(of) | FirstRow(of):
             return dataclasses.replace(expr, of=filled(of, filling))
         case Unpair(of, heads):
             return Unpair(filled(of, filling), heads=heads or filling.experts)
@@ -203,7 +210,7 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             if shape[axis] % parts:
                 raise _unfit(expr, f"axis {axis} divisible by {parts}", str(list(shape)))
             return dtype, (*shape[:axis], shape[axis] // parts, *shape[axis + 1 :])
-        case Regroup(of) | KeyGroups(of) | Unpair(of):
+        case Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of):
             dtype, shape = infer(of, tensors)
             return dtype, _rows_of(expr, shape)
         case Concat(of, axis):
@@ -216,7 +223,7 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             raise AssertionError("a family's table is filled in before its rows are made")
 
 
-def _rows_of(expr: Regroup | KeyGroups | Unpair, shape: Shape) -> Shape:
+def _rows_of(expr: Regroup | KeyGroups | Unpair | FirstRow, shape: Shape) -> Shape:
     """The shape of what has the rows of an expression in another order, or some of them."""
     match expr:
         case Regroup(_, parts, heads):
@@ -227,6 +234,10 @@ def _rows_of(expr: Regroup | KeyGroups | Unpair, shape: Shape) -> Shape:
             return groups * sum(sizes[part] for part in take), *shape[1:]
         case Unpair(_, heads):
             return _shared_evenly(expr, shape, math.prod(shape[:-1] if len(shape) > 1 else shape), 2, heads)
+        case FirstRow():
+            if len(shape) != 2 or shape[0] != 1:
+                raise _unfit(expr, "one row", str(list(shape)))
+            return shape[1:]
 
 
 def _shared_evenly(expr: Expr, shape: Shape, rows: int, parts: int, heads: int) -> Shape:
@@ -296,6 +307,8 @@ def _stacked(expr: Expr, tensors: Mapping[str, StoredTensor]) -> StoredTensor | 
 
 def _in_order(expr: Expr) -> tuple[Expr, ...] | None:
     """The parts whose elements follow one another in the expression's, None where they are mixed."""
+    if isinstance(expr, FirstRow):
+        return (expr.of,)
     return expr.of if isinstance(expr, Stack) or (isinstance(expr, Concat) and expr.axis == 0) else None
 
 
@@ -318,6 +331,8 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
             rows = _evaluate(of, tensors)
             width = rows.shape[-1:] if rows.ndim > 1 else ()
             return rows.reshape(heads, -1, 2, *width).swapaxes(1, 2).reshape(rows.shape)
+        case FirstRow(of):
+            return _evaluate(of, tensors).reshape(-1)
         case Concat(of, axis):
             return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
         case Stack(of):

@@ -13,7 +13,7 @@ from ingot.chunks import Summer
 from ingot.configs.read import Section
 from ingot.convert.family import read_model
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Concat, Expr, KeyGroups, Split, Stack, sources
+from ingot.convert.weights import Concat, Expr, FirstRow, KeyGroups, Split, Stack, sources
 from ingot.dtypes import DType, from_float32
 
 Bits = npt.NDArray[np.generic]
@@ -107,7 +107,7 @@ def _taken_apart(expr: Expr, bits: Bits) -> Iterator[tuple[str, Bits]]:
         yield from _taken_apart(expr.of, np.concatenate([bits] * expr.parts, expr.axis))
         return
     if not isinstance(expr, Stack | Concat):
-        yield sources(expr)[0], bits
+        yield sources(expr)[0], bits[None] if isinstance(expr, FirstRow) else bits
         return
     for part, each in zip(expr.of, bits if isinstance(expr, Stack) else np.split(bits, len(expr.of)), strict=True):
         yield from _taken_apart(part, each)

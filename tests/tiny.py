@@ -79,6 +79,10 @@ def random_model(config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = 
                     0.7 if "emb" in name or "wte" in name or "wpe" in name else parameter.shape[-1] ** -0.5
                 )
             parameter.copy_(value.to(dtype).float())
+        parameters = {name for name, _ in model.named_parameters()}
+        for name, buffer in model.state_dict().items():  # the biases of routers
+            if name not in parameters:
+                buffer.copy_((0.2 * torch.randn(buffer.shape, generator=generator)).to(dtype).float())
     return model
 
 

@@ -1,25 +1,20 @@
 """A mixture of experts → MoeRoute, MoeGateUp and MoeDown, which compute the experts that a token takes and no others.
 
-x ┬ router ─ Softmax ─ TopK ─ [/ their sum] ─ ScatterElements into zeros ─ Transpose ─ Unsqueeze ┐
+x ┬ router ─ what `router_pattern` reads ─ ScatterElements into zeros ─ Transpose ─ Unsqueeze ─── ┐
   └ Unsqueeze ─ MatMul ─ Split ─ activation(gate) * up ─ MatMul ──────────────────────────────── Mul ─ ReduceSum
 """
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Attr, Graph, is_op, optional_input, ours, producer, small_ints, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
-from ingot.builder.rewrite import Either, Match, Op, W, X
+from ingot.builder.rewrite import Match, Op, W, X
+from ingot.builder.router_pattern import Route, read_fill, read_route
+from ingot.plugins.registry import find_op
 
 _SWAPPED = [0, 2, 1]
 
-_SCATTER = Op(
-    "ScatterElements",
-    Op("ConstantOfShape", Op("Shape", X("shaped"), name="shape"), name="zeros"),
-    X("experts"),
-    Either(Op("Div", X("top"), Op("ReduceSum", X("top"), name="total"), name="normalized"), X("top")),
-    name="scatter",
-)
+_SCATTER = Op("ScatterElements", X("zeros"), X("experts"), X("top"), name="scatter")
 _SPLIT = Op("Split", Op("MatMul", Op("Unsqueeze", X("x"), name="alike"), W("gate_up")), name="split")
 _GATED = Op("Mul", Op("Activation", _SPLIT, name="activation", domain=DOMAIN), X("up"))
 _WEIGHTED = Op(
@@ -41,27 +36,18 @@ def _axes(node: gs.Node) -> list[int] | None:
 
 def _check_weights(graph: Graph, match: Match) -> str | None:
     """Which experts are taken, and what they weigh: [batch, sequence, experts]."""
-    top = producer(match["top"])
-    if top is None or not is_op(top, "TopK") or match["top"] is not top.outputs[0]:
-        return "the weights are not the largest of some"
-    if match["experts"] is not top.outputs[1]:
-        return "the weights go elsewhere than where they come from"
-    if top.attrs.get("axis", -1) not in (-1, 2) or not top.attrs.get("largest", 1) or len(_axes(top) or []) != 1:
-        return "the experts taken are not a fixed number of the largest"
-    softmax = producer(top.inputs[0])
-    if softmax is None or not is_op(softmax, "Softmax") or softmax.attrs.get("axis", -1) not in (-1, 2):
-        return "the experts are not taken by a softmax over all"
-    if match["shaped"] is not softmax.outputs[0] or len(match["shape"].attrs):
-        return "the zeros have another shape than the softmax"
-    zero = match["zeros"].attrs.get("value")
-    scatter, total = match["scatter"], match.bindings.get("total")
-    if (zero is not None and np.any(zero.values)) or scatter.attrs.get("reduction", "none") != "none":
+    route = read_route(match["top"], match["experts"])
+    if isinstance(route, str):
+        return route
+    scatter = match["scatter"]
+    shaped, fill = read_fill(match["zeros"]) or (None, 1.0)
+    if fill or scatter.attrs.get("reduction", "none") != "none":
         return "experts that are not taken weigh something"
+    if shaped is not route.shares:
+        return "the zeros have another shape than the shares"
     if scatter.attrs.get("axis", 0) not in (-1, 2) or match["by_expert"].attrs.get("perm") != _SWAPPED:
         return "the weights are laid out along another axis"
-    if total is not None and (_axes(total) not in ([-1], [2]) or not total.attrs.get("keepdims", 1)):
-        return "the weights are not divided by their sum"
-    return None if ours(producer(softmax.inputs[0]), "Matmul") else "the router is no product with a weight"
+    return None if ours(producer(route.logits), "Matmul") else "the router is no product with a weight"
 
 
 def _check_products(graph: Graph, match: Match) -> str | None:
@@ -85,25 +71,26 @@ def _check_products(graph: Graph, match: Match) -> str | None:
     return None
 
 
-def _route(match: Match) -> tuple[gs.Tensor, int]:
-    """The router's logits, and how many experts a token takes."""
-    top = match["top"].inputs[0]
-    (taken,) = _axes(top) or [0]
-    return top.inputs[0].inputs[0].inputs[0], taken
-
-
 def _check(graph: Graph, match: Match) -> str | None:
     if (reason := _check_weights(graph, match) or _check_products(graph, match)) is not None:
         return reason
-    logits, taken = _route(match)
-    rows, experts = weight_shape(logits.inputs[0].inputs[1])[0], weight_shape(match["down"])[0]
-    return None if 1 <= taken <= rows == experts else f"{taken} of {rows} are taken, of {experts} experts"
+    route, experts = _route(match), weight_shape(match["down"])[0]
+    rows = weight_shape(route.logits.inputs[0].inputs[1])[0]
+    if rows != experts:
+        return f"the router is for {rows} experts, of {experts}"
+    shapes = ((rows,), None if route.bias is None else weight_shape(route.bias))
+    return find_op("moe_route").size_problem(shapes, route.attrs)
+
+
+def _route(match: Match) -> Route:
+    route = read_route(match["top"], match["experts"])
+    assert isinstance(route, Route), "the check has said so"
+    return route
 
 
 def _rewrite(graph: Graph, match: Match) -> None:
-    logits, taken = _route(match)
-    route: dict[str, Attr] = {"per_token": taken, "normalized": int("normalized" in match.bindings)}
-    ids, weights = graph.insert("MoeRoute", [logits], route, outputs=2)
+    route = _route(match)
+    ids, weights = graph.insert("MoeRoute", [route.logits, route.bias], route.attrs, outputs=2)
     activation: dict[str, Attr] = {"activation": match["activation"].attrs["activation"]}
     made = graph.insert("MoeGateUp", [match["x"], ids, _stored(match["gate_up"])], activation)
     graph.replace(match.output, "MoeDown", [*made, ids, weights, _stored(match["down"])], {})

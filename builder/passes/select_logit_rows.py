@@ -9,7 +9,10 @@ from ingot.builder.passes.base import Sweep
 from ingot.errors import PassError
 
 _PRODUCTS = ("Matmul", "MoeRoute", "MoeGateUp", "MoeDown")
-_ROW_BY_ROW = (*_PRODUCTS, "RmsNorm", "LayerNorm", "GatedNorm", "SigmoidGate", "Activation", "Softcap", "Scale")
+_ROW_BY_ROW = (
+    *(*_PRODUCTS, "RmsNorm", "LayerNorm", "GatedNorm", "SigmoidGate"),
+    *("Activation", "AddGated", "Softcap", "Scale"),
+)
 
 
 def apply(graph: Graph) -> int:

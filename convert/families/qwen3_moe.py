@@ -24,7 +24,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     section.has("max_window_layers")  # of the dense families; here every layer has the window
     window = read_window(section, 4096) if section.boolean("use_sliding_window", False) else 0
     section.has("sliding_window")  # switched off, it has no effect
-    dense_layers = _dense_layers(section, model.num_layers)
+    dense_layers = read_dense_layers(section, model.num_layers)
     moe = read_experts(
         section,
         experts=128,
@@ -41,7 +41,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
 
 
-def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
+def read_dense_layers(section: Section, layers: int) -> tuple[int, ...]:
     """Those of mlp_only_layers, and all but every decoder_sparse_step-th."""
     step, named = section.integer("decoder_sparse_step", 1, minimum=1), section.numbers("mlp_only_layers")
     if not all(isinstance(each, int) and each >= 0 for each in named):

@@ -24,7 +24,7 @@ from tests.handmade import write_safetensors
 from tests.tiny import tiny_model
 
 PARTS = ("model.onnx", "model.safetensors")
-FAMILIES = ("mixtral", "qwen3_moe")
+FAMILIES = ("ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2", "mixtral", "qwen2_moe", "qwen3_moe")
 
 
 def read(config: Mapping[str, Any]) -> MoeConfig | None:
@@ -107,6 +107,29 @@ def test_tensors_of_a_shared_expert_are_unclaimed(tmp_path: Path) -> None:
         convert(ConvertOptions(model_dir=made.folder, output_dir=tmp_path / "c"))
 
 
+def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
+    """Those of the next layer alone: one beyond that belongs to another model."""
+    made = tiny_model(tmp_path / "m", dict(find_family("glm4_moe").tiny))
+    given = {name: (DType.F32, values) for name, values in tensors(made.folder).items()}
+    more = np.zeros((4, 4), np.float32)
+    write_safetensors(made.folder / "model.safetensors", {**given, "model.layers.3.eh_proj.weight": (DType.F32, more)})
+    report = convert(ConvertOptions(model_dir=made.folder, output_dir=tmp_path / "c"))
+    assert report.warnings == ("1 tensors that draft tokens are left out: the model drafts none",)
+    write_safetensors(made.folder / "model.safetensors", {**given, "model.layers.4.eh_proj.weight": (DType.F32, more)})
+    with pytest.raises(CheckpointError, match=r"1 unclaimed: model.layers.4.eh_proj.weight"):
+        convert(ConvertOptions(model_dir=made.folder, output_dir=tmp_path / "d"))
+
+
+def test_the_bias_that_selects_keeps_float32(tmp_path: Path) -> None:
+    made = tiny_model(tmp_path / "m", dict(find_family("minimax_m2").tiny))
+    convert(ConvertOptions(model_dir=made.folder, output_dir=tmp_path / "c", dtype=DType.BF16))
+    stored = read_header(tmp_path / "c" / "model.safetensors")
+    path = "layers.0/moe/router"
+    assert (stored[f"{path}/select/bias"].dtype, stored[f"{path}/weight"].dtype) == (DType.F32, DType.BF16)
+    given = tensors(made.folder)["model.layers.0.block_sparse_moe.e_score_correction_bias"]
+    np.testing.assert_array_equal(read_rows(stored[f"{path}/select/bias"]).reshape(-1), given)
+
+
 def test_which_layers_have_experts() -> None:
     tiny = {**find_family("qwen3_moe").tiny, "num_hidden_layers": 6, "mlp_only_layers": [3]}
     for step, dense in ((1, (3,)), (2, (0, 2, 3, 4)), (3, (0, 1, 3, 4))):
@@ -147,11 +170,28 @@ def test_the_graph_holds_standard_ops_and_each_expert_once(tmp_path: Path) -> No
         ("qwen3_moe", {"mlp_only_layers": [0.5]}, ConfigError, "mlp_only_layers"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, ConfigError, "decoder_sparse_step"),
         ("qwen3_moe", {"norm_topk_prob": 1}, ConfigError, "norm_topk_prob"),
-        ("qwen2_moe", {}, UnsupportedModelError, "they need an expert that all tokens share"),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 0}, ConfigError, "shared_expert_intermediate_size"),
+        ("qwen2_moe", {"n_shared_experts": 1}, UnsupportedModelError, "n_shared_experts"),
+        ("glm4_moe", {"n_group": 5}, ConfigError, "n_group(.|\n)*a divisor of 12"),
+        ("glm4_moe", {"n_group": 12}, ConfigError, "n_group(.|\n)*at most 6"),
+        ("glm4_moe", {"topk_group": 5}, ConfigError, "topk_group(.|\n)*1 to 4"),
+        ("glm4_moe", {"num_experts_per_tok": 7}, ConfigError, "topk_group(.|\n)*3 to 4"),
+        ("glm4_moe", {"scoring_func": "softmax"}, UnsupportedModelError, "scoring_func(.|\n)*sigmoid"),
+        ("glm4_moe", {"topk_method": "greedy"}, UnsupportedModelError, "topk_method"),
+        ("glm4_moe", {"routed_scaling_factor": 0}, ConfigError, "routed_scaling_factor"),
+        ("glm4_moe", {"routed_scaling_factor": 1e39}, ConfigError, "scale is too large"),
+        ("glm4_moe", {"n_shared_experts": 0}, ConfigError, "n_shared_experts"),
+        ("hy_v3", {"mlp_layer_types": ["dense", "sparse"]}, ConfigError, "mlp_layer_types"),
+        ("hy_v3", {"mlp_layer_types": ["dense", "sparse", "other"]}, ConfigError, "mlp_layer_types"),
+        ("minimax_m2", {"use_routing_bias": False}, UnsupportedModelError, "use_routing_bias"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, UnsupportedModelError, "linear attention"),
+        ("minimax_m2", {"rotary_dim": 32}, UnsupportedModelError, "partial_rotary_factor"),
+        ("ernie4_5_moe", {"moe_k": 10}, ConfigError, "moe_k(.|\n)*at most 9"),
+        ("ernie4_5_moe", {"moe_norm_min": 0}, ConfigError, "moe_norm_min"),
     ],
 )
 def test_what_is_refused(name: str, changes: dict[str, Any], error: type[IngotError], words: str) -> None:
-    tiny = find_family("qwen3_moe" if name == "qwen2_moe" else name).tiny
+    tiny = find_family(name).tiny
     with pytest.raises(error, match=words):
         read({**tiny, "model_type": name, **changes})
 

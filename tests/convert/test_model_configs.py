@@ -105,7 +105,10 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
         "hidden_size": 4 * (config["hidden_size"] // heads),
     }
     if "moe_intermediate_size" in config:
-        small |= {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        count = next((key for key in ("moe_num_experts", "n_routed_experts") if key in config), "num_experts")
+        taken = "moe_k" if "moe_k" in config else "num_experts_per_tok"
+        small |= {count: 5, taken: 2, "moe_intermediate_size": 24}
+        small |= {key: 1 for key in ("n_group", "topk_group") if key in config}
     if "num_key_value_heads" in config:
         small["num_key_value_heads"] = max(1, 4 * kv_heads // heads)
     small |= {key: config[key][:2] for key in ("layer_types", "no_rope_layers") if config.get(key)}

@@ -119,7 +119,8 @@ def switches(base: Config) -> Iterator[Config]:
     yield from ({"mlp_only_layers": only} for only in ([0], list(range(layers))))
     yield from ({"decoder_sparse_step": step} for step in (2, layers + 1))
     yield from ({key: None} for key in ("num_experts", "num_local_experts"))
-    yield from ({key: 1} for key in ("num_hidden_layers", "n_group", "n_shared_experts", "routed_scaling_factor"))
+    yield from ({key: 1} for key in ("num_hidden_layers", "n_group", "n_shared_experts"))
+    yield {"routed_scaling_factor": 1.0}
 
 
 def activations(base: Config) -> Iterator[Config]:

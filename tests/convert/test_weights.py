@@ -10,6 +10,7 @@ from ingot.convert.weights import (
     Drop,
     Expr,
     Filling,
+    FirstRow,
     KeyGroups,
     OneOf,
     PerExpert,
@@ -63,6 +64,7 @@ def tensors(tmp_path: Path) -> dict[str, StoredTensor]:
         (KeyGroups(Concat((Take("a"), Take("b"))), (), take=(1, 0), groups=2, sizes=(1, 2)), AB[[1, 2, 4, 5, 0, 3]]),
         (Unpair(Take("a"), heads=1), A[[0, 2, 1, 3]]),
         (Unpair(Take("a"), heads=2), A),
+        (FirstRow(Split(Take("a"), parts=4, index=0)), A[0]),
         (Unpair(Stack((Take("a"), Take("a"))), heads=2), np.stack([A[[0, 2, 1, 3]]] * 2)),
         (
             Stack((Concat((Take("a"), Take("b"))), Concat((Take("b"), Take("a"))))),
@@ -109,6 +111,7 @@ def test_a_take_comes_in_blocks(tensors: dict[str, StoredTensor]) -> None:
         (Regroup(Take("a"), parts=3, heads=2), "rows divisible by 3 x 2"),
         (Unpair(Take("a"), heads=3), "rows divisible by 2 x 3"),
         (KeyGroups(Take("a"), (), take=(0,), groups=2, sizes=(1, 2)), r"2 groups of 1 \+ 2 rows"),
+        (FirstRow(Take("a")), "one row"),
     ],
 )
 def test_parts_that_do_not_fit(tensors: dict[str, StoredTensor], expr: Expr, words: str) -> None:

@@ -30,6 +30,7 @@ QUANTISED = [
     ("w4g64", "auto"),
     ("w4g128", "auto"),
 ]
+OTHERS = [("glm4_moe", "w8", "int8"), ("glm4_moe", "bf16", "auto"), ("qwen2_moe", "f32", "auto")]
 SIZES = {"num_experts": 24, "num_experts_per_tok": 3, "hidden_size": 40, "moe_intermediate_size": 27}
 
 
@@ -59,21 +60,32 @@ def bits(runner: ModelRunner, prompts: list[list[int]]) -> list[bytes]:
 @pytest.mark.parametrize(("precision", "activations"), [("f32", "auto"), ("bf16", "auto"), *QUANTISED])
 def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precision: str, activations: str) -> None:
     """Tokens that share a step take different experts; few rows and many go different ways through the kernels."""
-    config = BuildConfig(precision=precision, activations=activations, max_seq_len=60)
-    build(config, checkpoint, tmp_path / "e")
+    company_changes_nothing(checkpoint, tmp_path / "e", precision, activations)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(("family", "precision", "activations"), OTHERS)
+def test_other_routers_alone_and_in_company(family: str, precision: str, activations: str, tmp_path: Path) -> None:
+    """Groups, biases that select, shared experts and their gates."""
+    model = write_model(tmp_path / "m", find_family(family).tiny)
+    convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))
+    company_changes_nothing(tmp_path / "c", tmp_path / "e", precision, activations)
+
+
+def company_changes_nothing(checkpoint: Path, engine: Path, precision: str, activations: str) -> None:
+    """Bits of prompts alone, in batches and in chunks."""
+    build(BuildConfig(precision=precision, activations=activations, max_seq_len=60), checkpoint, engine)
     rng = np.random.default_rng(4)
     prompts = [rng.integers(0, 61, length).tolist() for length in (1, 37, 5, 16, 18, 2, 9, 1)]
-    with ModelRunner.from_dir(tmp_path / "e", threads=1) as runner:
+    with ModelRunner.from_dir(engine, threads=1) as runner:
         alone = list(itertools.chain.from_iterable(bits(runner, [prompt]) for prompt in prompts))
     for tokens, batch, threads in ((None, None, 2), (4, 3, 2), (17, 8, 1)):
-        with ModelRunner.from_dir(
-            tmp_path / "e", max_num_tokens=tokens, max_batch_size=batch, threads=threads
-        ) as runner:
+        with ModelRunner.from_dir(engine, max_num_tokens=tokens, max_batch_size=batch, threads=threads) as runner:
             assert bits(runner, prompts) == alone
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
 @pytest.mark.parametrize(("precision", "activations"), QUANTISED)
 def test_quantised_experts_follow_the_references(family: str, precision: str, activations: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", find_family(family).tiny)
@@ -102,6 +114,15 @@ def test_routers_keep_their_bits(checkpoint: Path, tmp_path: Path) -> None:
     rule = LayerRule(pattern="layers.2/moe_router", precision="w8")
     with pytest.raises(UsageError, match=r"fits no product(.|\n)*layers.2/moe_router"):
         build(BuildConfig(target="ref", precision="w4g32", layers=(rule,)), checkpoint, tmp_path / "f")
+
+
+def test_gates_of_shared_experts_keep_their_bits(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", find_family("qwen2_moe").tiny)
+    convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))
+    build(BuildConfig(target="ref", precision="w4g32"), tmp_path / "c", tmp_path / "e")
+    steps = {step["name"]: step["precision"] for step in inspect(tmp_path / "e").document["steps"]}
+    assert steps["layers.0/shared_gate"] == steps["layers.0/moe_router"] == "f32"
+    assert steps["layers.0/gate_up"] == steps["layers.0/moe_gate_up"] == "w4g32"
 
 
 def test_inspect_counts_the_experts_of_one_token(checkpoint: Path, tmp_path: Path) -> None:

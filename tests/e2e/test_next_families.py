@@ -26,6 +26,7 @@ NAMES = (
     "qwen3_5",
     "qwen3_5_text",
     "smollm3",
+    *("glm4_moe", "hy_v3", "minimax_m2", "qwen2_moe"),
 )
 
 pytestmark = pytest.mark.shared

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", rea
 SEQUENCES, LENGTH = 40, 50  # rows of 24 numbers and more are many, see kPrivateRowElements
 # Branches share their norm, which several products read, or norms stand behind the branches alone.
 NO_NORM_BEFORE_PRODUCTS = {"cohere", "cohere2", "exaone4", "olmo2", "olmo3", "phi"}
-QUERIES_NORMED_TOGETHER = {"olmo2", "olmo3", "olmoe"}
+QUERIES_NORMED_TOGETHER = {"olmo2", "olmo3", "olmoe", "minimax_m2"}
 
 
 @pytest.mark.parametrize("name", family_names())

@@ -63,6 +63,7 @@ TOP = (
 FENCES = {
     "onnx": (
         "ingot.convert.decoder",
+        "ingot.convert.experts",
         "ingot.convert.recurrent",
         "ingot.builder",
         "ingot.plugins.tensorrt",

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from ingot.builder.graph import Graph, weight_shape
 from ingot.builder.passes import insert_matmul, insert_moe, recognise_activations
 from ingot.builder.passes.base import PassReport
 from tests.passes.graphs import GraphMaker, ops_of, run_pass
 
-HIDDEN, EXPERTS, INNER = 8, 5, 6
+HIDDEN, EXPERTS, INNER = 8, 6, 5
 
 
 def experts(**changes: Any) -> Graph:
@@ -19,16 +19,28 @@ def experts(**changes: Any) -> Graph:
     g = GraphMaker()
     x = g.input(HIDDEN)
     scores = g.linear(x, HIDDEN, EXPERTS) if changes.get("router", True) else g.node("Gelu", g.input(EXPERTS))
-    shares = g.node("Softmax", scores, axis=changes.get("softmax_axis", -1))
+    score = changes.get("score", "Softmax")
+    shares = g.node(score, scores, **({"axis": changes.get("softmax_axis", -1)} if score == "Softmax" else {}))
+    keys = g.node("Add", shares, g.weight(EXPERTS)) if changes.get("bias") else shares
+    if changes.get("groups"):
+        keys = _of_best_groups(g, keys, changes)
     count = g.constant([changes.get("per_token", 2)])
-    top = g.node("TopK", shares, count, outputs=2, axis=changes.get("top_axis", -1), largest=changes.get("largest", 1))
+    top = g.node("TopK", keys, count, outputs=2, axis=changes.get("top_axis", -1), largest=changes.get("largest", 1))
     weights, chosen = top, f"{top}.1"
+    if keys != shares and not changes.get("keys_as_weights"):
+        weights = g.node("GatherElements", shares, chosen, axis=changes.get("gather_axis", 2))
     if changes.get("normalized", True):
         over = g.constant([changes.get("total_axis", -1)])
         total = g.node("ReduceSum", weights, over, keepdims=changes.get("total_keepdims", 1))
+        for op, number in changes.get("total", ()):
+            total = g.node(op, total, g.constant(np.float32(number)))
         weights = g.node("Div", weights, total)
+    if changes.get("scale"):
+        weights = g.node("Mul", weights, g.constant(np.float32(changes["scale"])))
     if changes.get("other_experts", False):
         chosen = f"{g.node('TopK', g.node('Neg', shares), count, outputs=2, axis=-1)}.1"
+    if changes.get("swapped_experts"):
+        chosen = f"{g.node('TopK', keys, count, outputs=2, axis=-1)}.1"
     zeros = g.node("ConstantOfShape", g.node("Shape", shares))
     if changes.get("filled", False):
         zeros = g.node(
@@ -48,10 +60,28 @@ def experts(**changes: Any) -> Graph:
     return g.finish(summed)
 
 
+def _of_best_groups(g: GraphMaker, keys: str, changes: dict[str, Any]) -> str:
+    """Keys of the experts in the best two of three groups, minus infinity for the others."""
+    grouped = g.node("Reshape", keys, g.constant([0, 0, 3, EXPERTS // 3]))
+    best = g.node("TopK", grouped, g.constant([changes.get("best", 2)]), outputs=2, axis=-1)
+    sums = g.node("ReduceSum", best, g.constant([-1]), keepdims=0)
+    top = g.node("TopK", sums, g.constant([2]), outputs=2, axis=-1)
+    zeros = g.node("ConstantOfShape", g.node("Shape", sums))
+    one = numpy_helper.from_array(np.ones(1, np.float32))
+    ones = g.node("ConstantOfShape", g.node("Shape", f"{top}.1"), value=one)
+    marked = g.node("ScatterElements", zeros, f"{top}.1", ones, axis=changes.get("marked_axis", -1))
+    column = g.node("Unsqueeze", g.node("Cast", marked, to=TensorProto.BOOL), g.constant([-1]))
+    kept = g.node("Where", column, grouped, g.constant(np.float32(changes.get("never", -np.inf))))
+    return g.node("Reshape", kept, g.constant([0, 0, EXPERTS]))
+
+
 def _stacked(g: GraphMaker, size_out: int, size_in: int, in_out: bool = False) -> str:
     if in_out:
         return g.weight(EXPERTS, size_in, size_out)
     return g.node("Transpose", g.weight(EXPERTS, size_out, size_in), perm=[0, 2, 1])
+
+
+PLAIN = {"score": "softmax", "eps": 0.0, "floor": 0.0, "scale": 1.0, "groups": 1, "group_top": 1}
 
 
 def insert(graph: Graph) -> PassReport:
@@ -68,19 +98,43 @@ def test_three_plugins(normalized: bool, per_token: int, swapped: bool) -> None:
     assert insert(graph).fired == 1
     assert ops_of(graph) == ["Gather", "Matmul", "MoeRoute", "MoeGateUp", "MoeDown"]
     route, gate_up, down = graph.nodes[-3:]
-    assert route.attrs == {"per_token": per_token, "normalized": int(normalized)}
+    assert route.attrs == {**PLAIN, "per_token": per_token, "normalized": int(normalized)}
     assert gate_up.attrs == {"activation": "gelu"}
     assert weight_shape(gate_up.inputs[2]) == (EXPERTS, 2 * INNER, HIDDEN)
     assert weight_shape(down.inputs[3]) == (EXPERTS, HIDDEN, INNER)
+
+
+@pytest.mark.parametrize("score", ["Softmax", "Sigmoid"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("groups", [False, True])
+def test_other_routers(score: str, bias: bool, groups: bool) -> None:
+    """The numbers stay: `run_pass` compares them."""
+    graph = experts(score=score, bias=bias, groups=groups, total=[("Max", 0.75), ("Add", 0.5)], scale=2.5)
+    assert insert(graph).fired == 1
+    (route,) = graph.plugins("MoeRoute")
+    more = {"score": score.lower(), "floor": 0.75, "eps": 0.5, "scale": 2.5, "per_token": 2, "normalized": 1}
+    assert route.attrs == {**PLAIN, **more, **({"groups": 3, "group_top": 2} if groups else {})}
+    assert len(route.inputs) == 1 + bias
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"router": False}, "the router is no product with a weight"),
-        ({"softmax_axis": 1}, "the experts are not taken by a softmax over all"),
+        ({"softmax_axis": 1}, "the experts are not taken by a softmax over all, nor by sigmoids"),
+        ({"score": "Tanh"}, "the experts are not taken by a softmax over all, nor by sigmoids"),
+        ({"bias": True, "keys_as_weights": True}, "the weights go elsewhere than where they come from"),
+        ({"bias": True, "gather_axis": 1}, "the weights go elsewhere than where they come from"),
+        ({"total": [("Sub", 0.5)]}, "the weights are not divided by their sum"),
+        ({"total": [("Add", -0.5)]}, "the weights are not divided by their sum"),
+        ({"total": [("Add", 0.5), ("Max", 0.5)]}, "the weights are not divided by their sum"),
+        ({"groups": True, "never": -1e9}, "the experts are left out in another way than by groups"),
+        ({"groups": True, "marked_axis": 1}, "the experts are left out in another way than by groups"),
+        ({"groups": True, "best": 1}, "groups are not ranked by the sum of their two best"),
+        ({"groups": True, "per_token": 5}, "a row cannot take 5 of 4 experts"),
         ({"largest": 0}, "the experts taken are not a fixed number of the largest"),
-        ({"other_experts": True}, "the weights go elsewhere than where they come from"),
+        ({"other_experts": True}, "the experts are not taken by a softmax over all, nor by sigmoids"),
+        ({"swapped_experts": True}, "the weights go elsewhere than where they come from"),
         ({"filled": True}, "experts that are not taken weigh something"),
         ({"stored_in_out": True}, "the experts' weights are not stored [experts, out, in]"),
         ({"squared": True}, "the second factor is not the other half of the product"),
@@ -95,7 +149,7 @@ def test_three_plugins(normalized: bool, per_token: int, swapped: bool) -> None:
         ({"split": {}}, f"the parts have sizes [{INNER}, {INNER}] of {2 * INNER}"),
         ({"split": {"axis": 2}}, f"the parts have sizes [{INNER}, {INNER}] of {2 * INNER}"),
         ({"sizes": [INNER + 1, INNER - 1]}, f"the parts have sizes [{INNER + 1}, {INNER - 1}] of {2 * INNER}"),
-        ({"inner": INNER + 1}, "experts of shapes (5, 12, 8) and (5, 8, 7) do not fit together"),
+        ({"inner": INNER + 1}, "experts of shapes (6, 10, 8) and (6, 8, 6) do not fit together"),
         ({"column_axis": 1}, "the experts are not side by side"),
         ({"sum_axis": 2}, "the sum does not run over the experts"),
     ],
@@ -115,4 +169,4 @@ def test_a_router_of_fewer_experts_is_refused() -> None:
     (product,) = graph.plugins("Matmul")
     product.inputs[1] = graph.constant(np.zeros((EXPERTS - 1, HIDDEN), np.float32))
     report = insert_moe.PASS.run(graph)
-    assert report.refused == {f"2 of {EXPERTS - 1} are taken, of {EXPERTS} experts": 1}
+    assert report.refused == {f"the router is for {EXPERTS - 1} experts, of {EXPERTS}": 1}

@@ -5,9 +5,16 @@ namespace ingot {
 namespace {
 
 void bind_moe_route(const Binder& step, BoundStep& bound) {
-  step.check_form(1, 2, 2);
+  step.check_form(2, 2, 8);
   const BufferSpec* logits = step.find_buffer(step.spec().inputs[0]);
-  const int64_t slots = step.attr_int("per_token", 1, logits->cols);
+  const int64_t groups = step.attr_int("groups", 1, logits->cols);
+  const int64_t group_top = step.attr_int("group_top", 1, groups);
+  step.check(groups == 1 || (logits->cols % groups == 0 && logits->cols >= 2 * groups),
+             "the experts cannot be shared evenly among the groups");
+  const int64_t slots = step.attr_int("per_token", 1, logits->cols / groups * group_top);
+  const std::string score = step.attr_word("score");
+  step.check(score == "softmax" || score == "sigmoid", "attribute score must be softmax or sigmoid");
+  const float* bias = step.vector(step.spec().inputs[1], logits->cols);
   const BufferSpec* ids = step.buffer(step.spec().outputs[0], slots);
   const BufferSpec* weights = step.buffer(step.spec().outputs[1], slots);
   for (const BufferSpec* each : {ids, weights}) step.same_rows(logits, each);
@@ -16,12 +23,19 @@ void bind_moe_route(const Binder& step, BoundStep& bound) {
   step.apart(weights, logits, false);
   step.apart(ids, weights, false);
   bound.args = MoeRouteArgs{.logits = step.at(logits),
+                            .bias = bias,
                             .ids = step.at(ids),
                             .weights = step.at(weights),
                             .rows = 0,
                             .experts = logits->cols,
                             .slots = slots,
-                            .normalized = step.attr_int("normalized", 0, 1) == 1};
+                            .normalized = step.attr_int("normalized", 0, 1) == 1,
+                            .sigmoid = score == "sigmoid",
+                            .eps = step.attr_not_negative("eps"),
+                            .floor = step.attr_not_negative("floor"),
+                            .scale = step.attr_float("scale"),
+                            .groups = groups,
+                            .group_top = group_top};
 }
 
 }  // namespace

@@ -132,15 +132,43 @@ def _matmul(dtype: DType) -> Iterator[Case]:
             yield [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
 
 
+def _add_gated(dtype: DType) -> Iterator[Case]:
+    for rows, cols in zip(ROWS, WIDTHS, strict=False):
+        yield [_normal(0, rows, cols), _normal(1, rows, cols), 30 * _normal(2, rows, 1)], {}, plain_batch(rows)
+
+
 def _moe_route(dtype: DType) -> Iterator[Case]:
     for index, (experts, slots) in enumerate([(1, 1), (5, 2), (17, 17), (60, 4), (128, 8), (512, 10)]):
         logits = 4 * _normal(index, ROWS[index % 5], experts)
         logits[-1, : experts // 2] = logits[-1].max() + 1  # equal ones
-        yield [logits], {"per_token": slots, "normalized": index % 2}, plain_batch(len(logits))
-        yield [logits[:2]], {"per_token": slots, "normalized": 1 - index % 2}, plain_batch(len(logits[:2]))
+        plain: dict[str, Attr] = {
+            "score": "softmax",
+            "eps": 0.0,
+            "floor": 0.0,
+            "scale": 1.0,
+            "groups": 1,
+            "group_top": 1,
+        }
+        yield [logits, None], {**plain, "per_token": slots, "normalized": index % 2}, plain_batch(len(logits))
+        more = {**plain, "per_token": slots, "normalized": 1 - index % 2}
+        yield [logits[:2], None], more, plain_batch(len(logits[:2]))
+        bias = Packed(values=_normal(index, experts), dtype=DType.F32)
+        for score in ("softmax", "sigmoid"):
+            attrs = {**plain, "score": score, "per_token": slots, "normalized": index % 2, "eps": 0.1, "scale": 2.5}
+            yield [logits, bias], attrs, plain_batch(len(logits))
+            if experts % 4 == 0:
+                attrs |= {"floor": 0.75, "groups": 4, "group_top": 2}
+                yield [logits, bias], attrs, plain_batch(len(logits))
+                yield [logits, None], attrs, plain_batch(len(logits))
 
 
 CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
+    **{
+        op: functools.partial(_elements, len(find_op(op).inputs))
+        for op in sorted({name.split(".")[0] for name in kernel_table()})
+        if _is_elementwise(op)
+    },
+    "add_gated": _add_gated,
     "embedding": _embedding,
     "rms_norm": lambda dtype: _norm(3),
     "layer_norm": lambda dtype: _norm(4),
@@ -151,11 +179,6 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "rope_table": _rope_table,
     "matmul": _matmul,
     "moe_route": _moe_route,
-    **{
-        op: functools.partial(_elements, len(find_op(op).inputs))
-        for op in sorted({name.split(".")[0] for name in kernel_table()})
-        if _is_elementwise(op)
-    },
 }
 # below, test_moe.py, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
 ELSEWHERE = {

@@ -29,6 +29,9 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("add", [(8,), (1,)], {}, "b has shape (1,)"),
         ("activation", [(8,), None], {}, None),
         ("activation", [(8,), (4,)], {}, "up has shape"),
+        ("add_gated", [(8,), (8,), (1,)], {}, None),
+        ("add_gated", [(8,), (4,), (1,)], {}, "b has shape"),
+        ("add_gated", [(8,), (8,), (8,)], {}, "gate has shape"),
         ("embedding", [(61, 8), (20, 8)], {}, None),
         ("embedding", [(61, 8), (20, 4)], {}, "no matrices of one width"),
         ("embedding", [(61,), None], {}, "no matrices of one width"),
@@ -45,10 +48,16 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("softcap", [(32,)], {"cap": 0.0}, "not above 0"),
         ("rope_kv_write", [(64,), (9,), None, None], HEADS, "9 rotary dimensions"),
         ("matmul", [(8,), (9, 8), None, None], GATED, "even number of rows"),
-        ("moe_route", [(5,)], {"per_token": 1}, None),
-        ("moe_route", [(5,)], {"per_token": 5}, None),
-        ("moe_route", [(5,)], {"per_token": 0}, "cannot take 0 of 5 experts"),
-        ("moe_route", [(5,)], {"per_token": 6}, "cannot take 6 of 5 experts"),
+        ("moe_route", [(5,), None], {"per_token": 1}, None),
+        ("moe_route", [(5,), None], {"per_token": 5}, None),
+        ("moe_route", [(5,), None], {"per_token": 0}, "cannot take 0 of 5 experts"),
+        ("moe_route", [(5,), None], {"per_token": 6}, "cannot take 6 of 5 experts"),
+        ("moe_route", [(5,), (4,)], {"per_token": 2}, "bias has shape (4,) instead of (5,)"),
+        ("moe_route", [(8,), None], {"per_token": 4, "groups": 4, "group_top": 2}, None),
+        ("moe_route", [(8,), None], {"per_token": 5, "groups": 4, "group_top": 2}, "cannot take 5 of 4 experts"),
+        ("moe_route", [(8,), None], {"per_token": 1, "groups": 3}, "among 3 groups of two or more"),
+        ("moe_route", [(8,), None], {"per_token": 1, "groups": 8}, "among 8 groups of two or more"),
+        ("moe_route", [(8,), None], {"per_token": 1, "groups": 2, "group_top": 3}, "experts of 3 groups of 2"),
         ("moe_gate_up", [(8,), (2,), (5, 6, 8)], {}, None),
         ("moe_gate_up", [(8,), (6,), (5, 6, 8)], {}, "cannot take 6 of 5 experts"),
         ("moe_down", [(18,), (6,), (6,), (5, 8, 3)], {}, "cannot take 6 of 5 experts"),
@@ -62,6 +71,7 @@ GATED: dict[str, Attr] = {"gated": 1}
     ],
 )
 def test_sizes(op: str, shapes: list[Shape | None], attrs: dict[str, Attr], words: str | None) -> None:
-    problem = find_op(op).size_problem(shapes, attrs)
+    usual = {key: value for key, value in find_op(op).attrs.items() if not isinstance(value, type)}
+    problem = find_op(op).size_problem(shapes, {**usual, **attrs})
     assert (problem is None) == (words is None)
     assert words is None or words in str(problem)

@@ -1,0 +1,89 @@
+"""GLM 4.5 to 4.7: a Llama with experts scored by sigmoids, an expert that all tokens share, and partial rotation."""
+
+import dataclasses
+from collections.abc import Collection
+
+from ingot.configs.model import ModelConfig, MoeConfig, QkNorm, RouterScore
+from ingot.configs.read import Section
+from ingot.convert.families import llama, qwen3
+from ingot.convert.hf_moe import expert_rows, read_experts, read_groups, shared_rows
+from ingot.errors import UnsupportedModelError
+
+_KNOWN = ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor")
+_OF_ALL = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}  # some files say what is so in every model
+
+
+def read_sigmoid_experts(section: Section, layers: int) -> MoeConfig | None:
+    """The experts as GLM and its relatives configure them; None where every layer has a plain MLP."""
+    for key, usual in _OF_ALL.items():
+        if section.has(key) and section.raw(key) != usual:
+            raise UnsupportedModelError(
+                "the router is of another kind than the family's",
+                where=section.place(key),
+                expected=usual,
+                got=repr(section.raw(key))[:200],
+            )
+    inner = section.integer("moe_intermediate_size", 1408, minimum=1)
+    dense = min(section.integer("first_k_dense_replace", 1), layers)
+    moe = read_experts(
+        section,
+        experts=128,
+        per_token=8,
+        intermediate_size=inner,
+        normalized=section.boolean("norm_topk_prob", True),
+        dense_layers=tuple(range(dense)),
+        known=(*_KNOWN, *_OF_ALL),
+        count_key="n_routed_experts",
+    )
+    groups, group_top = read_groups(section, moe.experts, moe.per_token)
+    moe = dataclasses.replace(
+        moe,
+        score=RouterScore.SIGMOID,
+        select_bias=True,
+        groups=groups,
+        group_top=group_top,
+        sum_offset=1e-20,
+        scale=section.number("routed_scaling_factor", 1.0, above=0),
+        shared_size=inner * section.integer("n_shared_experts", 1, minimum=1),
+    )
+    return None if dense == layers else moe
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a Glm4MoeForCausalLM; defaults are those of transformers."""
+    model = llama.read_llama(
+        section, positions=131072, kv_heads=8, eps=1e-5, partial_rotary=0.5, has_attention_bias=False
+    )
+    section.has("num_nextn_predict_layers")  # how many layers the files hold for later tokens
+    return dataclasses.replace(
+        model,
+        qkv_bias=section.boolean("attention_bias", False),
+        qk_norm=QkNorm.HEAD if section.boolean("use_qk_norm", False) else None,
+        moe=read_sigmoid_experts(section, model.num_layers),
+    )
+
+
+_BLOCK = "model.layers.{i}.mlp"
+_EXPERTS = expert_rows(_BLOCK, gate="gate_proj", up="up_proj", down="down_proj", bias=("gate.e_score_correction_bias",))
+
+FAMILY = dataclasses.replace(
+    qwen3.FAMILY,
+    name="glm4_moe",
+    read=read,
+    rows=qwen3.FAMILY.rows + _EXPERTS + shared_rows(f"{_BLOCK}.shared_experts"),
+    drafts="model.layers.{n}.",
+    nullable=(),
+    tiny={
+        **llama.FAMILY.tiny,
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 3,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+    },
+)
