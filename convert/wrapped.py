@@ -100,6 +100,9 @@ WRAPPERS: Mapping[str, Wrapper] = {
         text={"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, models="Qwen2.5-VL", defaults=_QWEN2, flat=True
     ),
     "qwen3_5": Wrapper(text={"qwen3_5_text": "qwen3_5_text"}, models="Qwen 3.5, 3.6 and 3.8, 0.8B to 27B"),
+    "qwen3_5_moe": Wrapper(
+        text={"qwen3_5_moe_text": "qwen3_5_moe_text"}, models="Qwen 3.5 and 3.6, 35B-A3B to 397B-A17B"
+    ),
     "qwen3_vl": Wrapper(text={"qwen3_vl_text": "qwen3"}, models="Qwen3-VL", defaults=_QWEN3),
     "qwen3_vl_moe": Wrapper(
         text={"qwen3_vl_moe_text": "qwen3_moe"},

@@ -26,6 +26,7 @@ def read_llama(
     partial_rotary: float | None = None,
     has_attention_bias: bool = True,
     rope_kinds: Sequence[str] = KINDS,
+    intermediate_key: str = "intermediate_size",
     intermediate: int | None = None,
 ) -> ModelConfig:
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
@@ -45,7 +46,7 @@ def read_llama(
         family=section.text("model_type"),
         vocab_size=section.integer("vocab_size", minimum=1),
         hidden_size=hidden,
-        intermediate_size=section.integer("intermediate_size", intermediate, minimum=1),
+        intermediate_size=section.integer(intermediate_key, intermediate, minimum=1),
         num_layers=section.integer("num_hidden_layers", minimum=1),
         heads=heads,
         kv_heads=read_kv_heads(section, heads, kv_heads),

@@ -42,13 +42,13 @@ def _windows(section: Section, layers: int) -> tuple[int, ...]:
     return windows_by_type(section, layers, window, usual)
 
 
-_SHARED = shared_rows("model.layers.{i}.mlp.shared_expert", scale="model.layers.{i}.mlp.shared_expert_gate.weight")
+SHARED = shared_rows("model.layers.{i}.mlp.shared_expert", scale="model.layers.{i}.mlp.shared_expert_gate.weight")
 
 FAMILY = dataclasses.replace(
     qwen3_moe.FAMILY,
     name="qwen2_moe",
     read=read,
-    rows=qwen3_moe.FAMILY.rows + _SHARED,
+    rows=qwen3_moe.FAMILY.rows + SHARED,
     nullable=("sliding_window", "layer_types", "mlp_only_layers"),
     tiny={
         **{key: value for key, value in qwen3_moe.FAMILY.tiny.items() if key != "head_dim"},

@@ -15,7 +15,13 @@ from ingot.errors import ConfigError, UnsupportedModelError
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Qwen3_5ForCausalLM; defaults are those of transformers."""
-    model = llama.read_llama(section, positions=32768, kv_heads=4, head_dim=256, partial_rotary=0.25)
+    return read_hybrid(
+        section, llama.read_llama(section, positions=32768, kv_heads=4, head_dim=256, partial_rotary=0.25)
+    )
+
+
+def read_hybrid(section: Section, model: ModelConfig) -> ModelConfig:
+    """What layers of the delta rule and gated attention add to a Llama."""
     for key in ("mrope_section", "mrope_interleaved"):  # the three positions of a text are equal
         rope_section(section).has(key)
     section.has("mamba_ssm_dtype")  # states are always float32

@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = {
 }
 MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["full_attention"] * 3},
-    "qwen3_5_text": {"num_hidden_layers": 4},
+    **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("gpt2", "gpt_bigcode")
 GPT2_SIZES = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
@@ -109,6 +109,8 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
         taken = "moe_k" if "moe_k" in config else "num_experts_per_tok"
         small |= {count: 5, taken: 2, "moe_intermediate_size": 24}
         small |= {key: 1 for key in ("n_group", "topk_group") if key in config}
+    if "full_attention_interval" in config:
+        small["full_attention_interval"] = 2
     if "num_key_value_heads" in config:
         small["num_key_value_heads"] = max(1, 4 * kv_heads // heads)
     small |= {key: config[key][:2] for key in ("layer_types", "no_rope_layers") if config.get(key)}

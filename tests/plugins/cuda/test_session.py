@@ -35,7 +35,17 @@ from tests.plugins.cpu.one_step import batch_of
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
 REFUSED = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2"),
-    *("glm4_moe", "hy_v3", "minimax_m2", "ernie4_5_moe", "qwen3_5_text", "lfm2", "granitemoehybrid"),
+    *(
+        "glm4_moe",
+        "hy_v3",
+        "minimax_m2",
+        "ernie4_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_next",
+        "qwen3_5_text",
+        "lfm2",
+        "granitemoehybrid",
+    ),
 )
 PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
 

@@ -22,7 +22,17 @@ from tests.handmade import write_model
 
 REFUSED = (  # experts, op scale, states
     *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2"),
-    *("glm4_moe", "hy_v3", "minimax_m2", "ernie4_5_moe", "qwen3_5_text", "lfm2", "granitemoehybrid"),
+    *(
+        "glm4_moe",
+        "hy_v3",
+        "minimax_m2",
+        "ernie4_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_next",
+        "qwen3_5_text",
+        "lfm2",
+        "granitemoehybrid",
+    ),
 )
 FAMILIES = [name for name in family_names() if name not in REFUSED]
 OPTIONS = CompareOptions(tokens=48)

@@ -38,7 +38,17 @@ from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 # of which GPU targets refuse an op: experts, and factors of branches or logits
 MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2"),
-    *("glm4_moe", "hy_v3", "minimax_m2", "ernie4_5_moe", "qwen3_5_text", "lfm2", "granitemoehybrid"),
+    *(
+        "glm4_moe",
+        "hy_v3",
+        "minimax_m2",
+        "ernie4_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_next",
+        "qwen3_5_text",
+        "lfm2",
+        "granitemoehybrid",
+    ),
 )
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
 BLOCKS = 6
