@@ -42,6 +42,7 @@ def test_defaults() -> None:
         "skip_special_tokens",
         "logits_processors",
         "structured_outputs",
+        "thinking_token_budget",
     }
 
 

@@ -31,7 +31,7 @@ def _problem(op: str, changed: dict[str, Attr]) -> str | None:
         ("matmul", "activations", "int8", "w8"),
         ("matmul", "activation", "none", "tanh"),
         ("matmul", "gated", 1, 2),
-        ("matmul", "group", 128, 16),
+        ("matmul", "group", 16, 8),
         ("moe_down", "group", 0, 1),
         ("moe_gate_up", "activation", "relu", ""),
         ("moe_route", "normalized", 0, -1),

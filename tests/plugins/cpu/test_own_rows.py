@@ -8,7 +8,7 @@ from ingot.plan import Attr
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
-from tests.plugins.ops.calls import random_rows
+from tests.plugins.ops.calls import random_weight
 
 pytestmark = pytest.mark.native
 
@@ -25,7 +25,7 @@ def _case(kernel: str) -> tuple[list[Input], dict[str, Attr]]:
         values=np.random.default_rng(1).standard_normal((20, K)).astype(np.float32), dtype=DType.BF16, panels=True
     )
     if weight_type.startswith("w"):
-        weight = Quantised.of(random_rows(20, K, group))
+        weight = Quantised.of(random_weight(weight_type, 20, K, group))
     x = np.random.default_rng(2).standard_normal((MANY, K)).astype(np.float32)
     return [x, weight, None, None], {"activation": "none", "gated": 0, "activations": rounded, "group": group}
 

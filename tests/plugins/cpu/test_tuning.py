@@ -14,7 +14,7 @@ from ingot.plugins.layouts import panel_bytes
 from ingot.plugins.op import Array
 from ingot.plugins.target import Product, Tunable
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
-from tests.plugins.ops.calls import random_rows
+from tests.plugins.ops.calls import random_rows, random_weight
 
 pytestmark = pytest.mark.native
 
@@ -28,7 +28,7 @@ def _case(kernel: str, n: int, k: int, rows: int = max(ROWS)) -> tuple[list[Inpu
     x = np.random.default_rng(n).standard_normal((rows, k)).astype(np.float32)
     group = 64 if dtype.startswith("w4") else 0
     weight = (
-        Quantised.of(random_rows(n, k, group), gated=True)
+        Quantised.of(random_weight(dtype, n, k, group), gated=True)
         if dtype.startswith("w")
         else Packed(values=random_rows(n, k).values, dtype=DType(dtype), panels=True, gated=True)
     )

@@ -52,6 +52,13 @@ def random_grouped(shape: tuple[int, ...], group: int, shift: str = "") -> Group
     )
 
 
+def random_weight(dtype: str, n: int, k: int, group: int) -> QuantisedRows | GroupedRows:
+    """A weight of a quantised type as the names of kernels have it: w8, w4a8, w4tsa8."""
+    if dtype.startswith("w4t"):
+        return random_grouped((n, k), group, "zero" if dtype.startswith("w4ts") else "")
+    return random_rows(n, k, group)
+
+
 def _halves(values: npt.NDArray[np.floating] | npt.NDArray[np.integer]) -> Array:
     """Those that float16 holds."""
     return values.astype(np.float16).astype(np.float32)
