@@ -120,6 +120,6 @@ def require_plugins(graph: Graph, reports: Sequence[PassReport]) -> None:
         f"{len(left)} nodes of the graph fit no pass",
         where=", ".join(describe(node) for node in left[:5]),
         expected="a graph of the ops that docs/checkpoint_format.md lists",
-        got="; ".join(refusals) or f"ops {', '.join(sorted({node.op for node in left}))}",
+        got="; ".join([f"ops {', '.join(sorted({node.op for node in left}))}", *refusals]),
         hint="look at the graph with --dump_passes DIR, or add a pass to builder/passes",
     )

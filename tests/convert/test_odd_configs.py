@@ -267,8 +267,8 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
         ("llama", {"rope_scaling": {"type": "su", **FACTORS}}, "rotary positions is not supported"),
         ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "not supported(.|\n)*default, longrope, su"),
         ("qwen3", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "one rotation"),
-        ("gemma3_text", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "for a kind of layers"),
-        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "older release"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "not given by kind of layer"),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "has an older key"),
     ],
 )
 def test_what_transformers_refuses_or_reads_otherwise_is_refused(name: str, change: Config, words: str) -> None:

@@ -36,6 +36,8 @@ from tests.handmade import random_tensors, write_model
 
 LLAMA = {**find_family("llama").tiny, "num_key_value_heads": 2, "head_dim": 16}
 OPTIONS = CompareOptions(tokens=40)
+# A state carries on what a rounding changed.
+DELTA_RULE = {"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
 KL = {"f3": 1e-9, "bf": 3e-4, "w8": 2e-3, "w4": 0.2}  # mean, by the beginning of the precision
 
 
@@ -84,7 +86,8 @@ def test_a_sound_engine_of_every_family(family: str, kind: str, tmp_path: Path) 
     comparison = compare(model.engine(kind), model.checkpoint, OPTIONS)
     comparison.raise_if_wrong()
     assert comparison.logits.positions == 40
-    assert (comparison.logits.kl_mean or 0) < KL["w8" if kind.endswith("f32-int8") else kind.split("-")[1][:2]]
+    bound = KL["w8" if kind.endswith("f32-int8") else kind.split("-")[1][:2]]
+    assert (comparison.logits.kl_mean or 0) < bound * (10 if family in DELTA_RULE else 1)
     assert comparison.logits.perplexity is None, "random tokens are no text"
     assert {step.name for step in comparison.steps if step.model_error is not None} >= {"embed", "lm_head"}
 

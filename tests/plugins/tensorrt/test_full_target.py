@@ -274,5 +274,5 @@ def test_it_runs_like_any_other(
     newer = Library(name="TensorRT", version="11.5.0.1", module=MODULE, folder=Path("nowhere"))
     monkeypatch.setattr(full_target, "find_tensorrt", lambda: newer)
     ingot("run", "--engine_dir", engine, "--prompt", "x").fails(
-        "needs the very version of TensorRT that built it", "expected: 11.4.0.106", "got: 11.5.0.1"
+        "needs exactly the version of TensorRT that built it", "expected: 11.4.0.106", "got: 11.5.0.1"
     )

@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
     whole = network.read_bytes()
     for data, word in (
         (_header() + b"torn", "cannot read the engine"),
-        (_header((1, 7, 0, 9)) + b"whole", "the very version"),
+        (_header((1, 7, 0, 9)) + b"whole", "exactly the version"),
         (b"no engine at all" * 8, "no TensorRT-RTX engine"),
         (b"", "cut short"),
     ):

@@ -60,6 +60,6 @@ def test_storm(served: Served) -> None:
 
     def live() -> int:
         gc.collect()
-        return sum(isinstance(each, Matcher) for each in gc.get_objects())
+        return sum(type(each) is Matcher for each in gc.get_objects())
 
     assert eventually(lambda: live() <= cached + 2), "beside those that are kept: of the last requests at most"
