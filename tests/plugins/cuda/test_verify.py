@@ -33,6 +33,7 @@ REFUSED = (  # experts, op scale, states
         "lfm2",
         "granitemoehybrid",
     ),
+    "gpt_oss",
 )
 FAMILIES = [name for name in family_names() if name not in REFUSED]
 OPTIONS = CompareOptions(tokens=48)
