@@ -1,5 +1,6 @@
 """How config.json and the files of Hugging Face spell a mixture of experts."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 from ingot.configs.model import MoeConfig
@@ -72,6 +73,12 @@ def read_experts(
         normalized=normalized,
         dense_layers=dense_layers,
     )
+
+
+def with_gated_shared_expert(section: Section, moe: MoeConfig, size: int) -> MoeConfig:
+    """The mixture with an expert for all tokens, behind a gate of its own. size: the family's default."""
+    shared = section.integer("shared_expert_intermediate_size", size, minimum=1)
+    return dataclasses.replace(moe, shared_size=shared, shared_gate=True)
 
 
 def read_groups(section: Section, experts: int, per_token: int) -> tuple[int, int]:

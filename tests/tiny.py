@@ -53,6 +53,18 @@ class TinyModel:
         return ids[len(prompt) :]
 
 
+def logits_by_token(model: Any, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """What `TinyModel.logits` gives, one token after another: transformers has another form of recurrences for whole
+    prompts, which rounds otherwise."""
+    tokens, cache, rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)), None, []
+    with torch.no_grad():
+        for place in range(tokens.shape[1]):
+            out = model(input_ids=tokens[:, place : place + 1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            rows.append(out.logits[:, 0].float().numpy())
+    return np.stack(rows, axis=1)
+
+
 def tiny_model(folder: Path, config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> TinyModel:
     """A model of any family from its config.json values; weights from `seed`, saved in `dtype`, computed in float32."""
     model = random_model(config, seed=seed, dtype=dtype)

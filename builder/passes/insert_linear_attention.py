@@ -58,16 +58,13 @@ def _rewrite_conv(graph: Graph, match: Match) -> None:
 
 
 def _check_silu(graph: Graph, match: Match) -> str | None:
-    conv = producer(match["y"])
-    if not ours(conv, "CausalConv"):
-        return "no convolution"
-    alone = conv is not None and conv.attrs["activation"] == "none" and graph.users(match["y"]) == 2
+    conv = match["conv"]
+    alone = conv is match["again"] and conv.attrs["activation"] == "none" and graph.users(conv.outputs[0]) == 2
     return None if alone else "the convolution is used without the activation"
 
 
 def _rewrite_silu(graph: Graph, match: Match) -> None:
-    conv = producer(match["y"])
-    assert conv is not None, "check has seen it"
+    conv = match["conv"]
     graph.replace(match.output, "CausalConv", conv.inputs, {**conv.attrs, "activation": "silu"})
 
 
@@ -162,15 +159,11 @@ def _rewrite_gated(graph: Graph, match: Match) -> None:
 
 
 def _check_gate(graph: Graph, match: Match) -> str | None:
-    merge = producer(match["x"])
-    heads = producer(merge.inputs[0]) if is_op(merge, "Reshape") else None
-    if not is_op(heads, "Transpose") or heads.attrs.get("perm") != SPLIT_HEADS:
-        return "no attention"
-    return None if is_op(producer(heads.inputs[0]), "Attention") else "no attention"
+    return None if match["heads"].attrs.get("perm") == SPLIT_HEADS else "the gate is not in the order of the heads"
 
 
 def _rewrite_gate(graph: Graph, match: Match) -> None:
-    graph.replace(match.output, "SigmoidGate", [match["x"], match["gate"]], {})
+    graph.replace(match.output, "SigmoidGate", [match["merge"].outputs[0], match["gate"]], {})
 
 
 _CONV = Op("Conv", Op("Transpose", X("x"), name="first"), W("weight"), name="conv")
@@ -179,11 +172,22 @@ _NORM = Op("RmsNorm", X("o"), W("weight"), name="norm", domain=DOMAIN)
 _GATED = Op("Mul", Op("Reshape", X("o"), name="merge"), Op("Mul", X("z"), Op("Sigmoid", X("z"))))
 _GROUPS = Op("RmsNorm", Op("Reshape", _GATED, name="split"), W("ones"), name="norm", domain=DOMAIN)
 
+_ATTENTION = Op("Reshape", Op("Transpose", Op("Attention"), name="heads"), name="merge")
+
+
+def _convolved(name: str) -> Op:
+    return Op("CausalConv", name=name, domain=DOMAIN)
+
+
 PASS = Fusion(
     name="insert_linear_attention",
     rules=[
         Rule(pattern=Op("Transpose", _CONV, name="last"), check=_check_conv, rewrite=_rewrite_conv),
-        Rule(pattern=Op("Mul", X("y"), Op("Sigmoid", X("y"))), check=_check_silu, rewrite=_rewrite_silu),
+        Rule(
+            pattern=Op("Mul", _convolved("conv"), Op("Sigmoid", _convolved("again"))),
+            check=_check_silu,
+            rewrite=_rewrite_silu,
+        ),
         Rule(pattern=Op("Scan"), check=_check_scan, rewrite=_rewrite_scan),
         Rule(pattern=Op("Add", X("o"), Op("Mul", X("v"), W("skip"))), check=_check_skip, rewrite=_rewrite_skip),
         Rule(
@@ -201,6 +205,6 @@ PASS = Fusion(
             check=_check_gated,
             rewrite=_rewrite_gated,
         ),
-        Rule(pattern=Op("Mul", X("x"), Op("Sigmoid", X("gate"))), check=_check_gate, rewrite=_rewrite_gate),
+        Rule(pattern=Op("Mul", _ATTENTION, Op("Sigmoid", X("gate"))), check=_check_gate, rewrite=_rewrite_gate),
     ],
 )

@@ -7,7 +7,7 @@ from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3_moe
 from ingot.convert.hf_config import read_window, windows_by_type
-from ingot.convert.hf_moe import read_experts, shared_rows
+from ingot.convert.hf_moe import read_experts, shared_rows, with_gated_shared_expert
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
@@ -23,8 +23,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         dense_layers=dense_layers,
         known=("shared_expert_intermediate_size",),
     )
-    shared = section.integer("shared_expert_intermediate_size", 5632, minimum=1)
-    moe = dataclasses.replace(moe, shared_size=shared, shared_gate=True)
+    moe = with_gated_shared_expert(section, moe, 5632)
     return dataclasses.replace(
         model,
         qkv_bias=section.boolean("qkv_bias", True),

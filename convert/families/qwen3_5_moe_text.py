@@ -6,7 +6,7 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen2_moe, qwen3_5_text
-from ingot.convert.hf_moe import expert_rows, read_experts
+from ingot.convert.hf_moe import expert_rows, read_experts, with_gated_shared_expert
 
 _MOE = "moe_intermediate_size"
 
@@ -24,8 +24,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         normalized=True,
         known=("shared_expert_intermediate_size",),
     )
-    shared = section.integer("shared_expert_intermediate_size", 512, minimum=1)
-    moe = dataclasses.replace(moe, shared_size=shared, shared_gate=True)
+    moe = with_gated_shared_expert(section, moe, 512)
     return dataclasses.replace(qwen3_5_text.read_hybrid(section, model), moe=moe)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3_5_moe_text, qwen3_5_text, qwen3_moe
-from ingot.convert.hf_moe import read_experts
+from ingot.convert.hf_moe import read_experts, with_gated_shared_expert
 from ingot.convert.weights import KeyGroups, Row, Take
 from ingot.errors import UnsupportedModelError
 
@@ -26,8 +26,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         dense_layers=dense_layers,
         known=("shared_expert_intermediate_size",),
     )
-    shared = section.integer("shared_expert_intermediate_size", 512, minimum=1)
-    moe = dataclasses.replace(moe, shared_size=shared, shared_gate=True)
+    moe = with_gated_shared_expert(section, moe, 512)
     return dataclasses.replace(
         qwen3_5_text.read_hybrid(section, model), moe=None if len(dense_layers) == model.num_layers else moe
     )

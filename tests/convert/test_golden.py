@@ -13,10 +13,9 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
-from tests.tiny import LLAMA3, TinyModel, load_model, tiny_gpt2, tiny_llama, tiny_model
+from tests.tiny import LLAMA3, TinyModel, load_model, logits_by_token, tiny_gpt2, tiny_llama, tiny_model
 
 TOLERANCE = 1e-5  # of the range of the logits
-DELTA_RULE = {"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}  # transformers sums chunks, the graph token by token
 
 LLAMAS: dict[str, dict[str, Any]] = {
     "head_dim 8, mqa": {"head_dim": 8, "heads": 8, "kv_heads": 1, "vocab": 67},
@@ -49,13 +48,13 @@ def logits_of_graph(checkpoint: Path, ids: np.ndarray) -> np.ndarray:
     return result
 
 
-def assert_golden(model: TinyModel, checkpoint: Path, vocab: int, tolerance: float = TOLERANCE) -> None:
-    convert(ConvertOptions(model_dir=model.folder, output_dir=checkpoint))
+def assert_golden(model: TinyModel, checkpoint: Path, vocab: int) -> None:
+    report = convert(ConvertOptions(model_dir=model.folder, output_dir=checkpoint))
     onnx.checker.check_model(str(checkpoint / "model.onnx"), full_check=True)
     ids = np.random.default_rng(1).integers(0, vocab, (3, 57))
-    expected = model.logits(ids)
+    expected = model.logits(ids) if report.model.mixer is None else logits_by_token(model.model, ids)
     error = np.abs(logits_of_graph(checkpoint, ids) - expected).max() / np.ptp(expected)
-    assert error < tolerance, f"off by {error:.1e} of the range"
+    assert error < TOLERANCE, f"off by {error:.1e} of the range"
 
 
 @pytest.mark.parametrize("name", LLAMAS)
@@ -73,8 +72,7 @@ def test_gpt2(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", family_names())
 def test_every_family(tmp_path: Path, name: str) -> None:
     config = dict(find_family(name).tiny)
-    tolerance = 5e-5 if name in DELTA_RULE else TOLERANCE
-    assert_golden(tiny_model(tmp_path / "model", config), tmp_path / "checkpoint", 61, tolerance)
+    assert_golden(tiny_model(tmp_path / "model", config), tmp_path / "checkpoint", 61)
 
 
 def test_long_factors_are_those_of_long_texts(tmp_path: Path) -> None:

@@ -31,22 +31,9 @@ from ingot.runtime.session import LoadedEngine, load_engine
 from ingot.step_io import LAST_DRAWN, Float32, SequenceRules, Session, StepBatch
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
+from tests.plugins.gpu_families import REFUSED_FAMILIES
 
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
-REFUSED = (
-    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2"),
-    *(
-        "glm4_moe",
-        "hy_v3",
-        "minimax_m2",
-        "ernie4_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_next",
-        "qwen3_5_text",
-        "lfm2",
-        "granitemoehybrid",
-    ),
-)
 PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
 
 Generate = Callable[..., dict[str, Any]]
@@ -109,12 +96,12 @@ def _compare(engine: Path, precision: str, count: int = 12) -> None:
         assert (chosen > logits[len(prompt) - 1 :].max(axis=-1) - 2 * tolerance).all()
 
 
-@pytest.mark.parametrize("family", [family for family in family_names() if family not in REFUSED])
+@pytest.mark.parametrize("family", [family for family in family_names() if family not in REFUSED_FAMILIES])
 def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision="f32"), "f32")
 
 
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", REFUSED_FAMILIES)
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(NoKernelError, match=r"no kernel for op (moe_|scale|causal_conv)"):
         _engine(tmp_path, family, precision="f32")

@@ -19,22 +19,9 @@ from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Bound
 from ingot.step_io import Float32
 from tests.handmade import write_model
+from tests.plugins.gpu_families import REFUSED_FAMILIES
 
-REFUSED = (  # experts, op scale, states
-    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2"),
-    *(
-        "glm4_moe",
-        "hy_v3",
-        "minimax_m2",
-        "ernie4_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_next",
-        "qwen3_5_text",
-        "lfm2",
-        "granitemoehybrid",
-    ),
-)
-FAMILIES = [name for name in family_names() if name not in REFUSED]
+FAMILIES = [name for name in family_names() if name not in REFUSED_FAMILIES]
 OPTIONS = CompareOptions(tokens=48)
 
 

@@ -33,23 +33,9 @@ from ingot.plugins.tensorrt.tensors import LOGITS, pools, require_lengths, step_
 from ingot.step_io import StepBatch
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of, in_groups
+from tests.plugins.gpu_families import REFUSED_FAMILIES
 from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 
-# of which GPU targets refuse an op: experts, and factors of branches or logits
-MIXTURES = (
-    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granite", "cohere", "cohere2"),
-    *(
-        "glm4_moe",
-        "hy_v3",
-        "minimax_m2",
-        "ernie4_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_next",
-        "qwen3_5_text",
-        "lfm2",
-        "granitemoehybrid",
-    ),
-)
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
 BLOCKS = 6
 STEPS = [  # (past, new) of each sequence, their blocks, the wanted rows
@@ -129,7 +115,7 @@ def _compare(built: Built, precision: str) -> None:
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
 
 
-@pytest.mark.parametrize("family", [family for family in family_names() if family not in MIXTURES])
+@pytest.mark.parametrize("family", [family for family in family_names() if family not in REFUSED_FAMILIES])
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     built = built_model(tmp_path, family, "f32")
     _compare(built, "f32")
@@ -148,7 +134,7 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
     _compare(built, "bf16")
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", REFUSED_FAMILIES)
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(NoKernelError, match=r"no kernel for op (moe_|scale|causal_conv)"):
         built_model(tmp_path, family, "f32")

@@ -1,0 +1,7 @@
+"""Which families GPU targets refuse."""
+
+REFUSED_FAMILIES = (
+    *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
+    *("granite", "cohere", "cohere2"),  # op scale
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "granitemoehybrid"),  # states
+)
