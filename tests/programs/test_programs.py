@@ -49,6 +49,14 @@ def test_two_engines_are_compared(engine: Path) -> None:
     assert [line.split(" | ")[0] for line in text.splitlines()[-2:]] == ["| prefill", "| decode"]
 
 
+def test_kernels_are_timed_by_rows() -> None:
+    kernels = ("matmul.w4a8.avx2:32", "matmul.w4ta8.avx2:32")
+    head, _, *rows = run("time_products", *kernels, "--rows", "1,9", "--n", 64, "--k", 64, "--rounds", 1).splitlines()
+    assert head == "| rows | `matmul.w4a8.avx2:32` | `matmul.w4ta8.avx2:32` |"
+    assert [row.split(" | ")[0] for row in rows] == ["| 1", "| 9"]
+    assert all(row.count(" GB/s)") == 2 for row in rows)
+
+
 def test_each_precision_has_a_row(tmp_path: Path) -> None:
     """Of a random model: fewer bytes, and errors that grow."""
     write_model(TINY, tmp_path / "m")
