@@ -9,7 +9,7 @@ from ingot.runtime.server.json_pieces import Rows
 from ingot.runtime.server.openai_format import (
     NO_EXTRAS,
     Choice,
-    ChunkBuilder,
+    ChoicesChunkBuilder,
     Counts,
     Extras,
     Json,
@@ -21,7 +21,7 @@ from ingot.runtime.text_stream import TextEvent
 from ingot.runtime.tokenizer import Tokenizer
 
 
-class ChatChunkBuilder(ChunkBuilder):
+class ChatChunkBuilder(ChoicesChunkBuilder):
     """chat.completion, or pieces of it.
 
     top_logprobs    None: without logprobs

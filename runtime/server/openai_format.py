@@ -161,8 +161,23 @@ class ChunkBuilder(ABC):
         """An error in place of the answer."""
         return error.body()
 
+    @abstractmethod
     def pieces(self, choice: int) -> list[Json]:
         """What a choice has to say since the last time."""
+
+    @abstractmethod
+    def endings(self, counts: Counts) -> list[Json]:
+        """What a stream says when every choice has ended."""
+
+    @abstractmethod
+    def whole(self, counts: Counts) -> Json:
+        """The answer in one piece, whose parts are made as `json_pieces` writes them."""
+
+
+class ChoicesChunkBuilder(ChunkBuilder):
+    """An answer of several choices: completions and chats."""
+
+    def pieces(self, choice: int) -> list[Json]:
         each = self._choices[choice]
         if not (any(each.pieces) or each.tables or each.deltas or each.reason):
             return []
@@ -170,20 +185,15 @@ class ChunkBuilder(ABC):
         return [{**self.chunk(), "choices": iter([part])} for part in self.parts(choice, each)]
 
     def endings(self, counts: Counts) -> list[Json]:
-        """What a stream says when every choice has ended."""
         return [{**self.chunk(), "choices": [], "usage": usage(counts)}] if self._with_usage else []
 
+    @abstractmethod
     def chunk(self) -> Json:
         """What every piece repeats."""
-        return {}
-
-    def parts(self, index: int, choice: Choice) -> list[Json]:
-        """What is new of a choice, each for a piece of its own."""
-        raise NotImplementedError
 
     @abstractmethod
-    def whole(self, counts: Counts) -> Json:
-        """The answer in one piece, whose parts are made as `json_pieces` writes them."""
+    def parts(self, index: int, choice: Choice) -> list[Json]:
+        """What is new of a choice, each for a piece of its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +251,7 @@ def _known_row(table: LogprobTable | None) -> Json | None:
     }
 
 
-class CompletionChunkBuilder(ChunkBuilder):
+class CompletionChunkBuilder(ChoicesChunkBuilder):
     """text_completion, whole or in pieces. n: choices of a prompt; echoes: one per prompt, or none."""
 
     def __init__(
