@@ -10,6 +10,7 @@ Weights are larger than at the start of a training, so that attention and norms 
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,12 @@ def logits_by_token(model: Any, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """What `TinyModel.logits` gives, one token after another: transformers has another form of recurrences for whole
     prompts, which rounds otherwise."""
     tokens, cache, rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)), None, []
+    # transformers 5.24 renamed it
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     with torch.no_grad():
         for place in range(tokens.shape[1]):
-            out = model(input_ids=tokens[:, place : place + 1], past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(input_ids=tokens[:, place : place + 1], use_cache=True, **{name: cache})
+            cache = out[name]
             rows.append(out.logits[:, 0].float().numpy())
     return np.stack(rows, axis=1)
 
