@@ -104,15 +104,22 @@ def read_window(graph: Graph, mask: gs.Tensor) -> int | str:
     """The window of the mask `row - column < window`, rows and columns being positions; or why it is none."""
     less = producer(mask)
     window = scalar(less.inputs[1]) if less is not None and is_op(less, "Less") else None
-    distance = producer(less.inputs[0]) if less is not None and window is not None else None
-    if window is None or window < 1 or distance is None or not is_op(distance, "Sub"):
+    if less is None or window is None or window < 1 or not is_distance(graph, less.inputs[0]):
         return "the attention takes a mask that is no sliding window"
-    for tensor, axes in zip(distance.inputs, ([1], [0]), strict=True):
-        node = producer(tensor)
-        unlimited = position_count(graph, tensor) == UNLIMITED  # clipped positions would see further
-        if node is None or not is_op(node, "Unsqueeze") or small_ints(node.inputs[1]) != axes or not unlimited:
-            return "the attention takes a mask that is no sliding window"
     return int(window)
+
+
+def is_distance(graph: Graph, tensor: gs.Tensor) -> bool:
+    """Whether a tensor is `row - column`, rows and columns being positions."""
+    distance = producer(tensor)
+    if distance is None or not is_op(distance, "Sub"):
+        return False
+    for each, axes in zip(distance.inputs, ([1], [0]), strict=True):
+        node = producer(each)
+        unlimited = position_count(graph, each) == UNLIMITED  # clipped positions would see further
+        if node is None or not is_op(node, "Unsqueeze") or small_ints(node.inputs[1]) != axes or not unlimited:
+            return False
+    return True
 
 
 def read_rotation(graph: Graph, node: gs.Node) -> Rotation | str:

@@ -165,6 +165,11 @@ class WeightReader:
             return self._flattened(node.inputs[0], r0, r1, bits)
         if node.op in _RESHAPING and matrix_shape(tensor) == matrix_shape(node.inputs[0]):
             return self._read(node.inputs[0], r0, r1, c0, c1, bits=bits)
+        if node.op == "Reshape" and matrix_shape(tensor)[1] == 1:  # rows one after the other
+            cols = matrix_shape(node.inputs[0])[1]
+            first, last = r0 // cols, -(-r1 // cols)
+            flat = self._read(node.inputs[0], first, last, 0, cols, bits=bits).reshape(-1, 1)
+            return flat[r0 - first * cols : r1 - first * cols, c0:c1]
         raise BuildError("a weight expression cannot be evaluated", where=describe(node))
 
     def _flattened(self, matrix: gs.Tensor, begin: int, end: int, bits: bool) -> Bits:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import Graph, ours, weight_shape
+from ingot.builder.graph import Graph, optional_input, ours, weight_shape
 from ingot.builder.precision import PRODUCTS, product_weight
 from ingot.builder.select import plan_ops
-from ingot.errors import BuildError
+from ingot.errors import BuildError, NoKernelError
 from ingot.plan import Plan, Rows
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import KernelLimits, Target
@@ -23,6 +23,13 @@ def check_graph(graph: Graph, target: Target) -> None:
             _check_state(node)
     for excess in _of_graph(graph, target.limits()):
         _refuse(target, excess)
+    sinks = [node for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
+    if sinks and not target.limits().sinks:
+        raise NoKernelError(
+            f"{target.name} has no kernel that takes attention sinks",
+            where=sinks[0].name,
+            hint="build for a CPU target, or for ref",
+        )
 
 
 def check_plan(plan: Plan, target: Target) -> None:

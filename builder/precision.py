@@ -98,7 +98,8 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
 
 def product_weight(node: gs.Node) -> gs.Tensor:
     """The matrix of a product [N, K], of all its experts [experts, N, K], or of a table."""
-    return node.inputs[1] if ours(node, "Matmul", "Embedding") else node.inputs[-1]
+    places = {"MoeGateUp": 2, "MoeDown": 3}
+    return node.inputs[places.get(node.op, 1)]
 
 
 def table_dtype(main: Precision) -> DType:

@@ -96,6 +96,9 @@ class MoeConfig:
     scale              factor of the weights
     shared_size        inner width of a gated MLP that every token takes beside its experts; 0: there is none
     shared_gate        its result is multiplied by the sigmoid of a product of its own
+    biases             router, gates, ups and downs of the experts add a bias
+    gate_limit         above 0: experts compute down(g * sigmoid(gate_alpha * g) * (u + 1)) instead, where g is the gate
+                       within this limit from above, u the up within it on both sides
     dense_layers       have a plain MLP instead
     """
 
@@ -112,6 +115,9 @@ class MoeConfig:
     scale: float = 1.0
     shared_size: int = 0
     shared_gate: bool = False
+    biases: bool = False
+    gate_limit: float = 0.0
+    gate_alpha: float = 1.0
     dense_layers: tuple[int, ...] = ()
 
 
@@ -187,6 +193,7 @@ class ModelConfig:
     head_bias                lm_head adds a bias
     mixer, mixer_layers      what these layers have instead of attention
     output_gate              attention is multiplied with the sigmoid of another product, before its output product
+    attention_sinks          each head has a score that takes part in its softmax, and no value
     """
 
     family: str
@@ -232,6 +239,7 @@ class ModelConfig:
     mixer: Mixer | None = None
     mixer_layers: tuple[int, ...] = ()
     output_gate: bool = False
+    attention_sinks: bool = False
 
     def mixer_of(self, layer: int) -> Mixer | None:
         """What a layer has instead of attention, None where it has attention."""

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ingot import __version__
 from ingot.configs.model import Activation, ModelConfig, Norm, QkNorm, RopeConfig
+from ingot.convert.attention_sinks import with_sinks
 from ingot.convert.dequantise import dequantise
 from ingot.convert.experts import experts
 from ingot.convert.quantised.form import Quantised
@@ -68,6 +69,7 @@ class _Decoder:
         self._casts: dict[str, str] = {}
         self._angles: dict[RopeConfig, tuple[str, str]] = {}
         self._masks: dict[int, str] = {}
+        self._distances = ""
 
     def logits(self) -> None:
         """The whole model."""
@@ -157,11 +159,16 @@ class _Decoder:
         """bool [sequence, sequence]: whether a token (row) is less than `window` after another (column)."""
         if window not in self._masks:
             path = f"window_{window}"
-            row = self.node("Unsqueeze", ["positions/range", self.integers("axis_1", [1])], f"{path}/row")
-            column = self.node("Unsqueeze", ["positions/range", self.integers("axis_0", [0])], f"{path}/column")
-            distance = self.node("Sub", [row, column], f"{path}/distance")
-            self._masks[window] = self.node("Less", [distance, self.integers(path, window)], f"{path}/mask")
+            self._masks[window] = self.node("Less", [self.distances(), self.integers(path, window)], f"{path}/mask")
         return self._masks[window]
+
+    def distances(self) -> str:
+        """int64 [sequence, sequence]: how far a token (row) is after another (column)."""
+        if not self._distances:
+            row = self.node("Unsqueeze", ["positions/range", self.integers("axis_1", [1])], "distances/row")
+            column = self.node("Unsqueeze", ["positions/range", self.integers("axis_0", [0])], "distances/column")
+            self._distances = self.node("Sub", [row, column], "distances")
+        return self._distances
 
     def attention(self, x: str, layer: int, positions: str) -> str:
         """q, k, v → norm → rotate → softmax(q . k * scale) v → out; [batch, sequence, hidden]"""
@@ -177,9 +184,13 @@ class _Decoder:
                 self.rotated(each, rope, positions, f"{path}/{name}") for each, name in ((query, "q"), (key, "k"))
             )
         scale = config.attention_scale / (layer + 1 if config.scale_by_inverse_layer else 1)
-        inputs = [query, key, value, *([self.window_mask(window)] if window else [])]
+        if config.attention_sinks:
+            inputs = [query, *with_sinks(self, key, value, config, window, path)]
+        else:
+            inputs = [query, key, value, *([self.window_mask(window)] if window else [])]
+        causal = int(not config.attention_sinks)  # else the mask is
         cap = {"softcap": config.score_cap} if config.score_cap else {}
-        mixed = self.node("Attention", inputs, f"{path}/attention", is_causal=1, scale=scale, **cap)
+        mixed = self.node("Attention", inputs, f"{path}/attention", is_causal=causal, scale=scale, **cap)
         rows = self.node("Transpose", [mixed], f"{path}/merge/transpose", perm=[0, 2, 1, 3])
         width = config.heads * config.head_dim
         merged = self.node("Reshape", [rows, self.integers(f"rows_{width}", [0, 0, width])], f"{path}/merge/reshape")

@@ -47,6 +47,9 @@ def expert_shapes(moe: MoeConfig, hidden: int, path: str, *, mlp_bias: bool) -> 
         **({f"{path}/{SELECT_BIAS}": (moe.experts,)} if moe.select_bias else {}),
         f"{path}/gate_up/weight": (moe.experts, 2 * moe.intermediate_size, hidden),
         f"{path}/down/weight": (moe.experts, hidden, moe.intermediate_size),
+        **({f"{path}/router/bias": (moe.experts,)} if moe.biases else {}),
+        **({f"{path}/gate_up/bias": (moe.experts, 2 * moe.intermediate_size)} if moe.biases else {}),
+        **({f"{path}/down/bias": (moe.experts, hidden)} if moe.biases else {}),
         **{f"{path}/shared/{name}/weight": size for name, size in sizes.items()},
         **{f"{path}/shared/{name}/bias": size[:1] for name, size in sizes.items() if mlp_bias},
         **({f"{path}/shared/scale/weight": (1, hidden)} if moe.shared_gate else {}),
@@ -71,20 +74,37 @@ def _routed(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
     """[batch, sequence, hidden]: experts compute [batch, experts, sequence, .]; most weigh 0."""
     weights = _weights(g, x, moe, path)
     alike = g.node("Unsqueeze", [x, g.integers("axis_1", [1])], f"{path}/unsqueeze")
-    inputs = [_stacked(g, alike, f"{path}/gate_up"), g.integers("expert", [moe.intermediate_size] * 2)]
+    inputs = [_stacked(g, alike, moe, f"{path}/gate_up"), g.integers("expert", [moe.intermediate_size] * 2)]
     gate, up = f"{path}/gate/split", f"{path}/up/split"
     g.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
-    made = _stacked(g, g.node("Mul", [g.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
+    made = _stacked(g, _gated(g, gate, up, moe, path), moe, f"{path}/down")
     by_expert = g.node("Transpose", [weights], f"{path}/weights/transpose", perm=[0, 2, 1])
     column = g.node("Unsqueeze", [by_expert, g.integers("axis_last", [-1])], f"{path}/weights/unsqueeze")
     weighted = g.node("Mul", [made, column], f"{path}/weighted")
     return g.node("ReduceSum", [weighted, g.integers("axis_1", [1])], f"{path}/sum", keepdims=0)
 
 
-def _stacked(g: Nodes, x: str, path: str) -> str:
-    """x @ W of each expert, W stored [experts, out, in]"""
+def _gated(g: Nodes, gate: str, up: str, moe: MoeConfig, path: str) -> str:
+    """What an expert makes of its gate and up."""
+    if not moe.gate_limit:
+        return g.node("Mul", [g.activated(gate, path), up], f"{path}/gated")
+    names = {"limit": moe.gate_limit, "least": -moe.gate_limit, "alpha": moe.gate_alpha, "one": 1.0}
+    limit, least, alpha, one = (g.constant(f"const/gate_{name}", np.float32(each)) for name, each in names.items())
+    gate = g.node("Min", [gate, limit], f"{path}/gate/min")
+    up = g.node("Max", [g.node("Min", [up, limit], f"{path}/up/min"), least], f"{path}/up/max")
+    share = g.node("Sigmoid", [g.node("Mul", [gate, alpha], f"{path}/gate/scaled")], f"{path}/gate/sigmoid")
+    glu = g.node("Mul", [gate, share], f"{path}/gate/glu")
+    return g.node("Mul", [glu, g.node("Add", [up, one], f"{path}/up/add_one")], f"{path}/gated")
+
+
+def _stacked(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
+    """x @ W (+ bias) of each expert, W stored [experts, out, in]"""
     weight = g.node("Transpose", [g.float32(f"{path}/weight")], f"{path}/transpose", perm=[0, 2, 1])
-    return g.node("MatMul", [x, weight], f"{path}/matmul")
+    y = g.node("MatMul", [x, weight], f"{path}/matmul")
+    if not moe.biases:
+        return y
+    bias = g.node("Unsqueeze", [g.float32(f"{path}/bias"), g.integers("axis_1", [1])], f"{path}/bias/unsqueeze")
+    return g.node("Add", [y, bias], f"{path}/add_bias")
 
 
 def _weights(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:

@@ -97,6 +97,7 @@ class Family:
     drops           tensors that some files hold and nothing needs
     drafts          how the names of tensors begin that only draft tokens (multi-token prediction), "": there are none;
                     "{n}" stands for the number of layers
+    in_out          stacks of experts are stored [experts, in, out], but quantised ones [experts, out, in]
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name
     layer_ropes     whether kinds of layers have rotations of their own
@@ -110,6 +111,7 @@ class Family:
     rows: tuple[Row, ...]
     drops: tuple[Drop, ...] = ()
     drafts: str = ""
+    in_out: bool = False
     optional_prefix: str = ""
     other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layer_ropes: bool = False

@@ -23,7 +23,7 @@ from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Bits, Drop, Row, blocks, claim, held, infer, require_rows, sources
+from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, claim, held, infer, require_rows, sources
 from ingot.convert.wrapped import as_stored, left_out, text_section, text_tensors, wrapper_of
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
@@ -90,6 +90,10 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
     model, remarks = choose_factors(model, text, options.rope_factors)
     rows, drops = family.table(model, tensors)
     rows = as_stored(wrapper, rows, tensors, weight_shapes(model))
+    if family.in_out:
+        rows = [
+            _as_quantised(row) if any(name in found.quantised for name in sources(row.expr)) else row for row in rows
+        ]
     files, quantised = _weights(model, rows, drops, tensors, options)
     return Job(
         model=model,
@@ -189,6 +193,16 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
         generation=_generation(text, model.vocab_size),
         warnings=(*_unknown_keys(unknown), *remarks),
     )
+
+
+def _as_quantised(row: Row) -> Row:
+    """The row of a stack of experts that is stored [experts, out, in], as its family says of others."""
+    match row.expr:
+        case Transpose(of):
+            return Row(row.name, of)
+        case Unpair(Transpose(of), heads):
+            return Row(row.name, Unpair(of, heads=heads))
+    return row
 
 
 def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) -> Weight:

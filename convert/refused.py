@@ -32,7 +32,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "gemma4_unified": (_IMAGES, _TWO_KINDS),
     "glm4_moe_lite": (_MLA, _SIGMOID, _SHARED),
     "glm_moe_dsa": (_MLA, _EXPERTS, _SPARSE),
-    "gpt_oss": (_SINKS, "experts with biases and a clamped gate"),
     "internlm2": ("queries, keys and values stored in groups of heads",),
     "jamba": (_STATE,),
     "kimi_k2": (_MLA, _EXPERTS),

@@ -35,6 +35,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         for name, sizes in _attention_sizes(config).items() if not recurrent else ():
             shapes |= _norms_of_heads(config, layer) if name == "out" else {}
             linear(f"{path}/attn/{name}", *sizes, bias=config.attention_out_bias if name == "out" else config.qkv_bias)
+        if config.attention_sinks and not recurrent:
+            shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
         norm(f"{path}/attn_post_norm", present=config.post_norms)
         norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)
         moe = config.moe_of(layer)

@@ -69,6 +69,7 @@ class KernelLimits:
     extent             rows or columns of a weight or a buffer, tokens of a sliding window
     experts            of a layer
     taken_experts      that the rows of a step take in all
+    sinks              whether attention takes them
     """
 
     head_dim: int = NO_LIMIT
@@ -80,6 +81,7 @@ class KernelLimits:
     extent: int = NO_LIMIT
     experts: int = NO_LIMIT
     taken_experts: int = NO_LIMIT
+    sinks: bool = True
 
 
 class Target(Protocol):

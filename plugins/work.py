@@ -64,11 +64,13 @@ def plain_work(use: OpUse) -> Work:
 
 
 def experts_work(use: OpUse) -> Work:
-    """Work of products with experts, whose weight is the last input, [experts, N, K], and whose numbers the second."""
-    weight, slots = use.weight(-1), use.cols[1] or 0
+    """Work of products with experts: the first weight is [experts, N, K], and the second input has their numbers."""
+    found = [each for each in use.weights if each is not None]
+    weight, slots = found[0] if found else use.weight(-1), use.cols[1] or 0
     _, n, k = weight.shape
-    nbytes = use.activation_bytes + expert_bytes(weight, slots, use.rows)
-    return Work(nbytes=nbytes, operations=2 * use.rows * slots * n * k)
+    read = expert_bytes(weight, slots, use.rows)
+    beside = sum(each.nbytes for each in found[1:]) * read // weight.nbytes
+    return Work(nbytes=use.activation_bytes + read + beside, operations=2 * use.rows * slots * n * k)
 
 
 def expert_bytes(weight: Weight, slots: int, rows: float) -> int:

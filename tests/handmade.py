@@ -13,7 +13,7 @@ from ingot.chunks import Summer
 from ingot.configs.read import Section
 from ingot.convert.family import read_model
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Concat, Expr, FirstRow, KeyGroups, Split, Stack, sources
+from ingot.convert.weights import Concat, Expr, FirstRow, KeyGroups, Split, Stack, Transpose, Unpair, sources
 from ingot.dtypes import DType, from_float32
 
 Bits = npt.NDArray[np.generic]
@@ -100,6 +100,9 @@ def random_tensors(
 def _taken_apart(expr: Expr, bits: Bits) -> Iterator[tuple[str, Bits]]:
     """The tensors that a weight is stacked and concatenated from; of one that is made otherwise, the first alone. What
     several weights are parts of has the same numbers in each part."""
+    if isinstance(expr, Transpose | Unpair):  # rows in some order: any will do
+        yield from _taken_apart(expr.of, bits.swapaxes(-1, -2) if isinstance(expr, Transpose) else bits)
+        return
     if isinstance(expr, KeyGroups):
         yield from _taken_apart(expr.of, np.resize(bits, (expr.groups * sum(expr.sizes), *bits.shape[1:])))
         return

@@ -4,21 +4,53 @@ x ┬ router ─ what `router_pattern` reads ─ ScatterElements into zeros ─ 
   └ Unsqueeze ─ MatMul ─ Split ─ activation(gate) * up ─ MatMul ──────────────────────────────── Mul ─ ReduceSum
 """
 
+import math
+
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import DOMAIN, Attr, Graph, is_op, optional_input, ours, producer, small_ints, weight_shape
+from ingot.builder.graph import (
+    DOMAIN,
+    Attr,
+    Graph,
+    is_op,
+    optional_input,
+    ours,
+    producer,
+    scalar,
+    small_ints,
+    weight_shape,
+)
 from ingot.builder.passes.base import Fusion, Rule
-from ingot.builder.rewrite import Match, Op, W, X
+from ingot.builder.rewrite import Either, Match, Number, Op, W, X
 from ingot.builder.router_pattern import Route, read_fill, read_route
 from ingot.plugins.registry import find_op
 
 _SWAPPED = [0, 2, 1]
 
 _SCATTER = Op("ScatterElements", X("zeros"), X("experts"), X("top"), name="scatter")
-_SPLIT = Op("Split", Op("MatMul", Op("Unsqueeze", X("x"), name="alike"), W("gate_up")), name="split")
-_GATED = Op("Mul", Op("Activation", _SPLIT, name="activation", domain=DOMAIN), X("up"))
+
+
+def _biased(product: Op, name: str) -> Either:
+    """A product, with a bias of each expert or without."""
+    return Either(Op("Add", product, W(f"{name} bias")), product)
+
+
+_SPLIT = Op(
+    "Split", _biased(Op("MatMul", Op("Unsqueeze", X("x"), name="alike"), W("gate_up")), "gate_up"), name="split"
+)
+_PLAIN = Op("Mul", Op("Activation", _SPLIT, name="activation", domain=DOMAIN), X("up"))
+_GATE = Op("Min", _SPLIT, Number("limit"), name="gate")
+_UP = Op("Max", Op("Min", X("up"), Number("up limit")), Number("least"))
+_CLAMPED = Op(
+    "Mul",
+    Op("Mul", _GATE, Op("Sigmoid", Op("Mul", X("gate input"), Number("alpha")))),
+    Op("Add", _UP, Number(value=1.0)),
+)
 _WEIGHTED = Op(
-    "Mul", Op("MatMul", _GATED, W("down")), Op("Unsqueeze", Op("Transpose", _SCATTER, name="by_expert"), name="column")
+    "Mul",
+    _biased(Op("MatMul", Either(_PLAIN, _CLAMPED), W("down")), "down"),
+    Op("Unsqueeze", Op("Transpose", _SCATTER, name="by_expert"), name="column"),
 )
 
 
@@ -52,15 +84,21 @@ def _check_weights(graph: Graph, match: Match) -> str | None:
 
 def _check_products(graph: Graph, match: Match) -> str | None:
     """What the experts compute: [batch, experts, sequence, hidden]."""
-    split, activation = match["split"], match["activation"]
+    split = match["split"]
     gate_up, down = _stored(match["gate_up"]), _stored(match["down"])
     if gate_up is None or down is None:
         return "the experts' weights are not stored [experts, out, in]"
     (experts, rows, _), shape = weight_shape(gate_up), weight_shape(down)
     if shape[0] != experts or 2 * shape[2] != rows:
         return f"experts of shapes {weight_shape(gate_up)} and {shape} do not fit together"
-    if len(activation.inputs) > 1 or len(split.outputs) != 2 or match["up"] is not split.outputs[1]:
+    if len(split.outputs) != 2 or match["up"] is not split.outputs[1]:
         return "the second factor is not the other half of the product"
+    if (reason := _check_gate(match)) is not None:
+        return reason
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        (bias_experts, ones, columns), bias = (experts, 1, weight_shape(weight)[1]), match.bindings.get(f"{name} bias")
+        if bias is not None and weight_shape(bias) != (bias_experts, ones, columns):
+            return f"what is added to the products has shape {weight_shape(bias)}"
     sizes = _axes(split) or [rows // split.attrs.get("num_outputs", 2)] * 2
     if sizes != [rows // 2, rows // 2] or split.attrs.get("axis", 0) not in (-1, 3):
         return f"the parts have sizes {sizes} of {rows}"
@@ -69,6 +107,27 @@ def _check_products(graph: Graph, match: Match) -> str | None:
     if _axes(match.root) != [1] or match.root.attrs.get("keepdims", 1):
         return "the sum does not run over the experts"
     return None
+
+
+def _check_gate(match: Match) -> str | None:
+    """What an expert makes of its gate and up."""
+    if "activation" in match.bindings:
+        return "the activation has a factor" if len(match["activation"].inputs) > 1 else None
+    limits = [scalar(match[name]) or 0.0 for name in ("limit", "up limit", "least")]
+    if not limits[0] > 0 or limits != [limits[0], limits[0], -limits[0]]:
+        return "gate and up are clamped to different limits"
+    if match["gate"] is not producer(match["gate input"]):
+        return "the sigmoid is not the gate's"
+    return None if (scalar(match["alpha"]) or 0.0) > 0 else "the gate's sigmoid is scaled by nothing above 0"
+
+
+def _bias(graph: Graph, match: Match, name: str) -> gs.Tensor | None:
+    """A bias of each expert's products as one vector."""
+    bias = match.bindings.get(f"{name} bias")
+    if bias is None:
+        return None
+    size = graph.constant(np.array([math.prod(weight_shape(bias))], np.int64))
+    return graph.insert("Reshape", [bias, size], {}, domain="")[0]
 
 
 def _check(graph: Graph, match: Match) -> str | None:
@@ -91,9 +150,14 @@ def _route(match: Match) -> Route:
 def _rewrite(graph: Graph, match: Match) -> None:
     route = _route(match)
     ids, weights = graph.insert("MoeRoute", [route.logits, route.bias], route.attrs, outputs=2)
-    activation: dict[str, Attr] = {"activation": match["activation"].attrs["activation"]}
-    made = graph.insert("MoeGateUp", [match["x"], ids, _stored(match["gate_up"])], activation)
-    graph.replace(match.output, "MoeDown", [*made, ids, weights, _stored(match["down"])], {})
+    gate: dict[str, Attr] = {"activation": "silu"}
+    if "activation" in match.bindings:
+        gate = {"activation": match["activation"].attrs["activation"]}
+    else:
+        gate |= {"limit": scalar(match["limit"]) or 0.0, "alpha": scalar(match["alpha"]) or 0.0}
+    biases = [_bias(graph, match, name) for name in ("gate_up", "down")]
+    made = graph.insert("MoeGateUp", [match["x"], ids, _stored(match["gate_up"]), biases[0]], gate)
+    graph.replace(match.output, "MoeDown", [*made, ids, weights, _stored(match["down"]), biases[1]], {})
 
 
 PASS = Fusion(name="insert_moe", rules=[Rule(pattern=Op("ReduceSum", _WEIGHTED), check=_check, rewrite=_rewrite)])

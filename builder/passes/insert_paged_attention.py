@@ -4,6 +4,8 @@ qkv ─ Split ┬ Reshape ─ [RmsNorm] ─ Transpose ─ RotaryEmbedding ┐
             ├ Reshape ─ [RmsNorm] ─ Transpose ─ RotaryEmbedding ┼ Attention ─ Transpose ─ Reshape
             └ Reshape ─ Transpose ──────────────────────────────┤
                                           mask of a window, if any
+
+The mask may have sinks as its last column: `sink_pattern.py`.
 """
 
 import dataclasses
@@ -13,9 +15,10 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, Side, read_side, read_window
 from ingot.builder.expressions import key
-from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints
+from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.rewrite import Match, Op, X
+from ingot.builder.sink_pattern import read_sinks, without_sink
 
 _MASKS = {4: "a past key", 5: "a past value", 6: "lengths without padding"}
 _UNKNOWN = {"qk_matmul_output_mode": 0, "q_num_heads": None, "kv_num_heads": None}
@@ -33,7 +36,7 @@ def _read(graph: Graph, match: Match) -> _Parts | str:
     """The parts of the match, or why it stays as it is."""
     sides = []
     for name in ("q", "k", "v"):
-        side = read_side(graph, match[name])
+        side = read_side(graph, without_sink(match[name]))
         if isinstance(side, str):
             return side
         sides.append(side)
@@ -57,15 +60,32 @@ def _read(graph: Graph, match: Match) -> _Parts | str:
     return _Parts(qkv=split.inputs[0], q=q, k=k, rotation=q.rotation)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """window: 0 for none. weight: of the sinks, if there are any"""
+
+    window: int = 0
+    weight: gs.Tensor | None = None
+
+
+def _read_seen(graph: Graph, attention: gs.Node) -> _Seen | str:
+    """What a token attends to, or why that is something else than this op has."""
+    mask = optional_input(attention, 3)
+    if not attention.attrs.get("is_causal", 0):
+        sinks = "the attention is not causal" if mask is None else read_sinks(graph, attention)
+        return sinks if isinstance(sinks, str) else _Seen(window=sinks.window, weight=sinks.weight)
+    if any(without_sink(each) is not each for each in attention.inputs[1:3]):
+        return "a causal attention has a key or value of zeros"
+    window = 0 if mask is None else read_window(graph, mask)
+    return window if isinstance(window, str) else _Seen(window=window)
+
+
 def _check(graph: Graph, match: Match) -> str | None:
     attention = match["attention"]
-    if not attention.attrs.get("is_causal", 0):
-        return "the attention is not causal"
     if mask := next((what for index, what in _MASKS.items() if optional_input(attention, index) is not None), None):
         return f"the attention takes {mask}"
-    mask_tensor = optional_input(attention, 3)
-    if mask_tensor is not None and isinstance(window := read_window(graph, mask_tensor), str):
-        return window
+    if isinstance(seen := _read_seen(graph, attention), str):
+        return seen
     if strange := [key for key, usual in _UNKNOWN.items() if attention.attrs.get(key, usual) != usual]:
         return f"the attention has {', '.join(strange)}"
     if graph.users(attention.outputs[0]) > 1 or len([t for t in attention.outputs if graph.users(t)]) > 1:
@@ -75,6 +95,8 @@ def _check(graph: Graph, match: Match) -> str | None:
     parts = _read(graph, match)
     if isinstance(parts, str):
         return parts
+    if seen.weight is not None and weight_shape(seen.weight)[1] != parts.q.heads:
+        return "the sinks are not one number for each head"
     shape = small_ints(match.root.inputs[1])
     width = parts.q.heads * parts.q.head_dim
     return None if shape in ([0, 0, width], [0, 0, -1]) else f"the heads are merged to {shape}, not to [0, 0, {width}]"
@@ -83,9 +105,8 @@ def _check(graph: Graph, match: Match) -> str | None:
 def _rewrite(graph: Graph, match: Match) -> None:
     parts = _read(graph, match)
     assert not isinstance(parts, str), "check has read them"
-    dim, mask = parts.q.head_dim, optional_input(match["attention"], 3)
-    window = 0 if mask is None else read_window(graph, mask)
-    assert not isinstance(window, str), "check has read it"
+    dim, seen = parts.q.head_dim, _read_seen(graph, match["attention"])
+    assert not isinstance(seen, str), "check has read it"
     attrs: dict[str, Attr] = {
         "layer": len(graph.plugins("PagedAttention")),
         "heads": parts.q.heads,
@@ -93,12 +114,16 @@ def _rewrite(graph: Graph, match: Match) -> None:
         "head_dim": dim,
         "scale": float(match["attention"].attrs.get("scale") or 1 / np.sqrt(dim)),
         "interleaved": int(parts.rotation is not None and parts.rotation.interleaved),
-        "window": window,
+        "window": seen.window,
         "softcap": float(match["attention"].attrs.get("softcap", 0.0)),
         "norm_eps": max(parts.q.norm_eps, parts.k.norm_eps),
     }
     table = None if parts.rotation is None else _rope_table(graph, parts.rotation)
-    graph.replace(match.output, "PagedAttention", [parts.qkv, table, parts.q.norm, parts.k.norm], attrs)
+    inputs = [parts.qkv, table, parts.q.norm, parts.k.norm]
+    if seen.weight is not None:
+        flat = graph.constant(np.array([parts.q.heads], np.int64))
+        inputs += graph.insert("Reshape", [seen.weight, flat], {}, domain="")
+    graph.replace(match.output, "PagedAttention", inputs, attrs)
 
 
 def _rope_table(graph: Graph, rotation: Rotation) -> gs.Tensor:

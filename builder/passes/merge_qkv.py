@@ -9,12 +9,13 @@ from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.passes.fuse_gate_up import joined, plain
 from ingot.builder.passes.insert_matmul import PLAIN
 from ingot.builder.rewrite import Match, Op, X
+from ingot.builder.sink_pattern import without_sink
 
 
 def _sources(graph: Graph, match: Match) -> list[gs.Tensor] | str:
     sources = []
     for name in ("q", "k", "v"):
-        side = read_side(graph, match[name])
+        side = read_side(graph, without_sink(match[name]))
         if isinstance(side, str):
             return side
         sources.append(side.source)

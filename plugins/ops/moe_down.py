@@ -7,22 +7,24 @@ import numpy as np
 from ingot.plan import Attr
 from ingot.plugins.attributes import PRODUCT_RULES
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
-from ingot.plugins.ops.moe_gate_up import each_expert, too_many
+from ingot.plugins.ops.moe_gate_up import biases, each_expert, too_many
 from ingot.plugins.work import experts_work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """y[r] = sum of weights[r, slot] * (x[r, slot] @ weight[ids[r, slot]].T), added up in the order of the experts
+    """y[r] = sum of weights[r, slot] * (x[r, slot] @ weight[ids[r, slot]].T + bias[ids[r, slot]]), added up in the
+    order of the experts
 
     activations round the inputs of each slot, as in the op matmul.
     """
     (x, ids, weights), weight = (call.required(index) for index in range(3)), call.weight(3)
     each = x.reshape(*ids.shape, weight.shape[2])
     y = np.zeros((len(ids), weight.shape[1]), np.float32)
-    places = each_expert(ids)
+    places, bias = each_expert(ids), biases(call, 4, weight.shape)
     parts = [(expert, each[place]) for expert, place in places.items()]
-    for (rows, slots), p in zip(places.values(), weight.products(parts, str(call.attrs["activations"])), strict=True):
-        np.add.at(y, rows, weights[rows, slots, None] * p)
+    products = weight.products(parts, str(call.attrs["activations"]))
+    for (expert, (rows, slots)), p in zip(places.items(), products, strict=True):
+        np.add.at(y, rows, weights[rows, slots, None] * (p + bias[expert]))
     return (y,)
 
 
@@ -31,12 +33,14 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     (k,), (slots,), weight = shapes[0] or (0,), shapes[1] or (0,), shapes[3] or ()
     if len(weight) != 3 or weight[2] * slots != k:
         return f"an input of {slots} slots in {k} columns cannot be multiplied with experts {weight}"
-    return unequal("weights", shapes[2], slots) or too_many(slots, weight[0])
+    sizes = unequal("weights", shapes[2], slots) or unequal("bias", shapes[4], weight[0] * weight[1])
+    return sizes or too_many(slots, weight[0])
 
 
 OP = Op(
     name="moe_down",
-    inputs=("x", "ids", "weights", "weight"),  # [rows, slots * K], [rows, slots] twice, [experts, N, K] packed
+    # [rows, slots * K], [rows, slots] twice, [experts, N, K] packed, [experts * N]
+    inputs=("x", "ids", "weights", "weight", "bias?"),
     outputs=("y",),  # [rows, N]
     attrs={"activations": "f32", "group": 0},
     out_cols=lambda cols, attrs: (cols[3] or 0,),
@@ -45,5 +49,6 @@ OP = Op(
     attr_rules=PRODUCT_RULES,
     work=experts_work,
     packed=3,
+    vectors=(4,),
     experts=True,
 )

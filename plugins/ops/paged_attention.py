@@ -15,17 +15,18 @@ def reference(call: Call) -> tuple[Array, ...]:
     """y[t, h] = softmax(capped(scale * q[t, h] . K[first : position + 1])) @ V[first : position + 1]
 
     of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; capped(s) =
-    softcap * tanh(s / softcap), or s without a cap.
+    softcap * tanh(s / softcap), or s without a cap. A head's sink takes part in its softmax like the score of a token
+    whose value is zero; neither scale nor cap nor window apply to it.
 
     In an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32: the sum over the dims
     of (scale * q) . codes is multiplied by the token's key scale, then capped; a weight enters the sum of weights, then
     is multiplied by the token's value scale, then with the codes.
     """
-    q, attrs = call.required(0), call.attrs
-    starts, past_lengths = call.integers(1), call.integers(2)
+    q, sinks, attrs = call.required(0), call.optional(1), call.attrs
+    starts, past_lengths = call.integers(2), call.integers(3)
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     window, cap = int(attrs["window"]), float(attrs["softcap"])
-    out, (kv, tables) = np.empty_like(q), call.cache(3)
+    out, (kv, tables) = np.empty_like(q), call.cache(4)
     size = kv.group.tokens_per_block
     for s, past in enumerate(past_lengths):
         begin, end = starts[s], starts[s + 1]
@@ -41,8 +42,11 @@ def reference(call: Call) -> tuple[Array, ...]:
             scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[seen]) * float(attrs["scale"])
             if cap:
                 scores = cap * np.tanh(scores / cap)
+            if sinks is not None:
+                scores = np.concatenate([scores, sinks[:, None]], axis=1)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
+            weights = weights[:, : visible - first]
             out[t] = np.einsum("hn,nhd->hd", weights, values[seen]).reshape(-1)
     return (out,)
 
@@ -52,7 +56,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
     if heads % kv_heads:
         return f"{heads} heads are no multiple of {kv_heads} KV heads"
-    return unequal("q", shapes[0], heads * dim)
+    return unequal("q", shapes[0], heads * dim) or unequal("sinks", shapes[1], heads)
 
 
 def work(use: OpUse) -> Work:
@@ -69,7 +73,8 @@ def work(use: OpUse) -> Work:
 
 OP = Op(
     name="paged_attention",
-    inputs=("q", "query_starts", "past_lengths", "block_tables"),  # q [tokens, heads * head_dim]
+    # q [tokens, heads * head_dim], sinks [heads]
+    inputs=("q", "sinks?", "query_starts", "past_lengths", "block_tables"),
     outputs=("y",),  # [tokens, heads * head_dim]
     attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": 0, "softcap": 0.0},
     out_cols=lambda cols, attrs: (cols[0] or 0,),
@@ -79,6 +84,7 @@ OP = Op(
     attr_rules={**HEAD_RULES, "window": between(0, LARGEST + 1), "softcap": not_negative},
     work=work,
     uses_kv=True,
-    batch_inputs={1: 0, 2: 0, 3: 0},
+    vectors=(1,),
+    batch_inputs={2: 0, 3: 0, 4: 0},
     of_tokens=True,
 )

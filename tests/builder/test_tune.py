@@ -209,10 +209,10 @@ def _experts_plan(op: str, experts: int = 6, slots: int = 2, n: int = 40, k: int
     ids = np.zeros((tokens, slots), np.float32)
     attrs: dict[str, Attr] = {"activations": "f32", "group": 0}
     if gated:
-        inputs: list[Input] = [np.zeros((tokens, k), np.float32), ids, weight]
-        attrs["activation"] = "silu"
+        inputs: list[Input] = [np.zeros((tokens, k), np.float32), ids, weight, None]
+        attrs |= {"activation": "silu", "limit": 0.0, "alpha": 1.0}
     else:
-        inputs = [np.zeros((tokens, slots * k), np.float32), ids, ids, weight]
+        inputs = [np.zeros((tokens, slots * k), np.float32), ids, ids, weight, None]
     return one_step_plan(f"{op}.bf16.avx2", inputs, attrs, plain_batch(tokens))[0]
 
 

@@ -30,7 +30,13 @@ QUANTISED = [
     ("w4g64", "auto"),
     ("w4g128", "auto"),
 ]
-OTHERS = [("glm4_moe", "w8", "int8"), ("glm4_moe", "bf16", "auto"), ("qwen2_moe", "f32", "auto")]
+OTHERS = [
+    ("glm4_moe", "w8", "int8"),
+    ("glm4_moe", "bf16", "auto"),
+    ("gpt_oss", "w8", "int8"),
+    ("gpt_oss", "bf16", "auto"),
+    ("qwen2_moe", "f32", "auto"),
+]
 SIZES = {"num_experts": 24, "num_experts_per_tok": 3, "hidden_size": 40, "moe_intermediate_size": 27}
 
 
@@ -66,7 +72,7 @@ def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precis
 @pytest.mark.native
 @pytest.mark.parametrize(("family", "precision", "activations"), OTHERS)
 def test_other_routers_alone_and_in_company(family: str, precision: str, activations: str, tmp_path: Path) -> None:
-    """Groups, biases that select, shared experts and their gates."""
+    """Groups, biases that select, shared experts and their gates; sinks, windows, biases and clamped gates."""
     model = write_model(tmp_path / "m", find_family(family).tiny)
     convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))
     company_changes_nothing(tmp_path / "c", tmp_path / "e", precision, activations)
@@ -85,7 +91,7 @@ def company_changes_nothing(checkpoint: Path, engine: Path, precision: str, acti
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"])
 @pytest.mark.parametrize(("precision", "activations"), QUANTISED)
 def test_quantised_experts_follow_the_references(family: str, precision: str, activations: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", find_family(family).tiny)

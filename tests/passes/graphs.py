@@ -74,12 +74,16 @@ class GraphMaker:
 
     def window(self, size: int, *, limit: int | None = None, axes: tuple[int, int] = (1, 0)) -> str:
         """bool [sequence, sequence]: row - column < size. limit: clips the positions."""
+        return self.node("Less", self.distance(limit=limit, axes=axes), self.constant(np.int64(size)))
+
+    def distance(self, *, limit: int | None = None, axes: tuple[int, int] = (1, 0)) -> str:
+        """int64 [sequence, sequence]: row - column."""
         length = self.node("Gather", self.node("Shape", "ids"), self.constant(np.int64(1)), axis=0)
         turns = self.node("Range", self.constant(np.int64(0)), length, self.constant(np.int64(1)))
         if limit is not None:
             turns = self.node("Min", turns, self.constant(np.int64(limit - 1)))
         row, column = (self.node("Unsqueeze", turns, self.constant([axis])) for axis in axes)
-        return self.node("Less", self.node("Sub", row, column), self.constant(np.int64(size)))
+        return self.node("Sub", row, column)
 
     def angles(self, half: int, limit: int = 64, scale: float = 1.0) -> tuple[str, str]:
         """cos and sin, each [batch, sequence, half]"""
@@ -185,7 +189,7 @@ def _compute(
         known = {name: value for name, value in {**usual, **defaults, **attrs}.items() if name in op.attrs}
         operands = with_arrays(op, padded, batch)
         results = op.reference(Call(inputs=operands, attrs=known, batch=batch, kv=[kv]))
-        flat = [results[0]]
+        flat = [results[0], *flat[count:]]
     of_any_shape = plugin in ("RmsNorm", "Activation")
     shape = inputs[0].shape[:-1] if inputs[0] is not None and of_any_shape else ids.shape
     return [result.reshape(*shape, -1) for result in results]

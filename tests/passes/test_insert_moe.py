@@ -51,13 +51,35 @@ def experts(**changes: Any) -> Graph:
     column = g.node("Unsqueeze", by_expert, g.constant([changes.get("column_axis", -1)]))
     alike = g.node("Unsqueeze", x, g.constant([1]))
     both = g.node("MatMul", alike, _stacked(g, 2 * INNER, HIDDEN, changes.get("stored_in_out", False)))
+    if changes.get("biased"):
+        both = g.node("Add", both, _bias(g, changes.get("bias_shape", (EXPERTS, 2 * INNER))))
     sizes = changes.get("sizes", [INNER, INNER])
     gate = g.node("Split", both, g.constant(sizes), outputs=2, **changes.get("split", {"axis": -1}))
-    gated = g.node("Mul", g.node("Gelu", gate), gate if changes.get("squared") else f"{gate}.1")
+    if changes.get("limit"):
+        gated = _clamped(g, gate, f"{gate}.1", changes)
+    else:
+        gated = g.node("Mul", g.node("Gelu", gate), gate if changes.get("squared") else f"{gate}.1")
     made = g.node("MatMul", gated, _stacked(g, HIDDEN, changes.get("inner", INNER)))
+    if changes.get("biased"):
+        made = g.node("Add", made, _bias(g, (EXPERTS, HIDDEN)))
     weighted = g.node("Mul", *([column, made] if changes.get("swapped") else [made, column]))
     summed = g.node("ReduceSum", weighted, g.constant([changes.get("sum_axis", 1)]), keepdims=0)
     return g.finish(summed)
+
+
+def _bias(g: GraphMaker, shape: tuple[int, ...]) -> str:
+    return g.node("Unsqueeze", g.weight(*shape), g.constant([1]))
+
+
+def _clamped(g: GraphMaker, gate: str, up: str, changes: dict[str, Any]) -> str:
+    """As gpt-oss has it: gates are clamped from above, ups on both sides, and one is added to these."""
+    limits = [g.constant(np.float32(each)) for each in (changes["limit"], changes.get("up_limit", changes["limit"]))]
+    least = g.constant(np.float32(-changes["limit"]))
+    clamped = g.node("Min", gate, limits[0])
+    up = g.node("Max", g.node("Min", up, limits[1]), least)
+    turned = g.node("Mul", gate if changes.get("unclamped_share") else clamped, g.constant(np.float32(1.702)))
+    glu = g.node("Mul", clamped, g.node("Sigmoid", turned))
+    return g.node("Mul", glu, g.node("Add", up, g.constant(np.float32(changes.get("offset", 1.0)))))
 
 
 def _of_best_groups(g: GraphMaker, keys: str, changes: dict[str, Any]) -> str:
@@ -100,8 +122,18 @@ def test_three_plugins(normalized: bool, per_token: int, swapped: bool) -> None:
     route, gate_up, down = graph.nodes[-3:]
     assert route.attrs == {**PLAIN, "per_token": per_token, "normalized": int(normalized)}
     assert gate_up.attrs == {"activation": "gelu"}
+    assert (len(gate_up.inputs), len(down.inputs)) == (3, 4)
     assert weight_shape(gate_up.inputs[2]) == (EXPERTS, 2 * INNER, HIDDEN)
     assert weight_shape(down.inputs[3]) == (EXPERTS, HIDDEN, INNER)
+
+
+def test_biases_and_a_clamped_gate() -> None:
+    graph = experts(biased=True, limit=0.5)
+    assert insert(graph).fired == 1
+    (gate_up,), (down,) = graph.plugins("MoeGateUp"), graph.plugins("MoeDown")
+    assert gate_up.attrs == {"activation": "silu", "limit": 0.5, "alpha": pytest.approx(1.702)}
+    assert weight_shape(gate_up.inputs[3]) == (EXPERTS * 2 * INNER,)
+    assert weight_shape(down.inputs[4]) == (EXPERTS * HIDDEN,)
 
 
 @pytest.mark.parametrize("score", ["Softmax", "Sigmoid"])
@@ -150,6 +182,9 @@ def test_other_routers(score: str, bias: bool, groups: bool) -> None:
         ({"split": {"axis": 2}}, f"the parts have sizes [{INNER}, {INNER}] of {2 * INNER}"),
         ({"sizes": [INNER + 1, INNER - 1]}, f"the parts have sizes [{INNER + 1}, {INNER - 1}] of {2 * INNER}"),
         ({"inner": INNER + 1}, "experts of shapes (6, 10, 8) and (6, 8, 6) do not fit together"),
+        ({"biased": True, "bias_shape": (1, 2 * INNER)}, "what is added to the products has shape (1, 1, 10)"),
+        ({"limit": 0.5, "up_limit": 0.75}, "gate and up are clamped to different limits"),
+        ({"limit": 0.5, "unclamped_share": True}, "the sigmoid is not the gate's"),
         ({"column_axis": 1}, "the experts are not side by side"),
         ({"sum_axis": 2}, "the sum does not run over the experts"),
     ],

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from ingot.builder.graph import weight_shape
 from ingot.builder.passes import recognise_norms
@@ -210,3 +211,50 @@ def test_q_and_k_norms_of_different_epsilon_are_refused() -> None:
     graph = g.finish(g.attention([q, k, v], HEADS, KV_HEADS, DIM))
     recognise_norms.PASS.run(graph)
     assert run_pass(PASS, graph).refused == {"q and k are not normed alike, or v is normed": 1}
+
+
+def with_sinks(g: GraphMaker, *, window: int = 0, **changes: Any) -> str:
+    """An attention whose keys and values end in zeros, as convert writes it; `changes` replace one thing each."""
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    shape = g.node("Shape", "ids")
+    batch = g.node("Gather", shape, g.constant([0]), axis=0)
+    fill = {"value": numpy_helper.from_array(np.ones(1, np.float32))} if changes.get("ones") else {}
+    zeros = g.node(
+        "ConstantOfShape", g.node("Concat", batch, g.constant([KV_HEADS, changes.get("zeros", 1), DIM]), axis=0), **fill
+    )
+    k, v = (g.node("Concat", each, zeros, axis=2) for each in (k, v))
+    seen = g.node("GreaterOrEqual", g.distance(), g.constant(np.int64(changes.get("after", 0))))
+    if window:
+        seen = g.node("And", seen, g.window(window))
+    numbers = [g.constant(np.float32(each)) for each in (0.0, changes.get("never", -np.inf))]
+    base = g.node("Expand", g.node("Where", seen, *numbers), g.constant([1, HEADS, 1, 1]))
+    column = g.node("Reshape", g.weight(HEADS), g.constant([1, HEADS, 1, 1]))
+    length = g.node("Gather", shape, g.constant([1]), axis=0)
+    wide = g.node("Concat", g.constant([1, 1]), length, g.constant([1]), axis=0)
+    mask = g.node("Concat", base, g.node("Expand", column, wide), axis=3)
+    mixed = g.node("Attention", q, k, v, mask, is_causal=changes.get("is_causal", 0))
+    return g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HEADS * DIM]))
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_sinks(window: int) -> None:
+    g = GraphMaker()
+    graph = g.finish(with_sinks(g, window=window))
+    assert run_pass(PASS, graph).fired == 1
+    assert ops_of(graph) == ["Gather", "MatMul", "Reshape", "Reshape", "PagedAttention"]
+    assert graph.nodes[-1].attrs["window"] == window
+    assert weight_shape(graph.nodes[-1].inputs[4]) == (HEADS,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ones": True}, "the attention is not causal"),
+        ({"after": 1}, "the attention takes a mask that is no sliding window"),
+        ({"never": -1e9}, "the attention takes a mask that is no sliding window"),
+        ({"is_causal": 1}, "a causal attention has a key or value of zeros"),
+    ],
+)
+def test_other_sinks_are_refused(changes: dict[str, Any], reason: str) -> None:
+    g = GraphMaker()
+    assert PASS.run(g.finish(with_sinks(g, **changes))).refused == {reason: 1}

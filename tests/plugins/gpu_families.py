@@ -4,4 +4,5 @@ REFUSED_FAMILIES = (
     *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
     *("granite", "cohere", "cohere2"),  # op scale
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "granitemoehybrid"),  # states
+    "gpt_oss",  # attention sinks
 )

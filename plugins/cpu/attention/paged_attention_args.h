@@ -12,6 +12,7 @@ struct PagedAttentionArgs {
   const float* q;  // [tokens, heads * head_dim]
   float* y;        // [tokens, heads * head_dim]
   PagedKv kv;
+  const float* sinks;                 // [heads]; may be null
   int64_t heads, window;              // window: tokens that a token sees, itself included
   float scale, softcap;               // softcap: 0 without
   const RopeQueries* rope = nullptr;  // makes q; null where q is there

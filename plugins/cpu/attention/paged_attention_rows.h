@@ -343,13 +343,21 @@ void PagedAttention<S, Inner>::merge(const RowState& into, int64_t row, const Ro
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::finish(const AttentionItem& item, int64_t row, const RowState& state,
                                       int64_t state_row) const {
+  using V = typename S::V;
   float* y = rows_.output(item, row);
   const float* out = state.out + state_row * kv_.padded_dim;
-  using V = typename S::V;
-  const V sum = S::set1(state.sum[state_row]), part = S::div(S::set1(1.0f), sum);
+  V sum = S::set1(state.sum[state_row]), keep = S::set1(1.0f);
+  if (rows_.args.sinks != nullptr) {  // one more score, whose value is zero
+    const float sink = rows_.args.sinks[item.head * rows_.group + row % rows_.group], old = state.top[state_row];
+    const V top = S::set1(sink > old ? sink : old);
+    keep = exp<S>(S::sub(S::set1(old), top));
+    sum = S::fma(sum, keep, exp<S>(S::sub(S::set1(sink), top)));
+  }
+  const V part = S::div(keep, sum);
   for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
     const V each = S::load(out + i);
-    store_lanes<S>(y + i, Inner::kDividesOnce ? S::mul(each, part) : S::div(each, sum), kv_.head_dim - i);
+    const V kept = rows_.args.sinks == nullptr ? each : S::mul(each, keep);
+    store_lanes<S>(y + i, Inner::kDividesOnce ? S::mul(each, part) : S::div(kept, sum), kv_.head_dim - i);
   }
 }
 

@@ -6,8 +6,9 @@ namespace {
 
 void bind_moe_matmul(const Binder& step, BoundStep& bound) {
   const bool gated = step.spec().op == "moe_gate_up";
-  step.bind_form(bound, gated ? 3 : 4, gated ? 3 : 2, step.kernel());
-  const WeightSpec* weight = step.product_weight(step.spec().inputs.back(), 3, gated);
+  step.bind_form(bound, gated ? 4 : 5, gated ? 5 : 2, step.kernel());
+  const size_t of_weight = gated ? 2 : 3;
+  const WeightSpec* weight = step.product_weight(step.spec().inputs[of_weight], 3, gated);
   const int64_t group = step.attr_group(weight->dtype);
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
   const BufferSpec* ids = step.find_buffer(step.spec().inputs[1]);
@@ -26,6 +27,7 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
   bound.args = MoeMatmulArgs{.x = step.at(x),
                              .ids = step.at(ids),
                              .weights = step.at(weights),
+                             .bias = step.vector(step.spec().inputs[of_weight + 1], product(experts, n)),
                              .pieces = bound.pieces.data(),
                              .num_panels = num_panels,
                              .y = step.at(y),
@@ -35,7 +37,9 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
                              .n = n,
                              .k = k,
                              .group = group,
-                             .activation = gated ? step.attr_activation() : Activation::kNone};
+                             .activation = gated ? step.attr_activation() : Activation::kNone,
+                             .limit = gated ? step.attr_not_negative("limit") : 0.0f,
+                             .alpha = gated ? step.attr_not_negative("alpha") : 0.0f};
 }
 
 }  // namespace

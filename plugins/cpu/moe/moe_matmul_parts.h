@@ -52,8 +52,10 @@ inline const std::byte* expert_panel(const MoeMatmulArgs& args, int64_t expert, 
   return piece->data + (expert * (piece->end - piece->begin) + panel - piece->begin) * panel_bytes;
 }
 
-// Panels [panel, panel + panels) times the rows of some slots: sums[panel][stride floats], in them [slot][16].
+// Panels [panel, panel + panels) of an expert times the rows of some slots: sums[panel][stride floats], in them
+// [slot][16].
 struct ExpertSums {
+  int64_t expert;
   const int32_t* slots;
   int64_t count, panel, panels;
   const float* sums;
@@ -80,18 +82,34 @@ void scale_sums(const std::byte* const* panels, int64_t count, int64_t rows, T* 
   }
 }
 
+// activation(gate) * up, or what a limit makes of them: see plugins/ops/moe_gate_up.py. NaN stays NaN.
+template <typename S>
+[[gnu::always_inline]] inline typename S::V gated(const MoeMatmulArgs& args, typename S::V gate, typename S::V up) {
+  using V = typename S::V;
+  if (args.limit == 0) return S::mul(activate<S>(args.activation, gate), up);
+  const V limit = S::set1(args.limit);
+  gate = S::min(limit, gate);
+  up = S::max(S::set1(-args.limit), S::min(limit, up));
+  return S::mul(over_logistic<S>(gate, S::mul(S::set1(args.alpha), gate)), S::add(up, S::set1(1.0f)));
+}
+
 // y of each slot, from gate and up panels that alternate.
 template <typename S>
 void store_gated(const MoeMatmulArgs& args, const ExpertSums& made) {
+  using V = typename S::V;
   const int64_t out = args.n / 2;
+  const float* bias = args.bias == nullptr ? nullptr : args.bias + made.expert * args.n;
   for (int64_t p = 0; p < made.panels; p += 2) {
     for (int64_t i = 0; i < kPanel; i += S::kWidth) {
       const int64_t col = (made.panel + p) / 2 * kPanel + i, left = out - col;
       if (left <= 0) break;
-      const float* gate = made.sums + p * made.stride + i;
-      for (int64_t s = 0; s < made.count; ++s, gate += kPanel) {
-        const auto v = S::mul(activate<S>(args.activation, S::load(gate)), S::load(gate + made.stride));
-        store_lanes<S>(args.y + made.slots[s] * out + col, v, left);
+      const V of_gate = bias == nullptr ? S::zero() : load_lanes<S>(bias + col, left);
+      const V of_up = bias == nullptr ? S::zero() : load_lanes<S>(bias + out + col, left);
+      const float* sum = made.sums + p * made.stride + i;
+      for (int64_t s = 0; s < made.count; ++s, sum += kPanel) {
+        V gate = S::load(sum), up = S::load(sum + made.stride);
+        if (bias != nullptr) gate = S::add(gate, of_gate), up = S::add(up, of_up);
+        store_lanes<S>(args.y + made.slots[s] * out + col, gated<S>(args, gate, up), left);
       }
     }
   }
@@ -105,9 +123,12 @@ void add_weighted(const MoeMatmulArgs& args, const ExpertSums& made) {
       const int64_t col = (made.panel + p) * kPanel + i, left = args.n - col;
       if (left <= 0) break;
       const float* sum = made.sums + p * made.stride + i;
+      const float* bias = args.bias == nullptr ? nullptr : args.bias + made.expert * args.n + col;
       for (int64_t s = 0; s < made.count; ++s, sum += kPanel) {
         float* y = args.y + made.slots[s] / args.slots * args.n + col;
-        const auto v = S::mul(S::set1(args.weights[made.slots[s]]), S::load(sum));
+        auto v = S::load(sum);
+        if (bias != nullptr) v = S::add(v, load_lanes<S>(bias, left));
+        v = S::mul(S::set1(args.weights[made.slots[s]]), v);
         store_lanes<S>(y, S::add(load_lanes<S>(y, left), v), left);
       }
     }
@@ -147,7 +168,7 @@ class ExpertProducts {
       panels = std::min<int64_t>(Product::kMaxPanels, end - panel);
       for (int64_t p = 0; p < panels; ++p) data[p] = expert_panel(args_, expert, panel + p, product_.panel_bytes());
       product_.multiply(data, panels);
-      finish(ExpertSums{slots, count, panel, panels, product_.sums(), product_.stride()});
+      finish(ExpertSums{expert, slots, count, panel, panels, product_.sums(), product_.stride()});
     }
   }
 

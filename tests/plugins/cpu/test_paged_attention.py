@@ -11,7 +11,7 @@ from ingot.plan import Attr, CacheGroup
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
-from tests.plugins.cpu.one_step import batch_of, native_outputs, open_step, reference_outputs
+from tests.plugins.cpu.one_step import Packed, batch_of, native_outputs, open_step, reference_outputs
 
 pytestmark = pytest.mark.native
 
@@ -36,6 +36,7 @@ class Sequences:
         block_size: int = 32,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: bool = False,
         seed: int = 0,
     ) -> None:
         self.kernel = kernel
@@ -57,6 +58,7 @@ class Sequences:
             keys, values = self._normal(total, kv_heads, dim), self._normal(total, kv_heads, dim)
             for position, (block, slot) in enumerate(zip(*self.slots(s, total), strict=True)):
                 self.cache.write(0, block, slot, keys[position], values[position])
+        self.sinks = Packed(values=3 * self._normal(heads), dtype=DType.F32) if sinks else None
         self.attrs: dict[str, Attr] = {
             "layer": 0,
             "heads": heads,
@@ -92,7 +94,7 @@ class Sequences:
     def run(self, parts: Sequence[tuple[int, int, int]], threads: int = 1) -> list[Array]:
         """Outputs of each part."""
         queries, batch, cache = self.call(parts)
-        session = open_step(self.kernel, [queries], self.attrs, batch, cache=cache, threads=threads)
+        session = open_step(self.kernel, [queries, self.sinks], self.attrs, batch, cache=cache, threads=threads)
         out = native_outputs(session, batch)[0]
         session.close()
         return np.split(out, np.cumsum([new for _, _, new in parts])[:-1])
@@ -110,7 +112,7 @@ class Sequences:
             scale = np.float32(self.attrs["scale"])
             queries = to_float32(from_float32(queries * scale, DType.BF16), DType.BF16) / scale
             tolerance += 2.0**-9 * float(np.nanmax(np.abs(cache.values)))
-        expected = reference_outputs(self.kernel, [queries], self.attrs, batch, cache)[0]
+        expected = reference_outputs(self.kernel, [queries, self.sinks], self.attrs, batch, cache)[0]
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
         assert not on_tiles or np.abs(found - expected).mean() < tolerance / 8
 
@@ -224,3 +226,18 @@ def test_windows_give_the_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, 
         for threads in (1, 3):
             part = sequences.run([(1, 60, 10), (0, begin, new)], threads)[1]
             np.testing.assert_array_equal(part.view(np.uint32), whole[begin : begin + new].view(np.uint32))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("window", [0, 40])
+def test_sinks(kernel: str, window: int) -> None:
+    """Against the reference; and the same bits alone, in chunks and where threads share the splits of a context."""
+    sequences = Sequences(kernel, [1100, 17], heads=6, kv_heads=2, dim=24, window=window, softcap=2.0, sinks=True)
+    parts = [(0, 1060, 40), (1, 0, 17)]
+    sequences.check(parts)
+    whole = sequences.run(parts)[0]
+    for begin, new in ((1060, 1), (1075, 20), (1099, 1)):
+        part = sequences.run([(1, 16, 1), (0, begin, new)], threads=3)[1]
+        np.testing.assert_array_equal(part.view(np.uint32), whole[begin - 1060 : begin - 1060 + new].view(np.uint32))
+    without = Sequences(kernel, [1100, 17], heads=6, kv_heads=2, dim=24, window=window, softcap=2.0)
+    assert np.abs(without.run(parts)[1] - sequences.run(parts)[1]).max() > 0.1

@@ -58,3 +58,18 @@ def test_scores_are_capped() -> None:
     scores = 1.5 * np.tanh(np.einsum("hd,nhd->hn", q.reshape(2, DIM), keys) * 0.7 / 1.5)
     weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(y.reshape(2, DIM), np.einsum("hn,nhd->hd", weights, values), atol=1e-6)
+
+
+def test_a_sink_is_the_score_of_a_token_without_a_value() -> None:
+    """gpt-oss's: the softmax of transformers, whose last column is dropped."""
+    cache, batch = KvCache(LAYOUT, 6), make_batch([0], [1], [2], [[5]])
+    keys, values = random_array(2, 3, 2, DIM, seed=1)
+    for slot in range(3):
+        cache.write(0, 5, slot, keys[slot], values[slot])
+    q, sinks = random_array(1, 2 * DIM, seed=3), np.array([2.0, -1.0], np.float32)
+    attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 2, "head_dim": DIM, "scale": 0.7}
+    (y,) = evaluate("paged_attention", [q, sinks], {**attrs, "window": 2, "softcap": 0.0}, batch, cache)
+    scores = np.einsum("hd,nhd->hn", q.reshape(2, DIM), keys)[:, 1:] * 0.7
+    joined = torch.softmax(torch.from_numpy(np.concatenate([scores, sinks[:, None]], axis=1)), dim=-1)
+    expected = np.einsum("hn,nhd->hd", joined[:, :-1].numpy(), values[1:])
+    np.testing.assert_allclose(y.reshape(2, DIM), expected, atol=1e-6)

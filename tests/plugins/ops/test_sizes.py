@@ -8,6 +8,7 @@ from ingot.plugins.registry import find_op
 
 HEADS: dict[str, Attr] = {"heads": 4, "kv_heads": 2, "head_dim": 8}
 PLAIN: dict[str, Attr] = {"gated": 0}
+SILU: dict[str, Attr] = {"activation": "silu"}
 GATED: dict[str, Attr] = {"gated": 1}
 
 
@@ -41,9 +42,10 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("rope_kv_write", [(64,), None, (8,), (16,)], HEADS, None),
         ("rope_kv_write", [(64,), None, (16,), (16,)], HEADS, "q_norm has shape (16,)"),
         ("rope_kv_write", [(64,), None, (32,), (32,)], HEADS, "k_norm has shape (32,)"),
-        ("paged_attention", [(32,)], HEADS, None),
-        ("paged_attention", [(31,)], HEADS, "q has shape (31,) instead of (32,)"),
-        ("paged_attention", [(32,)], {**HEADS, "kv_heads": 3}, "4 heads are no multiple of 3 KV heads"),
+        ("paged_attention", [(32,), None], HEADS, None),
+        ("paged_attention", [(31,), None], HEADS, "q has shape (31,) instead of (32,)"),
+        ("paged_attention", [(32,), (2,)], HEADS, "sinks has shape (2,) instead of (4,)"),
+        ("paged_attention", [(32,), None], {**HEADS, "kv_heads": 3}, "4 heads are no multiple of 3 KV heads"),
         ("softcap", [(32,)], {"cap": 2.0}, None),
         ("softcap", [(32,)], {"cap": 0.0}, "not above 0"),
         ("rope_kv_write", [(64,), (9,), None, None], HEADS, "9 rotary dimensions"),
@@ -58,15 +60,19 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("moe_route", [(8,), None], {"per_token": 1, "groups": 3}, "among 3 groups of two or more"),
         ("moe_route", [(8,), None], {"per_token": 1, "groups": 8}, "among 8 groups of two or more"),
         ("moe_route", [(8,), None], {"per_token": 1, "groups": 2, "group_top": 3}, "experts of 3 groups of 2"),
-        ("moe_gate_up", [(8,), (2,), (5, 6, 8)], {}, None),
-        ("moe_gate_up", [(8,), (6,), (5, 6, 8)], {}, "cannot take 6 of 5 experts"),
-        ("moe_down", [(18,), (6,), (6,), (5, 8, 3)], {}, "cannot take 6 of 5 experts"),
+        ("moe_gate_up", [(8,), (2,), (5, 6, 8), None], SILU, None),
+        ("moe_gate_up", [(8,), (6,), (5, 6, 8), None], SILU, "cannot take 6 of 5 experts"),
+        ("moe_down", [(18,), (6,), (6,), (5, 8, 3), None], {}, "cannot take 6 of 5 experts"),
         ("rope_kv_write", [(64,), (7,), None, None], HEADS, "7 rotary dimensions"),
-        ("moe_gate_up", [(8,), (2,), (5, 7, 8)], {}, "gates and ups of experts (5, 7, 8)"),
-        ("moe_gate_up", [(8,), (2,), (5, 6, 9)], {}, "an input of 8 columns"),
-        ("moe_down", [(6,), (2,), (2,), (5, 8, 3)], {}, None),
-        ("moe_down", [(7,), (2,), (2,), (5, 8, 3)], {}, "2 slots in 7 columns"),
-        ("moe_down", [(6,), (2,), (3,), (5, 8, 3)], {}, "weights has shape (3,) instead of (2,)"),
+        ("moe_gate_up", [(8,), (2,), (5, 7, 8), None], SILU, "gates and ups of experts (5, 7, 8)"),
+        ("moe_gate_up", [(8,), (2,), (5, 6, 9), None], SILU, "an input of 8 columns"),
+        ("moe_gate_up", [(8,), (2,), (5, 6, 8), (30,)], SILU, None),
+        ("moe_gate_up", [(8,), (2,), (5, 6, 8), (6,)], SILU, "bias has shape (6,) instead of (30,)"),
+        ("moe_gate_up", [(8,), (2,), (5, 6, 8), None], {"activation": "gelu", "limit": 7.0}, "none of gelu"),
+        ("moe_down", [(6,), (2,), (2,), (5, 8, 3), (8,)], {}, "bias has shape (8,) instead of (40,)"),
+        ("moe_down", [(6,), (2,), (2,), (5, 8, 3), None], {}, None),
+        ("moe_down", [(7,), (2,), (2,), (5, 8, 3), None], {}, "2 slots in 7 columns"),
+        ("moe_down", [(6,), (2,), (3,), (5, 8, 3), None], {}, "weights has shape (3,) instead of (2,)"),
         ("gather_rows", [(5,)], {}, None),
     ],
 )
