@@ -307,10 +307,10 @@ def test_an_odd_plan_is_refused(odd: str, engine: Path) -> None:
 
 @pytest.mark.parametrize("pristine", ["ref"], indirect=True)
 def test_a_plan_whose_steps_make_no_sense_is_not_inspected(engine: Path) -> None:
-    edit_plans(engine, first("steps", attrs={}, op="paged_attention"))
+    edit_plans(engine, first("steps", attrs={}, op="paged_attention", inputs=["", "", "", "", "input_ids"]))
     with pytest.raises(EngineError, match="cannot be followed"):
         inspect(engine)
-    with pytest.raises(EngineError, match="input query_starts is missing"):
+    with pytest.raises(EngineError, match="input q is missing"):
         tokens(engine)
 
 

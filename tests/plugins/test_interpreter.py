@@ -123,8 +123,14 @@ IDS = np.array([[0, 3], [1, 3], [0, 1]], np.float32)
     ("op", "inputs", "weight", "attrs", "wanted"),
     [
         ("matmul", ["x", "w", "", ""], random_array(5, 6), {"activation": "silu", "gated": 0}, [[(0, 3)]]),
-        ("moe_gate_up", ["x", "ids", "w"], random_array(4, 8, 6), {"activation": "silu"}, [[(0, 2), (1, 2), (3, 2)]]),
-        ("moe_down", ["x", "ids", "shares", "w"], random_array(4, 5, 3), {}, [[(0, 2), (1, 2), (3, 2)]]),
+        (
+            "moe_gate_up",
+            ["x", "ids", "w", ""],
+            random_array(4, 8, 6),
+            {"activation": "silu", "limit": 0.0, "alpha": 1.0},
+            [[(0, 2), (1, 2), (3, 2)]],
+        ),
+        ("moe_down", ["x", "ids", "shares", "w", ""], random_array(4, 5, 3), {}, [[(0, 2), (1, 2), (3, 2)]]),
         ("embedding", ["w", "", "input_ids", ""], random_array(7, 6), {"scale": 2.0}, [[4, 0, 4]]),
         ("rms_norm", ["x", "w", ""], random_array(6), {"eps": 1e-6}, ["all"]),
     ],
