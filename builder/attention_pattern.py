@@ -27,7 +27,7 @@ SPLIT_HEADS = [0, 2, 1, 3]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """Cos and Sin of position * inv_freq, times scale, and how they turn a head."""
+    """Cos and Sin of position * inv_freq, times scale, and how they rotate a head."""
 
     inv_freq: gs.Tensor
     scale: float
@@ -37,8 +37,8 @@ class Rotation:
 
     def same_as(self, other: "Rotation") -> bool:
         """Whether two rotations compute the same."""
-        facts = [(each.scale, each.rotary_dim, each.interleaved) for each in (self, other)]
-        return key(self.inv_freq) == key(other.inv_freq) and facts[0] == facts[1]
+        compared = [(each.scale, each.rotary_dim, each.interleaved) for each in (self, other)]
+        return key(self.inv_freq) == key(other.inv_freq) and compared[0] == compared[1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def read_rotation(graph: Graph, node: gs.Node) -> Rotation | str:
     half = weight_shape(frequencies[0])[-1]
     wanted = node.attrs.get("rotary_embedding_dim", 0)
     if wanted not in (0, 2 * half):
-        return f"{half} frequencies do not turn {wanted} dimensions"
+        return f"{half} frequencies do not rotate {wanted} dimensions"
     return Rotation(
         inv_freq=frequencies[0],
         scale=cos[1],

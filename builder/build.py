@@ -137,28 +137,33 @@ def build(
     check_companions(checkpoint.path)
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
-        jobs = plan_targets(config, checkpoint, targets, progress)
-        tokens = check_token_ids(checkpoint.path, jobs[0].plan.vocab_size)
-        shares = plan_rank_files(jobs, [()] * len(jobs))
-        engine_bytes = sum(map(_engine_bytes, shares)) + _made_bytes(jobs)
-        samples = [job.sample.memory for job in jobs if job.sample is not None]
+        builds = plan_targets(config, checkpoint, targets, progress)
+        tokens = check_token_ids(checkpoint.path, builds[0].plan.vocab_size)
+        rank_files = plan_rank_files(builds, [()] * len(builds))
+        engine_bytes = sum(map(_engine_bytes, rank_files)) + _made_bytes(builds)
+        samples = [target_build.sample.memory for target_build in builds if target_build.sample is not None]
         estimate = _resource_estimate(config, checkpoint, targets, output_dir, engine_bytes, max(samples, default=0))
         say(f"the build {estimate}")
         if not config.dry_run:
             with OutputDir(Path(output_dir), is_previous=is_engine, parts=_ENGINE_FILES) as out:
                 out.require_space(estimate.disk)
-                shares = plan_rank_files(jobs, [_constants(job, progress, say) for job in jobs])
-                made = _files(jobs, config, progress, say)
-                notes = _write(jobs, shares, made, checkpoint, tokens, out.path, progress)
-    reports = tuple(_target_report(job, _share_of(job, shares), Path(output_dir), notes) for job in jobs)
+                rank_files = plan_rank_files(
+                    builds, [_constants(target_build, progress, say) for target_build in builds]
+                )
+                made = _files(builds, config, progress, say)
+                notes = _write(builds, rank_files, made, checkpoint, tokens, out.path, progress)
+    reports = tuple(
+        _target_report(target_build, _rank_file_of(target_build, rank_files), Path(output_dir), notes)
+        for target_build in builds
+    )
     return BuildReport(
         output_dir=Path(output_dir),
         dry_run=config.dry_run,
         targets=reports,
-        notes=(*common_notes(jobs), *notes),
-        lowered=jobs[0].lowered,  # the graph and the limits are the same for all
+        notes=(*common_notes(builds), *notes),
+        lowered=builds[0].lowered,  # the graph and the limits are the same for all
         memory=estimate.memory,
-        engine_bytes=sum(map(_engine_bytes, shares)),
+        engine_bytes=sum(map(_engine_bytes, rank_files)),
         seconds=time.monotonic() - begin,
     )
 
@@ -208,19 +213,22 @@ def _resource_estimate(
     return ResourceEstimate.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
 
-def _constants(job: TargetBuild, progress: Progress, say: Say) -> tuple[Constant, ...]:
+def _constants(target_build: TargetBuild, progress: Progress, say: Say) -> tuple[Constant, ...]:
     begin = time.monotonic()
-    constants = job.target.extra_sections(job.plan, progress)
+    constants = target_build.target.extra_sections(target_build.plan, progress)
     if constants:
         nbytes = sum(len(constant.data) for constant in constants)
-        say(f"machine code for {job.target.name}: {format_bytes(nbytes)}, made in {time.monotonic() - begin:.1f} s")
+        seconds = time.monotonic() - begin
+        say(f"machine code for {target_build.target.name}: {format_bytes(nbytes)}, made in {seconds:.1f} s")
     return constants
 
 
-def _made_bytes(jobs: Sequence[TargetBuild]) -> int:
+def _made_bytes(builds: Sequence[TargetBuild]) -> int:
     """What compilers will make, about."""
-    layers = sum(job.plan.num_layers for job in jobs if isinstance(job.target, CompilesGraph))
-    return CODE_BYTES * sum(job.target.on_gpu for job in jobs) + NETWORK_BYTES * layers
+    layers = sum(
+        target_build.plan.num_layers for target_build in builds if isinstance(target_build.target, CompilesGraph)
+    )
+    return CODE_BYTES * sum(target_build.target.on_gpu for target_build in builds) + NETWORK_BYTES * layers
 
 
 def _compile(target: Target, graph: OpGraph, plan: Plan, config: BuildConfig, progress: Progress) -> tuple[File, ...]:
@@ -230,24 +238,24 @@ def _compile(target: Target, graph: OpGraph, plan: Plan, config: BuildConfig, pr
     return target.compile(graph, plan, progress)
 
 
-def _files(jobs: Sequence[TargetBuild], config: BuildConfig, progress: Progress, say: Say) -> dict[str, bytes]:
+def _files(builds: Sequence[TargetBuild], config: BuildConfig, progress: Progress, say: Say) -> dict[str, bytes]:
     """What targets store beside the rank files, by name."""
     made: dict[str, bytes] = {}
-    for job in jobs:
-        if job.graph is None:
+    for target_build in builds:
+        if target_build.graph is None:
             continue
-        begin, word = time.monotonic(), job.target.name if made else ""
-        compiled = _compile(job.target, job.graph, job.plan, config, progress)
+        begin, word = time.monotonic(), target_build.target.name if made else ""
+        compiled = _compile(target_build.target, target_build.graph, target_build.plan, config, progress)
         named = {file_name(each.suffix, word): each.data for each in compiled}
         sizes = ", ".join(f"{name} of {format_bytes(len(data))}" for name, data in named.items())
-        say(f"{sizes} for {job.target.name}, made in {time.monotonic() - begin:.1f} s")
+        say(f"{sizes} for {target_build.target.name}, made in {time.monotonic() - begin:.1f} s")
         made |= named
     return made
 
 
 def _write(
-    jobs: Sequence[TargetBuild],
-    shares: Sequence[RankFilePlan],
+    builds: Sequence[TargetBuild],
+    rank_files: Sequence[RankFilePlan],
     made: Mapping[str, bytes],
     checkpoint: Checkpoint,
     tokens: TokenIds,
@@ -255,7 +263,7 @@ def _write(
     progress: Progress,
 ) -> list[str]:
     """Fill the engine directory; returns notes. made: further files, by name."""
-    total, done = sum(use.nbytes for each in shares for use in each.lowering.uses), 0
+    total, done = sum(use.nbytes for each in rank_files for use in each.lowering.uses), 0
 
     def advance(nbytes: int) -> None:
         nonlocal done
@@ -272,11 +280,11 @@ def _write(
 
     with WeightReader(checkpoint) as reader:
         files = [checkpoint.path / name for name in checkpoint.companions()]
-        contents = [content(reader, each) for each in shares]
-        manifest = _manifest(jobs, shares, checkpoint, tokens)
+        contents = [content(reader, each) for each in rank_files]
+        manifest = _manifest(builds, rank_files, checkpoint, tokens)
 
         def finish(manifest: Manifest) -> Manifest:
-            found = zip(packers, shares, strict=True)
+            found = zip(packers, rank_files, strict=True)
             return manifest.with_weight_errors({target: each.errors for each, own in found for target in own.plans})
 
         write_engine(directory, manifest, contents, files, checkpoint.path, made, finish)
@@ -285,21 +293,21 @@ def _write(
 
 
 def _manifest(
-    jobs: Sequence[TargetBuild], shares: Sequence[RankFilePlan], checkpoint: Checkpoint, tokens: TokenIds
+    builds: Sequence[TargetBuild], rank_files: Sequence[RankFilePlan], checkpoint: Checkpoint, tokens: TokenIds
 ) -> Manifest:
     """Everything but the parts, which are made by writing."""
     first, *others = (
         TargetEntry(
-            target=job.target.name,
-            precision=str(job.precision),
-            files=_share_of(job, shares).files,
-            activation_errors=job.activation_errors,
-            weight_sources=_weight_sources(job, checkpoint),
-            built_with=job.target.toolchain(),
+            target=target_build.target.name,
+            precision=str(target_build.precision),
+            files=_rank_file_of(target_build, rank_files).files,
+            activation_errors=target_build.activation_errors,
+            weight_sources=_weight_sources(target_build, checkpoint),
+            built_with=target_build.target.toolchain(),
         )
-        for job in jobs
+        for target_build in builds
     )
-    plan = jobs[0].plan
+    plan = builds[0].plan
     return Manifest(
         target=first.target,
         precision=first.precision,
@@ -321,14 +329,14 @@ def _manifest(
     )
 
 
-def _weight_sources(job: TargetBuild, checkpoint: Checkpoint) -> dict[str, str]:
+def _weight_sources(target_build: TargetBuild, checkpoint: Checkpoint) -> dict[str, str]:
     """Weight → the formats that its parts have in the Checkpoint, of those that are quantised there."""
     kinds = checkpoint.config.quantised
     if not kinds:
         return {}
     found = {
         use.name: dict.fromkeys(kinds[name] for name in _stored_weights(use) if name in kinds)
-        for use in job.lowering.uses
+        for use in target_build.lowering.uses
     }
     return {name: ", ".join(each) for name, each in found.items() if each}
 
@@ -338,25 +346,27 @@ def _stored_weights(use: WeightUse) -> Iterator[str]:
     return (leaf.rpartition("/")[0] for leaf in leaves(use.tensor))
 
 
-def _target_report(job: TargetBuild, own: RankFilePlan, output_dir: Path, notes: list[str]) -> TargetReport:
+def _target_report(target_build: TargetBuild, own: RankFilePlan, output_dir: Path, notes: list[str]) -> TargetReport:
     """The engine is there by now, and so is what a prediction runs."""
     file = rank_file(0, own.files)
-    found = None if job.sample is None else predict(job.sample, output_dir / file, job.target)
+    found = (
+        None if target_build.sample is None else predict(target_build.sample, output_dir / file, target_build.target)
+    )
     if isinstance(found, str):
         notes.append(found)
     return TargetReport(
-        target=job.target.name,
-        precision=str(job.precision),
+        target=target_build.target.name,
+        precision=str(target_build.precision),
         file=file,
-        plan=own.plans[job.target.name],
-        passes=job.reports,
-        timings=job.timings,
+        plan=own.plans[target_build.target.name],
+        passes=target_build.reports,
+        timings=target_build.timings,
         prediction=None if isinstance(found, str) else found,
     )
 
 
-def _share_of(job: TargetBuild, shares: Sequence[RankFilePlan]) -> RankFilePlan:
-    return next(each for each in shares if job.target.name in each.plans)
+def _rank_file_of(target_build: TargetBuild, rank_files: Sequence[RankFilePlan]) -> RankFilePlan:
+    return next(each for each in rank_files if target_build.target.name in each.plans)
 
 
 def _engine_bytes(own: RankFilePlan) -> int:

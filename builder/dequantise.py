@@ -131,10 +131,10 @@ def _spread(groups: Array, block: int, columns: int) -> Array:
 def _gathered(node: gs.Node, tensor: gs.Tensor, begin: int, end: int, leaf: Leaf) -> Array:
     """Values of a table by codes, or columns in another order."""
     values, indices = node.inputs
-    axis, rank = node.attrs.get("axis", 0), len(weight_shape(values))
-    if axis == 0 and rank == 1:
+    axis, ndim = node.attrs.get("axis", 0), len(weight_shape(values))
+    if axis == 0 and ndim == 1:
         table, codes = _whole(values, leaf), dequantised_rows(indices, begin, end, leaf)
-    elif axis in (1, -1) and rank == 2 and len(weight_shape(indices)) == 1:
+    elif axis in (1, -1) and ndim == 2 and len(weight_shape(indices)) == 1:
         table, codes = dequantised_rows(values, begin, end, leaf), _whole(indices, leaf)
     else:
         raise BuildError("a Gather of a weight is neither of a table nor of columns", where=describe(node))

@@ -112,10 +112,10 @@ class Evaluation:
     def _compute(self, node: gs.Node) -> tuple[Array, ...]:
         """Products and tables read their weight in pieces; casts between float types change nothing."""
         if is_op(node, "MatMul") and is_weight(node.inputs[1]):
-            x, rank = self._input(node.inputs[0]), len(weight_shape(node.inputs[1]))
-            if rank == 2:
+            x, ndim = self._input(node.inputs[0]), len(weight_shape(node.inputs[1]))
+            if ndim == 2:
                 return (self._product(x, node.inputs[1]),)
-            if rank == 3 and (stack := _stored(node.inputs[1], [0, 2, 1])) is not None:
+            if ndim == 3 and (stack := _stored(node.inputs[1], [0, 2, 1])) is not None:
                 return (self._expert_products(x, stack),)
         if is_op(node, "Gather") and is_weight(node.inputs[0]) and len(weight_shape(node.inputs[0])) == 2:
             return (self._rows(node.inputs[0], self._input(node.inputs[1]), node),)
@@ -139,10 +139,10 @@ class Evaluation:
         """The reference implementation of the standard scans first axes alone."""
         count, outer = int(node.attrs["num_scan_inputs"]), dict(node.attrs)
         axes = [0] * (len(inputs) - count) + outer.pop("scan_input_axes", [0] * count)
-        turned = [np.moveaxis(value, axis, 0) for value, axis in zip(inputs, axes, strict=True)]
+        moved = [np.moveaxis(value, axis, 0) for value, axis in zip(inputs, axes, strict=True)]
         back = [0] * (len(inputs) - count) + outer.pop("scan_output_axes", [0] * len(node.outputs))
         outer["body"] = gs.export_onnx(outer["body"], do_type_check=False).graph
-        results = self._standard(gs.Node(op=node.op, attrs=outer, inputs=node.inputs, outputs=node.outputs), turned)
+        results = self._standard(gs.Node(op=node.op, attrs=outer, inputs=node.inputs, outputs=node.outputs), moved)
         return tuple(np.moveaxis(value, 0, axis) for value, axis in zip(results, back, strict=False))
 
     def _standard(self, node: gs.Node, inputs: Sequence[Array | None]) -> tuple[Array, ...]:

@@ -200,8 +200,8 @@ class WeightReader:
 
     def _concat(self, node: gs.Node, block: Block, bits: bool) -> Bits:
         r0, r1, c0, c1 = block
-        rank = len(weight_shape(node.inputs[0]))
-        axis = node.attrs["axis"] % rank
+        ndim = len(weight_shape(node.inputs[0]))
+        axis = node.attrs["axis"] % ndim
         begin, end = (r0, r1) if axis == 0 else (c0, c1)
         pieces, start = [], 0
         for each in node.inputs:
@@ -230,7 +230,7 @@ class WeightReader:
         return stored if bits else to_float32(stored, dtype)
 
     def _numbers(self, tensor: gs.Constant, begin: int, end: int) -> Bits:
-        """Rows [begin, end) of an initialiser of any rank and type, as numbers."""
+        """Rows [begin, end) of an initialiser of any number of dimensions and type, as numbers."""
         shape = tuple(int(size) for size in tensor.shape)
         proto = _external(tensor)
         if proto is None:

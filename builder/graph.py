@@ -283,10 +283,10 @@ def _reshaped(node: gs.Node, shape: tuple[int, ...]) -> tuple[int, ...]:
     if numbers is None:
         raise PassError(f"a {node.op} of a weight has no constant second input", where=describe(node))
     if node.op == "Unsqueeze":
-        rank = len(shape) + len(numbers)
-        added = {axis % rank for axis in numbers}
+        ndim = len(shape) + len(numbers)
+        added = {axis % ndim for axis in numbers}
         left = iter(shape)
-        return tuple(1 if axis in added else next(left) for axis in range(rank))
+        return tuple(1 if axis in added else next(left) for axis in range(ndim))
     wanted = [shape[i] if size == 0 else size for i, size in enumerate(numbers)]
     total, known = int(np.prod(shape)), int(np.prod([size for size in wanted if size != -1]))
     return tuple(total // known if size == -1 else size for size in wanted)

@@ -6,7 +6,7 @@ norm           ■■■■■■
 qkv                 ■■■■■■
 q                        ■■■■■■    lies where `norm` lay
 
-An op may keep its inputs: rope_kv_write's stay as long as its queries, since an attention may turn them again itself.
+An op may keep its inputs: rope_kv_write's stay as long as its queries, since an attention may rotate them again itself.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Facts for the manifest: what people want to know of the model."""
+"""The model card of the manifest: what people want to know of the model."""
 
 import math
 
@@ -32,7 +32,7 @@ def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
 
 
 def _expert_card(plan: Plan) -> dict[str, Fact]:
-    """Facts of a mixture of experts."""
+    """What is said of a mixture of experts."""
     experts = next((step for step in plan.steps if step.op == "moe_down"), None)
     if experts is None:
         return {}

@@ -79,7 +79,7 @@ class TargetBuild:
 def plan_targets(
     config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], progress: Progress
 ) -> list[TargetBuild]:
-    """A job for each target."""
+    """A TargetBuild for each target."""
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
         _make_folder(config.dump_passes)
@@ -90,18 +90,18 @@ def plan_targets(
     for target in targets:
         check_graph(graph, target)
     errors = SampleErrors(checkpoint, progress)
-    jobs = []
+    builds = []
     for target in targets:
         dump = config.dump_passes
         if dump is not None and len(targets) > 1:
             dump /= target.name.replace("/", "-")
             _make_folder(dump)
         own = dataclasses.replace(config, dump_passes=dump)
-        jobs.append(_decide_target(own, checkpoint, graph, reports, errors, target, progress))
-    return jobs
+        builds.append(_plan_target(own, checkpoint, graph, reports, errors, target, progress))
+    return builds
 
 
-def _decide_target(
+def _plan_target(
     config: BuildConfig,
     checkpoint: Checkpoint,
     graph: Graph,
@@ -180,13 +180,13 @@ def base_memory(checkpoint: Checkpoint) -> int:
     return BASE_MEMORY + GRAPH_COPIES * checkpoint.graph_path.stat().st_size
 
 
-def common_notes(jobs: Sequence[TargetBuild]) -> list[str]:
+def common_notes(builds: Sequence[TargetBuild]) -> list[str]:
     """What holds for every target is said once, all else with the target's name."""
     notes: list[str] = []
-    for job in jobs:
-        for note in job.notes:
-            shared = all(note in other.notes for other in jobs)
-            said = note if shared else f"{job.target.name}: {note}"
+    for target_build in builds:
+        for note in target_build.notes:
+            shared = all(note in other.notes for other in builds)
+            said = note if shared else f"{target_build.target.name}: {note}"
             if said not in notes:
                 notes.append(said)
     return notes

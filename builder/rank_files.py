@@ -47,27 +47,27 @@ class RankFilePlan:
                     yield places[constant.name], memoryview(constant.data)
 
 
-def plan_rank_files(jobs: Sequence[TargetBuild], constants: Sequence[tuple[Constant, ...]]) -> list[RankFilePlan]:
-    """A share for each kind of weights, in the order of the jobs; the first has no word in its file's name."""
+def plan_rank_files(builds: Sequence[TargetBuild], constants: Sequence[tuple[Constant, ...]]) -> list[RankFilePlan]:
+    """A rank file for each kind of weights, in the order of the builds; the first has no word in its file's name."""
     alike: dict[object, list[int]] = {}
-    for index, job in enumerate(jobs):
-        sources = tuple((use.name, key(use.tensor)) for use in job.lowering.uses)
-        alike.setdefault((job.plan.weights, sources), []).append(index)
-    shares: list[RankFilePlan] = []
+    for index, target_build in enumerate(builds):
+        sources = tuple((use.name, key(use.tensor)) for use in target_build.lowering.uses)
+        alike.setdefault((target_build.plan.weights, sources), []).append(index)
+    rank_files: list[RankFilePlan] = []
     for members in alike.values():
-        own = [jobs[index] for index in members]
+        own = [builds[index] for index in members]
         added = [constants[index] for index in members]
-        taken = [each.files for each in shares]
-        plans = add_constants([job.plan for job in own], added)
-        shares.append(
+        taken = [each.files for each in rank_files]
+        plans = add_constants([target_build.plan for target_build in own], added)
+        rank_files.append(
             RankFilePlan(
-                files=_word(own[0].target.name, taken) if shares else "",
+                files=_word(own[0].target.name, taken) if rank_files else "",
                 lowering=own[0].lowering,
-                plans=dict(zip((job.target.name for job in own), plans, strict=True)),
+                plans=dict(zip((target_build.target.name for target_build in own), plans, strict=True)),
                 constants=tuple(added),
             )
         )
-    return shares
+    return rank_files
 
 
 def _word(target: str, taken: Sequence[str]) -> str:

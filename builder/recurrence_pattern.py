@@ -134,8 +134,10 @@ def read_recurrence(graph: Graph, scan: gs.Node) -> Recurrence | str:
     rule = _signature(scan.attrs["body"])
     if rule not in (_DELTA_RULE, _GATED_RULE):
         return "the scan computes neither the gated delta rule nor that of Mamba 2"
-    turned = any(scan.attrs.get("scan_output_directions", [0])) or any(scan.attrs.get("scan_input_directions", [0]))
-    if turned or scan.attrs.get("scan_input_axes") != [1] * 5 or scan.attrs.get("scan_output_axes") != [1]:
+    is_reversed = any(scan.attrs.get("scan_output_directions", [0])) or any(
+        scan.attrs.get("scan_input_directions", [0])
+    )
+    if is_reversed or scan.attrs.get("scan_input_axes") != [1] * 5 or scan.attrs.get("scan_output_axes") != [1]:
         return "the scan does not run over the sequence"
     if graph.users(scan.outputs[0]):
         return "the last state is used"

@@ -137,13 +137,13 @@ def _not_folded(view: PlanView, rules: CallRules, i: int, products: Sequence[int
 
 
 def fold_rotation(view: PlanView, rules: CallRules, variant: Variant) -> tuple[Variant, PassReport]:
-    """Attention norms and turns the queries that it loads; rope_kv_write writes keys and values alone."""
+    """Attention norms and rotates the queries that it loads; rope_kv_write writes keys and values alone."""
     inside: dict[str, str] = {}
     refused = Counter[str]()
     for i, step in enumerate(view.steps):
         if not find_op(step.op).keeps_inputs:
             continue
-        reason = _not_turned(view, i)
+        reason = _not_rotated(view, i)
         if reason is None:
             inside[view.steps[i + 1].name] = step.name
         else:
@@ -155,8 +155,8 @@ def fold_rotation(view: PlanView, rules: CallRules, variant: Variant) -> tuple[V
     return _changed("fold_rotation", variant, calls, len(inside), refused)
 
 
-def _not_turned(view: PlanView, i: int) -> str | None:
-    """Why the step behind rope_kv_write step `i` does not turn the queries."""
+def _not_rotated(view: PlanView, i: int) -> str | None:
+    """Why the step behind rope_kv_write step `i` does not rotate the queries."""
     step, q = view.steps[i], view.writes[i][0]
     if i + 1 == len(view.steps) or not find_op(view.steps[i + 1].op).reads_kv or view.reads[i + 1][0] != q:
         return "the next step is not its attention"

@@ -27,7 +27,7 @@ class ConvertOptions:
     config          a Hugging Face config.json; the weights are drawn from the seed `random_weights`
     dtype           type of the stored weights; None keeps each as it is (random weights: bf16)
     max_mem         bytes this process may use
-    rope_factors    "short" or "long": which of longrope's factors turn the tokens; None: short, where there are any
+    rope_factors    "short" or "long": which of longrope's factors rotate the tokens; None: short, where there are any
     """
 
     output_dir: Path

@@ -38,7 +38,7 @@ class Llama3Scaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class YarnScaling:
-    """Frequencies by how often they turn in original_positions: up to beta_slow times they are divided by `factor`,
+    """Frequencies by how often they rotate in original_positions: up to beta_slow times they are divided by `factor`,
     from beta_fast times on they stay, and between lies a ramp over the pairs. truncate: it begins and ends at whole
     pairs."""
 
@@ -51,7 +51,7 @@ class YarnScaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary positions: pair i of the first `rotary_dim` dimensions turns by position * theta^(-2 i / rotary_dim).
+    """Rotary positions: pair i of the first `rotary_dim` dimensions rotates by position * theta^(-2 i / rotary_dim).
 
     linear_factor  divides every frequency
     factors        divide one frequency each; empty: none
@@ -170,7 +170,7 @@ class ModelConfig:
     """A decoder-only transformer.
 
     rope                     None: positions are learned, one row per position
-    still_layers             do not turn queries and keys
+    still_layers             do not rotate queries and keys
     local_rope               of the layers with a window, where it differs from `rope`
     gated_mlp                down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
     moe                      experts instead of the MLP, but in its dense_layers

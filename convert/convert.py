@@ -1,6 +1,6 @@
 """Hugging Face directory → Checkpoint, the main path.
 
-    check the source, read its configuration, claim every tensor (job) → check memory and disk
+    check the source, read its configuration, claim every tensor (conversion.py) → check memory and disk
     → stream the weights, a block at a time → write the Graph, config.json, tokenizer files → publish
 
 Nothing appears at the output directory before the last step.
@@ -21,8 +21,8 @@ from ingot.chunks import Checksums
 from ingot.companions import TOKENIZER_FILE, check_companions, parse_tokenizer, tokenizer_memory
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
+from ingot.convert.conversion import Conversion, Weight, conversion_from_directory, conversion_from_seed
 from ingot.convert.decoder import build_graph
-from ingot.convert.job import Job, Weight, job_from_directory, job_from_seed
 from ingot.convert.source import sha256
 from ingot.convert.weights import Bits
 from ingot.dtypes import DType, count_nonfinite, from_float32, to_float32
@@ -63,46 +63,46 @@ def convert(
     """
     begin = time.monotonic()
     if options.model_dir is not None:
-        job = job_from_directory(options.model_dir, options)
+        conversion = conversion_from_directory(options.model_dir, options)
     else:
         assert options.config is not None, "ConvertOptions has one of the two"
         assert options.random_weights is not None, "ConvertOptions has a seed with every config"
-        job = job_from_seed(options.config, options.random_weights, options)
-    estimate = _resource_estimate(job, options.output_dir)
+        conversion = conversion_from_seed(options.config, options.random_weights, options)
+    estimate = _resource_estimate(conversion, options.output_dir)
     if say is not None:
         say(f"the conversion {estimate}")
     estimate.check_memory(options.max_mem)
-    if job.companions is not None:
-        check_companions(job.companions)
-    if job.tokenizer is not None:
-        parse_tokenizer(json.dumps(job.tokenizer), f"the {TOKENIZER_FILE} made from the source's files")
+    if conversion.companions is not None:
+        check_companions(conversion.companions)
+    if conversion.tokenizer is not None:
+        parse_tokenizer(json.dumps(conversion.tokenizer), f"the {TOKENIZER_FILE} made from the source's files")
     with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out:
         out.require_space(estimate.disk)
-        writer = _WeightWriter(_stage(progress, "weights", job.nbytes))
-        for name, weights in job.files.items():
+        writer = _WeightWriter(_stage(progress, "weights", conversion.nbytes))
+        for name, weights in conversion.files.items():
             writer.write_file(out.path / name, weights)
-        graph = build_graph(job.model, writer.tensors, job.quantised)
+        graph = build_graph(conversion.model, writer.tensors, conversion.quantised)
         (out.path / GRAPH_FILE).write_bytes(graph.SerializeToString())
-        _write_companions(job, out.path)
-        hashed = _stage(progress, "hashing", sum(file.stat().st_size for file in job.read_files))
+        _write_companions(conversion, out.path)
+        hashed = _stage(progress, "hashing", sum(file.stat().st_size for file in conversion.read_files))
         config = CheckpointConfig(
             ingot_version=__version__,
-            model=job.model,
-            sources={_name(file, job): sha256(file, hashed) for file in job.read_files},
+            model=conversion.model,
+            sources={_name(file, conversion): sha256(file, hashed) for file in conversion.read_files},
             weights=writer.sums,
             nonfinite=writer.nonfinite,
             random_seed=options.random_weights,
             build_defaults=options.build_defaults,
-            quantised={name: weight.kind for name, weight in job.quantised.items()},
+            quantised={name: weight.kind for name, weight in conversion.quantised.items()},
         )
         (out.path / "config.json").write_text(config.to_json(), encoding="utf-8")
     return ConvertReport(
         output_dir=options.output_dir,
-        model=job.model,
+        model=conversion.model,
         tensors=len(writer.tensors),
-        nbytes=job.nbytes,
+        nbytes=conversion.nbytes,
         seconds=time.monotonic() - begin,
-        warnings=(*job.warnings, *writer.warnings),
+        warnings=(*conversion.warnings, *writer.warnings),
     )
 
 
@@ -168,33 +168,35 @@ def _rounded(bits: Bits, stored: DType, wanted: DType) -> Bits:
         return from_float32(to_float32(bits, stored), wanted)
 
 
-def _resource_estimate(job: Job, target: Path) -> ResourceEstimate:
-    weights = [weight for file in job.files.values() for weight in file]
+def _resource_estimate(conversion: Conversion, target: Path) -> ResourceEstimate:
+    weights = [weight for file in conversion.files.values() for weight in file]
     carried = tokenizer = 0
-    if job.companions is not None:
-        tokenizer = tokenizer_memory(job.companions)
-        carried = sum((job.companions / name).stat().st_size for name in companions(job.companions))
+    if conversion.companions is not None:
+        tokenizer = tokenizer_memory(conversion.companions)
+        carried = sum((conversion.companions / name).stat().st_size for name in companions(conversion.companions))
     known = TENSOR_MEMORY * len(weights)
     largest = max(tokenizer, *(weight.memory for weight in weights))
-    return ResourceEstimate.at(target, memory=BASE_MEMORY + known + largest, disk=job.nbytes + known + carried)
+    return ResourceEstimate.at(target, memory=BASE_MEMORY + known + largest, disk=conversion.nbytes + known + carried)
 
 
-def _write_companions(job: Job, folder: Path) -> None:
+def _write_companions(conversion: Conversion, folder: Path) -> None:
     """Tokenizer and generation files: copied, so that links to elsewhere become files; a tokenizer.json made where
     only older files describe the tokenizer."""
-    if job.tokenizer is not None:
-        (folder / "tokenizer.json").write_text(json.dumps(job.tokenizer, ensure_ascii=False), encoding="utf-8")
-    if job.settings:
-        (folder / "tokenizer_config.json").write_text(json.dumps(job.settings, indent=2) + "\n", encoding="utf-8")
-    if job.companions is not None:
-        for name in companions(job.companions):
+    if conversion.tokenizer is not None:
+        (folder / "tokenizer.json").write_text(json.dumps(conversion.tokenizer, ensure_ascii=False), encoding="utf-8")
+    if conversion.settings:
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps(conversion.settings, indent=2) + "\n", encoding="utf-8"
+        )
+    if conversion.companions is not None:
+        for name in companions(conversion.companions):
             (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(job.companions / name, folder / name)
+            shutil.copyfile(conversion.companions / name, folder / name)
     generation = folder / "generation_config.json"
-    if job.generation and not generation.exists():
-        generation.write_text(json.dumps(job.generation, indent=2) + "\n", encoding="utf-8")
+    if conversion.generation and not generation.exists():
+        generation.write_text(json.dumps(conversion.generation, indent=2) + "\n", encoding="utf-8")
 
 
-def _name(file: Path, job: Job) -> str:
+def _name(file: Path, conversion: Conversion) -> str:
     """How a source file is called in the record of hashes."""
-    return file.name if job.companions is None else file.relative_to(job.companions).as_posix()
+    return file.name if conversion.companions is None else file.relative_to(conversion.companions).as_posix()

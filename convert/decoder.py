@@ -140,12 +140,12 @@ class _Decoder:
         return self.node("Add", [tokens, self.rows("positions/weight", positions, "positions")], "embed/add_positions")
 
     def rotary_angles(self, rope: RopeConfig, positions: str) -> tuple[str, str]:
-        """cos and sin, each [batch, sequence, rotary_dim / 2]; made once for all layers that turn alike."""
+        """cos and sin, each [batch, sequence, rotary_dim / 2]; made once for all layers that rotate alike."""
         if rope not in self._angles:
             path = "rope" if rope == self.config.rope else "rope_local"
             frequencies = self.constant(f"{path}/inv_freq", inverse_frequencies(rope))
-            turns = self.node("Cast", [positions], f"{path}/cast", to=TensorProto.FLOAT)
-            column = self.node("Unsqueeze", [turns, self.integers("axis_last", [-1])], f"{path}/unsqueeze")
+            positions_f32 = self.node("Cast", [positions], f"{path}/cast", to=TensorProto.FLOAT)
+            column = self.node("Unsqueeze", [positions_f32, self.integers("axis_last", [-1])], f"{path}/unsqueeze")
             angle = self.node("Mul", [column, frequencies], f"{path}/angle")
             cos, sin = self.node("Cos", [angle], f"{path}/cos"), self.node("Sin", [angle], f"{path}/sin")
             if rope.scale != 1:
@@ -223,7 +223,7 @@ class _Decoder:
         return self.node("Transpose", [split], f"{path}/heads", perm=[0, 2, 1, 3])
 
     def rotated(self, x: str, rope: RopeConfig, positions: str, path: str) -> str:
-        """[batch, heads, sequence, head_dim], its first rotary_dim dimensions turned in pairs"""
+        """[batch, heads, sequence, head_dim], its first rotary_dim dimensions rotated in pairs"""
         inputs = [x, *self.rotary_angles(rope, positions)]
         partial = rope.rotary_dim if rope.rotary_dim < self.config.head_dim else 0
         pairs = {"interleaved": 1} if rope.interleaved else {}

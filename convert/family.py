@@ -293,10 +293,10 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
             if cap and not np.float32(cap):
                 raise ConfigError("a soft cap is too small", where=section.where, got=f"{cap:g}")
         for rope in (config.rope, config.local_rope):
-            turns = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
-            if not (np.isfinite(turns).all() and (turns > 0).all()):
+            speeds = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
+            if not (np.isfinite(speeds).all() and (speeds > 0).all()):
                 raise ConfigError(
-                    "the rotary positions turn infinitely fast, or not at all",
+                    "the rotary positions rotate infinitely fast, or not at all",
                     where=section.where,
                     got=repr(rope)[:200],
                     hint="check rope_theta and the scaling of the rotary positions",

@@ -26,7 +26,7 @@ def read_rope(
 ) -> RopeConfig:
     """transformers 4 spells rope_theta and rope_scaling, transformers 5 one object rope_parameters.
 
-    partial: the part of a head that turns where the configuration does not say; None: always all of it.
+    partial: the part of a head that rotates where the configuration does not say; None: always all of it.
     kinds: those of the family.
     """
     rope = rope_section(section)
@@ -192,7 +192,7 @@ def _original_positions(rope: Section, section: Section, max_positions: int) -> 
 
 
 def _longrope(rope: Section, section: Section, theta: float, rotary_dim: int, max_positions: int) -> RopeConfig:
-    """The short factors, which hold up to the original positions. Where a text is longer, the long ones turn every
+    """The short factors, which hold up to the original positions. Where a text is longer, the long ones rotate every
     token another way, its first tokens too: no KV cache can follow, so a conversion is for one of the two."""
     short, long = (_factors(rope, key, rotary_dim // 2) for key in ("short_factor", "long_factor"))
     key = "original_max_position_embeddings"

@@ -87,7 +87,7 @@ _KNOWN: Mapping[tuple[str, str], object] = {
     ("collections", "OrderedDict"): _Names,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_parameter"): _parameter,
-    **{("torch", name): _StorageType(*facts) for name, facts in _STORAGES.items()},
+    **{("torch", name): _StorageType(*fields) for name, fields in _STORAGES.items()},
 }
 
 
@@ -202,7 +202,7 @@ def _stored(path: Path, name: object, value: object, members: Mapping[str, _Rang
             got="no such storage" if member is None else f"{member.nbytes:,} bytes",
             hint="copy or download the file again",
         )
-    plain = elements <= 1 or _in_order(shape, strides)
+    plain = elements <= 1 or _is_contiguous(shape, strides)
     return StoredTensor(
         name=name,
         file=path,
@@ -213,7 +213,7 @@ def _stored(path: Path, name: object, value: object, members: Mapping[str, _Rang
     )
 
 
-def _in_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether the elements lie in C order, one behind the other."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):

@@ -94,8 +94,8 @@ def recurrent_mixer(nodes: Nodes, x: str, config: ModelConfig, layer: int) -> st
 
 def _conv(nodes: Nodes, x: str, channels: int, width: int, path: str, *, bias: bool = False) -> str:
     """Each channel over the last `width` tokens, [batch, sequence, channels]"""
-    turned = nodes.node("Transpose", [x], f"{path}/turn", perm=[0, 2, 1])
-    inputs = [turned, nodes.float32(f"{path}/weight"), *([nodes.float32(f"{path}/bias")] if bias else [])]
+    transposed = nodes.node("Transpose", [x], f"{path}/turn", perm=[0, 2, 1])
+    inputs = [transposed, nodes.float32(f"{path}/weight"), *([nodes.float32(f"{path}/bias")] if bias else [])]
     made = nodes.node("Conv", inputs, path, group=channels, kernel_shape=[width], pads=[width - 1, 0])
     return nodes.node("Transpose", [made], f"{path}/turn_back", perm=[0, 2, 1])
 

@@ -24,18 +24,18 @@ def inverse_frequencies(rope: RopeConfig) -> Frequencies:
 
 def _blend(frequencies: Frequencies, scaling: Llama3Scaling) -> Frequencies:
     """Long waves are slowed down by the factor, short ones kept, those between blended by their wavelength."""
-    turns = np.float32(scaling.original_positions) / (np.float32(2 * np.pi) / frequencies)
+    rotations = np.float32(scaling.original_positions) / (np.float32(2 * np.pi) / frequencies)
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
-    kept = np.clip((turns - low) / (high - low), 0, 1)
+    kept = np.clip((rotations - low) / (high - low), 0, 1)
     blended: Frequencies = (1 - kept) * frequencies / np.float32(scaling.factor) + kept * frequencies
     return blended
 
 
 def _ramp(rope: RopeConfig, scaling: YarnScaling) -> Frequencies:
-    """The first pairs turn as they did, the last ones `factor` times slower, those between in proportion."""
+    """The first pairs rotate as they did, the last ones `factor` times slower, those between in proportion."""
     low, high = (
-        rope.rotary_dim * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-        for turns in (scaling.beta_fast, scaling.beta_slow)
+        rope.rotary_dim * math.log(scaling.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        for rotations in (scaling.beta_fast, scaling.beta_slow)
     )
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)

@@ -273,7 +273,7 @@ def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Itera
         size = math.prod(tensors[expr.name].shape)
         for begin in range(0, size, block):
             yield read_elements(tensors[expr.name], begin, min(begin + block, size))
-    elif (parts := _in_order(expr)) is not None:
+    elif (parts := _consecutive_parts(expr)) is not None:
         for part in parts:
             yield from blocks(part, tensors, block)
     elif (stack := _stacked(expr, tensors)) is not None:
@@ -291,7 +291,7 @@ def held(expr: Expr, tensors: Mapping[str, StoredTensor]) -> int:
     """Most elements that `blocks` makes in memory at a time, beyond a block."""
     if isinstance(expr, Take):
         return 0
-    if (parts := _in_order(expr)) is not None:
+    if (parts := _consecutive_parts(expr)) is not None:
         return max(held(part, tensors) for part in parts)
     if (stack := _stacked(expr, tensors)) is not None:
         return math.prod(stack.shape[1:])
@@ -305,7 +305,7 @@ def _stacked(expr: Expr, tensors: Mapping[str, StoredTensor]) -> StoredTensor | 
     return tensors[expr.of.name] if len(tensors[expr.of.name].shape) == 3 else None
 
 
-def _in_order(expr: Expr) -> tuple[Expr, ...] | None:
+def _consecutive_parts(expr: Expr) -> tuple[Expr, ...] | None:
     """The parts whose elements follow one another in the expression's, None where they are mixed."""
     if isinstance(expr, FirstRow):
         return (expr.of,)

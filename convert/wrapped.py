@@ -43,7 +43,7 @@ _OF_IMAGES = (
 )
 _ELSEWHERE = ("model_type", "quantization_config", "text_config", "tie_word_embeddings", "vocab_size")
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_MROPE = ("mrope_section", "mrope_interleaved")  # three equal positions, as texts have them, turn like one
+_MROPE = ("mrope_section", "mrope_interleaved")  # three equal positions, as texts have them, rotate like one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def text_section(section: Section, names: Collection[str] | None) -> tuple[Secti
 
 
 def _says_theta(values: Mapping[str, object]) -> bool:
-    """Whether the object of the rotation says how fast it turns."""
+    """Whether the object of the rotation says how fast it rotates."""
     inner = values.get("rope_parameters")
     return isinstance(inner, dict) and inner.get("rope_theta") is not None
 
@@ -220,7 +220,7 @@ def left_out(wrapper: Wrapper | None, tensors: Mapping[str, object]) -> tuple[st
 def as_stored(
     wrapper: Wrapper | None, rows: Sequence[Row], tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape]
 ) -> list[Row]:
-    """A family's rows, turned where the files store stacked experts [experts, in, out]: those of the Hub do, those that
+    """A family's rows, transposed where files store stacked experts [experts, in, out]: those of the Hub do, those that
     transformers writes do not. One of the two shapes tells, since not both can be square."""
     if wrapper is None or not wrapper.experts_in_out:
         return list(rows)

@@ -64,7 +64,7 @@ class _Held:
             num_prompt=self.num_prompt,
         )
 
-    def take(self, token: int, log_prob: float) -> None:
+    def append(self, token: int, log_prob: float) -> None:
         """Add what was drawn. Draws that were submitted before the sequence ended count for nothing."""
         self.submitted = max(self.submitted - 1, 0)
         if self.ending is not Ending.NONE:
@@ -175,23 +175,23 @@ class Sequences:
         rows = zip(known.row.tolist(), known.token.tolist(), known.top.tolist(), strict=True)
         return drawn + [Draw(row=row, rules=SequenceRules(top=top), known=token) for row, token, top in rows]
 
-    def take(self, batch: StepBatch, drawn: Drawn) -> StepResult:
+    def record(self, batch: StepBatch, drawn: Drawn) -> StepResult:
         """Move the sequences of a step on by what was drawn for them."""
-        return _take([self._at(slot) for slot in drawing_slots(batch)], drawn)
+        return _record([self._at(slot) for slot in drawing_slots(batch)], drawn)
 
     def submit(self, batch: StepBatch) -> Callable[[Drawn], StepResult]:
-        """Note that the draws of a step are under way. Gives what `take` does, for these sequences, when they are
+        """Note that the draws of a step are under way. Gives what `record` does, for these sequences, when they are
         there: whatever becomes of the slots until then.
         """
         held = [self._at(slot) for slot in drawing_slots(batch)]
         for each in held:
             each.submitted += 1
-        return functools.partial(_take, held)
+        return functools.partial(_record, held)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """See Session.draw."""
         drawn = [self._at(slot).draw(row) for row, slot in enumerate(slots.tolist())]
-        return _take([self._at(slot) for slot in slots.tolist()], sample(raw, drawn, logits))
+        return _record([self._at(slot) for slot in slots.tolist()], sample(raw, drawn, logits))
 
     def history(self, slot: int) -> Sequence[int]:
         """The tokens of a sequence with penalties; () of any other."""
@@ -203,14 +203,14 @@ class Sequences:
         return self._held[slot]
 
 
-def _take(held: Sequence[_Held], drawn: Drawn) -> StepResult:
+def _record(held: Sequence[_Held], drawn: Drawn) -> StepResult:
     for each, token, log_prob in zip(held, drawn.ids.tolist(), drawn.log_probs.tolist(), strict=False):
-        each.take(token, log_prob)
+        each.append(token, log_prob)
     return StepResult(
         ids=drawn.ids[None],
         log_probs=drawn.log_probs[None],
         ends=np.array([each.ending for each in held], dtype=np.int32),
-        ranks=None if drawn.ranks is None else drawn.ranks[None],
+        token_ranks=None if drawn.token_ranks is None else drawn.token_ranks[None],
         top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
         top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
     )
@@ -225,5 +225,5 @@ def drawing_slots(batch: StepBatch) -> list[int]:
 
 def step_result(sequences: Sequences, batch: StepBatch, logits: Array) -> StepResult:
     """The draws of a step on the host, from its logits float32 [R, vocab]."""
-    result = sequences.take(batch, sample(logits, sequences.draws(batch)))
+    result = sequences.record(batch, sample(logits, sequences.draws(batch)))
     return dataclasses.replace(result, logits=logits.copy()) if batch.want_logits else result

@@ -223,13 +223,13 @@ class BlockManager:
             return
         claimed = max(table.claims[group], table.num_held(group))
         table.extend(group, [NO_BLOCK] * (places - table.ends[group] - 1))
-        table.extend(group, [pool.take()])
+        table.extend(group, [pool.allocate()])
         pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
         for place in range(places - 2, table.first[group] - 1, -1):
             wanted = place in table.kept or (self._prefix_cache and (place + 1) % pool.stride == 0)
             if wanted and int(table.ids[group, place]) == NO_BLOCK and place >= table.sealed and pool.spare > 0:
                 claimed = max(table.claims[group], table.num_held(group))
-                table.replace(group, place, pool.take())
+                table.replace(group, place, pool.allocate())
                 table.holes[group] -= 1
                 pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
 
@@ -322,7 +322,7 @@ class BlockManager:
             pool, wanted = self.pools[group], places - table.ends[group]
             if wanted > 0:
                 claimed = max(table.claims[group], table.num_held(group))
-                table.extend(group, [pool.take() for _ in range(wanted)])
+                table.extend(group, [pool.allocate() for _ in range(wanted)])
                 if pool.window:
                     pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
 

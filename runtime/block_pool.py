@@ -85,7 +85,7 @@ class BlockPool:
         """Blocks without a holder whose contents nobody needs."""
         return tuple(self._free)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A block for new contents, held once: a free one, else the cached one released longest ago is evicted."""
         if self._free:
             block = self._free.pop()

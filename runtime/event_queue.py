@@ -86,8 +86,8 @@ class EventQueue:
         if first:
             self._bridge.mark(self._news)
 
-    async def take(self) -> list[tuple[float, TextEvent]]:
-        """What came since the last take with the time of its arrival, at most 256 events, as soon as there is anything;
+    async def drain(self) -> list[tuple[float, TextEvent]]:
+        """What came since the last call with the time of its arrival, at most 256 events, as soon as there is anything;
         nothing after `poke`. Raises what `interrupt` was given."""
         if self._news.is_set():
             await asyncio.sleep(0)  # others have their turn, however much there is to take

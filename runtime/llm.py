@@ -165,22 +165,22 @@ class EngineLLM(Owned):
     def _run(self, asked: Sequence[TextRequest], use_tqdm: bool | None) -> list[RequestOutput]:
         check_use_tqdm(use_tqdm)
         groups = [make_streams(self.runner, self.tokenizer, index, each) for index, each in enumerate(asked)]
-        gatherings = [OutputAccumulator(each, group) for each, group in zip(asked, groups, strict=True)]
+        accumulators = [OutputAccumulator(each, group) for each, group in zip(asked, groups, strict=True)]
         streams = [stream for group in groups for stream in group]
         requests, outlet = [stream.request for stream in streams], Outlet()
         self.runner.executor.require_ready()
         try:
             self.runner.executor.add(requests, outlet)
-            with show_progress(use_tqdm, len(gatherings)) as advance:
+            with show_progress(use_tqdm, len(accumulators)) as advance:
                 for event in read_text(self.runner, streams, outlet):
                     if event.error is not None:
                         raise event.error
-                    gatherings[event.index].take(event)
-                    if gatherings[event.index].finished:
+                    accumulators[event.index].add(event)
+                    if accumulators[event.index].finished:
                         advance()
         finally:
             self.runner.executor.abort(requests)
-        return [gathering.output() for gathering in gatherings]
+        return [accumulator.output() for accumulator in accumulators]
 
     def __enter__(self) -> "EngineLLM":
         return self
@@ -199,7 +199,7 @@ class AsyncOutputs(Owned):
         super().__init__()
         self._llm, self._texts, self._bridges, self._asked = llm, texts, bridges, asked
         self._streams: list[TextStream] = []
-        self._gathering: OutputAccumulator | None = None
+        self._accumulator: OutputAccumulator | None = None
         self._failure: IngotError | None = None
         self._events: EventQueue | None = None
 
@@ -207,25 +207,25 @@ class AsyncOutputs(Owned):
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._gathering is None or self._events is None:
-            self._gathering, self._events = self._begin()
+        if self._accumulator is None or self._events is None:
+            self._accumulator, self._events = self._begin()
         if self._failure is not None:
             self._stop()
             failure, self._failure = self._failure, None
             raise failure
-        if self._gathering.finished:
+        if self._accumulator.finished:
             raise StopAsyncIteration
         try:
-            events = [event for _, event in await self._events.take()]
+            events = [event for _, event in await self._events.drain()]
         except BaseException:
             self._stop()
             raise
         for event in events:
             self._failure = self._failure or event.error
-            self._gathering.take(event)
+            self._accumulator.add(event)
         if not any(event.token_ids for event in events) and self._failure is not None:
             return await self.__anext__()
-        return self._gathering.output()
+        return self._accumulator.output()
 
     async def aclose(self) -> None:
         """Abort the request, if it still runs, and end the iteration."""
@@ -237,13 +237,13 @@ class AsyncOutputs(Owned):
 
     def _begin(self) -> tuple[OutputAccumulator, EventQueue]:
         self._streams = make_streams(self._texts.runner, self._texts.tokenizer, 0, self._asked)
-        gathering, events = OutputAccumulator(self._asked, self._streams), EventQueue(self._bridges.here())
+        accumulator, events = OutputAccumulator(self._asked, self._streams), EventQueue(self._bridges.here())
         self._texts.submit(self._streams, events.put)
-        return gathering, events
+        return accumulator, events
 
     def _stop(self) -> None:
-        if self._gathering is not None and not self._gathering.finished:
-            self._gathering.finished = True
+        if self._accumulator is not None and not self._accumulator.finished:
+            self._accumulator.finished = True
             self._texts.cancel(self._streams)
 
 

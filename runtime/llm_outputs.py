@@ -60,7 +60,7 @@ class _Part:
         self.last: TextEvent | None = None
         self.answer: AnswerBuilder | None = None
 
-    def take(self, event: TextEvent) -> None:
+    def add(self, event: TextEvent) -> None:
         self.pieces.append(event.text)
         self.token_ids += event.token_ids
         self.log_probs += event.log_probs
@@ -68,7 +68,7 @@ class _Part:
         self.last = event
         if event.deltas is not None:
             self.answer = self.answer or AnswerBuilder()
-            self.answer.take(event.deltas)
+            self.answer.add(event.deltas)
 
     @property
     def finished(self) -> bool:
@@ -105,9 +105,9 @@ class OutputAccumulator:
         self._parts = [_Part() for _ in streams]
         self.finished = False
 
-    def take(self, event: TextEvent) -> None:
+    def add(self, event: TextEvent) -> None:
         """Add one event."""
-        self._parts[event.sequence].take(event)
+        self._parts[event.sequence].add(event)
         if event.prompt_logprobs is not None:
             self._prompt_logprobs = list(event.prompt_logprobs)
         self.finished = all(part.finished for part in self._parts)

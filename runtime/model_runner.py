@@ -25,7 +25,7 @@ from ingot.runtime.session import LoadedEngine, load_engine
 from ingot.runtime.step_times import measure_step_times
 from ingot.runtime.validation import (
     Arguments,
-    ModelFacts,
+    ModelInfo,
     make_requests,
     params_per_prompt,
     read_end_ids,
@@ -105,14 +105,14 @@ class ModelRunner(Owned):
         config = config or RuntimeConfig()
         manifest, plan = loaded.engine.manifest, loaded.engine.plan
         self.engine: Engine = loaded.engine
-        self.facts = ModelFacts(
+        self.model_info = ModelInfo(
             vocab_size=plan.vocab_size,
             limits=loaded.limits,
             max_positions=plan.max_positions,
             end_ids=frozenset(manifest.eos_ids),
             pad_id=0 if manifest.pad_id is None else manifest.pad_id,
         )
-        self.guides = Guides(loaded.engine.directory, self.facts.end_ids)
+        self.guides = Guides(loaded.engine.directory, self.model_info.end_ids)
         self.blocks = BlockManager(
             loaded.session.num_blocks,
             plan.tokens_per_block,
@@ -236,7 +236,7 @@ class ModelRunner(Owned):
         """
         _refuse(others)
         check_flag("streaming", streaming)
-        prompts = read_prompts(batch_input_ids, self.facts.vocab_size)
+        prompts = read_prompts(batch_input_ids, self.model_info.vocab_size)
         own = Arguments(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -259,10 +259,10 @@ class ModelRunner(Owned):
             logprobs=any(p.logprobs is not None for p in params),
             prompt_logprobs=any(p.prompt_logprobs is not None for p in params),
         )
-        words, turn = (stop_words_list, bad_words_list), read_priority(priority, cache_salt)
-        groups = self._requests(prompts, params, read_end_ids(end_id, self.facts), words, wanted, turn)
-        pad = self.facts.pad_id if pad_id is None else read_pad_id(pad_id)
-        n, vocab = params[0].n if params else num_return_sequences or 1, self.facts.vocab_size
+        words, order = (stop_words_list, bad_words_list), read_priority(priority, cache_salt)
+        groups = self._requests(prompts, params, read_end_ids(end_id, self.model_info), words, wanted, order)
+        pad = self.model_info.pad_id if pad_id is None else read_pad_id(pad_id)
+        n, vocab = params[0].n if params else num_return_sequences or 1, self.model_info.vocab_size
         outputs = Outputs(groups=groups, num_return_sequences=n, wanted=wanted, pad_id=pad, vocab_size=vocab)
         return self._stream(outputs) if streaming else self._run(outputs)
 
@@ -294,17 +294,17 @@ class ModelRunner(Owned):
         end_ids: frozenset[int] | None,
         words: tuple[WordsList | None, WordsList | None],
         wanted: Wanted,
-        turn: tuple[int, str],
+        order: tuple[int, str],
     ) -> list[list[Request]]:
         stop_words, bad_words = (
-            read_words(name, given, len(prompts), self.facts.vocab_size)
+            read_words(name, given, len(prompts), self.model_info.vocab_size)
             for name, given in zip(("stop_words_list", "bad_words_list"), words, strict=True)
         )
         return [
             make_requests(
                 prompt,
                 params[index],
-                self.facts,
+                self.model_info,
                 where=f"prompt {index}",
                 default_max_tokens=_DEFAULT_NEW_TOKENS,
                 end_ids=end_ids,
@@ -313,8 +313,8 @@ class ModelRunner(Owned):
                 want_context_logits=wanted.context_logits,
                 want_generation_logits=wanted.generation_logits,
                 want_log_probs=wanted.log_probs or wanted.cum_log_probs,
-                priority=turn[0],
-                cache_salt=turn[1],
+                priority=order[0],
+                cache_salt=order[1],
                 guides=self.guides,
             )
             for index, prompt in enumerate(prompts)

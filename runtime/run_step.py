@@ -52,12 +52,12 @@ def _joined(result: StepResult, drawn: StepResult, place: int, top_place: int) -
         log_probs=_inserted(result.log_probs, drawn.log_probs, place),
         ends=np.concatenate([result.ends, drawn.ends]),
     )
-    if result.ranks is None and drawn.ranks is None:
+    if result.token_ranks is None and drawn.token_ranks is None:
         return joined
     mine, theirs = (_with_probs(each) for each in (result, drawn))
     return dataclasses.replace(
         joined,
-        ranks=_inserted(mine[0], theirs[0], place),
+        token_ranks=_inserted(mine[0], theirs[0], place),
         top_ids=_inserted(mine[1], theirs[1], top_place),
         top_log_probs=_inserted(mine[2], theirs[2], top_place),
     )
@@ -65,10 +65,10 @@ def _joined(result: StepResult, drawn: StepResult, place: int, top_place: int) -
 
 def _with_probs(result: StepResult) -> tuple[Int32, Int32, Float32]:
     """Ranks, most likely tokens and their log probabilities; ranks of 0 and no tokens where nobody wants any."""
-    if result.ranks is None or result.top_ids is None or result.top_log_probs is None:
+    if result.token_ranks is None or result.top_ids is None or result.top_log_probs is None:
         none = result.ids[:, :0]
         return np.zeros_like(result.ids), none, none.astype(np.float32)
-    return result.ranks, result.top_ids, result.top_log_probs
+    return result.token_ranks, result.top_ids, result.top_log_probs
 
 
 def _inserted(array: npt.NDArray[Number], other: npt.NDArray[Number], place: int) -> npt.NDArray[Number]:

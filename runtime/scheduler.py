@@ -43,7 +43,7 @@ class _Step:
     chunks: dict[Request, int] = dataclasses.field(default_factory=dict)
     decode_rows: int = 0
 
-    def take(self, request: Request, count: int) -> None:
+    def add(self, request: Request, count: int) -> None:
         self.chunks[request] = count
         self.tokens -= count
         self.rows -= request.logit_rows(count)
@@ -52,8 +52,8 @@ class _Step:
 class Scheduler:
     """Keeps every step within max_num_tokens, max_batch_size and max_logit_rows, and every request within its blocks.
 
-    The first request by rank is never preempted, nobody starts before it while it waits for room, and `BlockManager`
-    must have room for any single request (the executor checks that when one arrives). As ranks never change, everyone
+    The first request by order is never preempted, nobody starts before it while it waits for room, and `BlockManager`
+    must have room for any single request (the executor checks that when one arrives). As orders never change, everyone
     becomes the first some day. So every request ends.
 
     mixed          False: a step carries either whole prompts or decode rows
@@ -74,8 +74,8 @@ class Scheduler:
         self._limits, self._blocks, self._policy, self._mixed = limits, blocks, policy, mixed
         self._prefill_chunk, self.tpot_budget = prefill_chunk, tpot_budget
         self._tile = min(_TILE, blocks.tokens_per_block)
-        self.running: list[Request] = []  # by rank
-        self.waiting: list[Request] = []  # by rank
+        self.running: list[Request] = []  # by order
+        self.waiting: list[Request] = []  # by order
         self.preempted_for_others = self.preempted_for_itself = 0
         self.preempted_tokens = self.prefix_hit_tokens = 0
 
@@ -98,7 +98,7 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request that has ended, wherever it is; its blocks are free or cached at once."""
-        _take_out(self.running if request.blocks.count else self.waiting, request)
+        _remove(self.running if request.blocks.count else self.waiting, request)
         self._blocks.release(request.blocks)
 
     def schedule(self) -> dict[Request, int]:
@@ -159,7 +159,7 @@ class Scheduler:
         for request in requests:
             if request.blocks.count and (count := self._chunk(request, step, self._blocks.reach(request.blocks))):
                 self._blocks.cover(request.blocks, request.num_computed + count)
-                step.take(request, count)
+                step.add(request, count)
 
     def _admit(self, step: _Step) -> None:
         place = 0
@@ -181,7 +181,7 @@ class Scheduler:
             self._count_hits(request)
             del self.waiting[place]
             bisect.insort(self.running, request, key=_order)
-            step.take(request, count)
+            step.add(request, count)
 
     def _chunk(self, request: Request, step: _Step, reach: int) -> int:
         """How many pending tokens of a prompt come next. A chunk ends with the known tokens or on a tile; the first
@@ -218,7 +218,7 @@ class Scheduler:
         """What preempting a request costs: tokens to compute again if the blocks that only it holds are lost. One that
         gives no block is the worst choice; among equals, the last goes.
 
-        A request that needs a block has a single pending token, and these come in the order of rank: a later request is
+        A request that needs a block has a single pending token, and these come in that order: a later request is
         never part of the step yet.
         """
         alone = self._blocks.num_alone(request.blocks)
@@ -233,7 +233,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Send a running request back to wait; what is not in the cache then is computed again."""
-        _take_out(self.running, victim)
+        _remove(self.running, victim)
         self._blocks.release(victim.blocks)
         victim.num_lost, victim.num_computed = victim.num_computed, 0
         self.add(victim)
@@ -263,7 +263,7 @@ class Scheduler:
         return self._blocks.has_room(hits, request.num_tokens, most, beside)
 
 
-def _take_out(queue: list[Request], request: Request) -> None:
+def _remove(queue: list[Request], request: Request) -> None:
     place = bisect.bisect_left(queue, request.order, key=_order)
-    assert queue[place] is request, "a queue is ordered by rank"
+    assert queue[place] is request, "a queue is sorted by order"
     del queue[place]

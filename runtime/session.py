@@ -51,7 +51,7 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     crc32 = _crc32 if detect_isa() != "none" else None
 
     def placement(plan: Plan) -> NumaPlacement | None:
-        return _homes(plan, target, config)
+        return _numa_placement(plan, target, config)
 
     engine = open_engine(directory, rank=config.rank, crc32=crc32, target=target.name, placement=placement)
     limits = lowered(engine.plan.limits, config)
@@ -64,7 +64,7 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)
 
 
-def _homes(plan: Plan, target: Target, config: RuntimeConfig) -> NumaPlacement | None:
+def _numa_placement(plan: Plan, target: Target, config: RuntimeConfig) -> NumaPlacement | None:
     """Where to copy the weights, if anywhere.
 
     Raises CapacityError where there is no room for the KV cache even without a copy: no copy is missed then.

@@ -207,7 +207,7 @@ def catch_up(step: ScheduledStep, result: StepResult) -> None:
     before = len(result.ids) - 1
     if not before:
         return
-    if result.ranks is not None:
+    if result.token_ranks is not None:
         for number in range(before):
             for request, own in zip(step.sampled, token_probs(step, result, number), strict=True):
                 if request.logprobs is not None:
@@ -232,7 +232,7 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
         if request.wants_prompt_rows:
             request.num_context_logits += end - begin
         begin = end
-    if result.ranks is None:
+    if result.token_ranks is None:
         return
     probs = iter(token_probs(step, result, -1))
     for request, own in zip(step.sampled, probs, strict=False):
@@ -249,13 +249,13 @@ def tops(step: ScheduledStep) -> list[int]:
 
 def token_probs(step: ScheduledStep, result: StepResult, number: int) -> list[TokenProbs]:
     """Probabilities of every draw and known token of one of the steps."""
-    assert result.ranks is not None, "somebody wants probabilities"
+    assert result.token_ranks is not None, "somebody wants probabilities"
     assert result.top_ids is not None
     assert result.top_log_probs is not None
     top_ids, top_log_probs = result.top_ids[number], result.top_log_probs[number]
     found: list[TokenProbs] = []
     begin = 0
-    columns = (array[number].tolist() for array in (result.ids, result.log_probs, result.ranks))
+    columns = (array[number].tolist() for array in (result.ids, result.log_probs, result.token_ranks))
     for token, log_prob, rank, top in zip(*columns, tops(step), strict=True):
         own = slice(begin, begin + top)
         begin += top

@@ -97,7 +97,7 @@ class TextStream:
         """What is new up to there, with its text. What goes wrong with the text of one request ends that request only:
         the event has the error, and `done` is set.
         """
-        taken = self.take(progress)
+        taken = self.new_tokens(progress)
         try:
             return self.event(taken)
         except (KeyboardInterrupt, SystemExit):
@@ -110,7 +110,7 @@ class TextStream:
         """The last one, of a request that has failed."""
         return TextEvent(index=self.index, sequence=self.sequence, finish_reason=FinishReason.ABORT, error=error)
 
-    def take(self, progress: Progress) -> NewTokens:
+    def new_tokens(self, progress: Progress) -> NewTokens:
         """What is new up to there. Steps may go on meanwhile."""
         request, begin, end = self.request, self._sent, progress.num_generated
         self._sent = end
@@ -124,7 +124,7 @@ class TextStream:
         )
 
     def event(self, news: NewTokens) -> TextEvent:
-        """What `take` gave, with its text. Where a stop text appears, the rest is dropped and `done` is set: the
+        """What `new_tokens` gave, with its text. Where a stop text appears, the rest is dropped and `done` is set: the
         caller then aborts the request if it still runs."""
         pieces, count, found, ended, thoughts = [], 0, None, False, 0
         for count, token in enumerate(news.tokens, start=1):
@@ -190,7 +190,7 @@ class TextStream:
             return None
         if reason is not None:
             self._parser.finish(cut=reason is not FinishReason.STOP)
-        return self._parser.take()
+        return self._parser.drain()
 
     def _tables(self, probs: Sequence[TokenProbs]) -> tuple[LogprobTable, ...] | None:
         return None if self.request.logprobs is None else tuple(as_tables(probs, self._tokenizer.token_text))
@@ -206,17 +206,17 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
     """The streams of one prompt; their requests are not yet added to the executor. Raises RequestError."""
     ids = tokenizer.encode(asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
     if asked.keep_last is not None:
-        limits = runner.facts.limits
+        limits = runner.model_info.limits
         most = min(limits.max_input_len, limits.max_seq_len - 1)
         ids = ids[-(most if asked.keep_last == -1 else asked.keep_last) :]
     where = f"prompt {index}"
-    prompt = read_ids(ids, runner.facts.vocab_size, where)
+    prompt = read_ids(ids, runner.model_info.vocab_size, where)
     bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]
     priority, salt = read_priority(asked.priority, asked.cache_salt)
     group = make_requests(
         prompt,
         asked.params,
-        runner.facts,
+        runner.model_info,
         where=where,
         default_max_tokens=asked.default_max_tokens,
         bad_words=bad_words,

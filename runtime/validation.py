@@ -19,7 +19,7 @@ from ingot.step_io import Int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
+class ModelInfo:
     """What requests are checked against. max_positions: of the model; end_ids: tokens that end a sequence; pad_id:
     fills up output rows."""
 
@@ -66,7 +66,7 @@ def read_ids(ids: object, vocab_size: int, where: str) -> Int32:
     return array.astype(np.int32)
 
 
-def read_end_ids(end_id: int | Sequence[int] | None, facts: ModelFacts) -> frozenset[int] | None:
+def read_end_ids(end_id: int | Sequence[int] | None, info: ModelInfo) -> frozenset[int] | None:
     """None: nothing said; -1: none at all; otherwise the given id or ids."""
     if end_id is None:
         return None
@@ -75,7 +75,7 @@ def read_end_ids(end_id: int | Sequence[int] | None, facts: ModelFacts) -> froze
     if ids == [-1]:
         return frozenset()
     for token in ids:
-        check_integer("end_id", token, 0, facts.vocab_size - 1)
+        check_integer("end_id", token, 0, info.vocab_size - 1)
     return frozenset(int(token) for token in ids)
 
 
@@ -192,7 +192,7 @@ def _refuse_texts(params: SamplingParams) -> None:
 def make_requests(
     prompt: Int32,
     params: SamplingParams,
-    facts: ModelFacts,
+    info: ModelInfo,
     *,
     where: str,
     default_max_tokens: int | None = None,
@@ -220,11 +220,11 @@ def make_requests(
             "thinking_token_budget: this request has no reasoning that could be ended",
             hint="it is for chats of models whose template shows how they reason",
         )
-    max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, facts, where)
-    ends = (frozenset() if params.ignore_eos else facts.end_ids) if end_ids is None else end_ids
-    rules = _rules(params, bad_words, max_new_tokens, facts.vocab_size, where)
+    max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, info, where)
+    ends = (frozenset() if params.ignore_eos else info.end_ids) if end_ids is None else end_ids
+    rules = _rules(params, bad_words, max_new_tokens, info.vocab_size, where)
     logprobs, prompt_logprobs = (
-        _num_probs(name, getattr(params, name), facts.vocab_size, where) for name in ("logprobs", "prompt_logprobs")
+        _num_probs(name, getattr(params, name), info.vocab_size, where) for name in ("logprobs", "prompt_logprobs")
     )
     grammars = _grammars(params, guides)
     return [
@@ -300,9 +300,9 @@ def _num_probs(name: str, wanted: int | None, vocab_size: int, where: str) -> in
     return vocab_size if wanted == -1 else wanted
 
 
-def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, facts: ModelFacts, where: str) -> int:
-    limits = facts.limits
-    longer = "" if limits.max_seq_len > facts.max_positions else ", or build the engine with a larger --max_seq_len"
+def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, info: ModelInfo, where: str) -> int:
+    limits = info.limits
+    longer = "" if limits.max_seq_len > info.max_positions else ", or build the engine with a larger --max_seq_len"
     if num_prompt > limits.max_input_len:
         raise RequestError(
             "the prompt is longer than the engine allows",
@@ -312,7 +312,7 @@ def _max_new_tokens(num_prompt: int, given: int | None, default: int | None, fac
             hint="shorten it"
             + (
                 ", or build the engine with a larger --max_input_len"
-                if limits.max_input_len < facts.max_positions
+                if limits.max_input_len < info.max_positions
                 else ""
             ),
         )

@@ -12,8 +12,8 @@ PLAIN: Mapping[str, Attr] = {"activation": "none", "gated": 0}
 
 
 def _check_product(graph: Graph, match: Match) -> str | None:
-    rank = len(weight_shape(match["weight"]))
-    return None if rank == 2 else f"its weight has {rank} dimensions"
+    ndim = len(weight_shape(match["weight"]))
+    return None if ndim == 2 else f"its weight has {ndim} dimensions"
 
 
 def _rewrite_product(graph: Graph, match: Match) -> None:

@@ -1,4 +1,4 @@
-"""Command R and Aya: both branches read one layer norm without bias; pairs side by side turn; logits have a factor."""
+"""Command R and Aya: both branches read one layer norm, no bias; pairs side by side rotate; logits have a factor."""
 
 import dataclasses
 from collections.abc import Collection

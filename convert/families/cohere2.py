@@ -1,4 +1,4 @@
-"""Command A and R7B: a Cohere with windows in three of four layers, which alone turn."""
+"""Command A and R7B: a Cohere with windows in three of four layers, which alone rotate."""
 
 import dataclasses
 from collections.abc import Collection

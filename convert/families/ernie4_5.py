@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense: a Llama whose pairs of dimensions turn side by side."""
+"""ERNIE 4.5, dense: a Llama whose pairs of dimensions rotate side by side."""
 
 import dataclasses
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""EXAONE 4: a Qwen 3 with norms behind the branches, and windows in three of four layers, which alone turn."""
+"""EXAONE 4: a Qwen 3 with norms behind the branches, and windows in three of four layers, which alone rotate."""
 
 import dataclasses
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from ingot.errors import ConfigError
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of an Exaone4ForCausalLM; defaults are those of transformers. Without a window every layer turns."""
+    """config.json of an Exaone4ForCausalLM; defaults as in transformers. Without windows every layer rotates."""
     model = llama.read_llama(section, kv_heads=32, eps=1e-5, has_attention_bias=False)
     window = read_window(section, 4096)
     if section.has("layer_types"):

@@ -1,4 +1,4 @@
-"""GLM-4 0414: a Llama with norms around both branches; half of each head turns, in pairs side by side."""
+"""GLM-4 0414: a Llama with norms around both branches; half of each head rotates, in pairs side by side."""
 
 import dataclasses
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: layer norms, parallel branches, part of each head turns, q, k, v stored head by head."""
+"""GPT-NeoX and Pythia: layer norms, parallel branches, part of each head rotates, q, k, v stored head by head."""
 
 from collections.abc import Collection
 

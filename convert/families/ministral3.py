@@ -25,15 +25,15 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     assert model.rope is not None, "read_llama reads a rotation"
     if section.has("rope_parameters") or section.has("rope_scaling"):
         original = rope.integer("original_max_position_embeddings", minimum=1)
-        turns, grows = model.rope, rope.number("llama_4_scaling_beta") != 0
+        rotary, grows = model.rope, rope.number("llama_4_scaling_beta") != 0
     else:
-        turns, grows = dataclasses.replace(model.rope, theta=1e6, yarn=_YARN), True  # whatever rope_theta says
+        rotary, grows = dataclasses.replace(model.rope, theta=1e6, yarn=_YARN), True  # whatever rope_theta says
         original = _YARN.original_positions
-    usual = turns.positions or model.max_positions
+    usual = rotary.positions or model.max_positions
     window = read_window(section)
     return dataclasses.replace(
         model,
-        rope=dataclasses.replace(turns, positions=min(original, usual) if grows else usual),
+        rope=dataclasses.replace(rotary, positions=min(original, usual) if grows else usual),
         windows=(window,) * model.num_layers if window else (),
     )
 

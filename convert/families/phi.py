@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: layer norms, both branches read one of them, biases everywhere, half of each head turns."""
+"""Phi 1, 1.5 and 2: layer norms, both branches read one of them, biases everywhere, half of each head rotates."""
 
 import dataclasses
 from collections.abc import Collection

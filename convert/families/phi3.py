@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4: a Llama with one weight for q, k, v and one for gate and up; part of a head may turn."""
+"""Phi 3, 3.5 and 4: a Llama with one weight for q, k, v and one for gate and up; part of a head may rotate."""
 
 import dataclasses
 from collections.abc import Collection

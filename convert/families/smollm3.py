@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama some of whose layers do not turn queries and keys; these may have a window."""
+"""SmolLM3: a Llama some of whose layers do not rotate queries and keys; these may have a window."""
 
 import dataclasses
 from collections.abc import Collection
@@ -31,15 +31,15 @@ def _still_layers(section: Section, layers: int) -> tuple[int, ...]:
     if not section.has("no_rope_layers"):
         section.numbers("no_rope_layers")
         return tuple(layer for layer in range(layers) if (layer + 1) % every == 0)
-    turns = section.numbers("no_rope_layers")
-    if len(turns) != layers or any(each not in (0, 1) for each in turns):
+    rotates = section.numbers("no_rope_layers")
+    if len(rotates) != layers or any(each not in (0, 1) for each in rotates):
         raise ConfigError(
             "the rotations of the layers are not usable",
             where=section.place("no_rope_layers"),
             expected=f"0 or 1 for each of {layers} layers",
-            got=repr(list(turns))[:200],
+            got=repr(list(rotates))[:200],
         )
-    return tuple(layer for layer, each in enumerate(turns) if each == 0)
+    return tuple(layer for layer, each in enumerate(rotates) if each == 0)
 
 
 FAMILY = dataclasses.replace(

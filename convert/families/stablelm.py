@@ -1,4 +1,4 @@
-"""StableLM 3B and 2 1.6B: a Llama with layer norms; a quarter of each head turns."""
+"""StableLM 3B and 2 1.6B: a Llama with layer norms; a quarter of each head rotates."""
 
 import dataclasses
 from collections.abc import Collection

@@ -1,6 +1,6 @@
 """What llama.cpp calls a model's settings and tensors, and what Hugging Face calls them: an architecture a row.
 
-llama.cpp's converter moves some weights about. Rows of q and k that turn in pairs of neighbours (`paired`) go back into
+llama.cpp's converter moves weights about. Rows of q and k that rotate in pairs of neighbours (`paired`) go back into
 their order; what it has prepared once and for all (norms of Gemma plus 1, transposed products of GPT-2, q, k, v of
 GPT-NeoX one behind the other) is taken as it is, and the model's configuration says so (`adapt`, `regrouped`).
 """
@@ -22,7 +22,7 @@ class Architecture:
     """model_type  the family; of a mixture of experts, which the number of experts tells: moe_type
     config      (settings, without the architecture's name in front; names of the tensors) → config.json
     tensors     llama.cpp's name → Hugging Face's, "{i}" the layer, "{e}" the expert of a stack or of a name
-    paired      tensors whose rows turn in pairs of neighbours
+    paired      tensors whose rows rotate in pairs of neighbours
     regrouped   tensors that lie as the Graph wants them, where the family's files do not
     adapt       the configuration of what the converter has prepared
     """
@@ -79,11 +79,11 @@ def _require(keys: Section, key: str, *values: object) -> None:
 
 
 def _rope(keys: Section, head_dim: int) -> Config:
-    """rope_theta, rope_scaling, and the part of a head that turns."""
-    turning = keys.integer("rope.dimension_count", head_dim)
+    """rope_theta, rope_scaling, and the part of a head that rotates."""
+    rotary_dim = keys.integer("rope.dimension_count", head_dim)
     found: Config = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
-    if turning != head_dim:
-        found["partial_rotary_factor"] = turning / head_dim
+    if rotary_dim != head_dim:
+        found["partial_rotary_factor"] = rotary_dim / head_dim
     kind = keys.text("rope.scaling.type", "linear" if keys.has("rope.scale_linear") else "none")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     original = keys.integer("rope.scaling.original_context_length", 0)

@@ -1,7 +1,7 @@
 """What a GGUF file says before its weights: settings by key, and where the bits of each tensor lie.
 
     "GGUF" │ u32 version │ u64 tensors │ u64 settings │ settings │ tensor infos │ padding │ data
-    setting: text key, u32 type, value            tensor info: text name, u32 rank, u64 sizes, u32 type, u64 offset
+    setting: text key, u32 type, value            tensor info: text name, u32 ndim, u64 sizes, u32 type, u64 offset
     text: u64 bytes, UTF-8                         array: u32 type, u64 count, values
 
 Sizes run from the fastest to the slowest dimension; offsets count from the data, which begins at a multiple of
@@ -30,7 +30,7 @@ _MOST_NAME = 256  # bytes of a tensor's name; llama.cpp allows 64
 _MOST_ITEMS = 1 << 22  # of an array: 16 times the largest vocabularies
 _MOST_TENSORS = 1 << 20
 _MOST_SETTINGS = 1 << 16
-_MOST_RANK = 4
+_MOST_DIMS = 4
 _MOST_ALIGNMENT = 1 << 20
 _ALIGNMENT = 32
 _TEXT, _ARRAY = 8, 9
@@ -130,10 +130,10 @@ class _Reader:
 
     def _info(self, name: str) -> tuple[BlockType, tuple[int, ...], int]:
         """(type, shape, offset from the data)"""
-        rank = self._number("I")
-        if not 1 <= rank <= _MOST_RANK:
-            raise self._broken("a tensor has too many or no dimensions", name, f"1 to {_MOST_RANK}", str(rank))
-        shape = tuple(int(self._number("Q")) for _ in range(int(rank)))[::-1]
+        ndim = self._number("I")
+        if not 1 <= ndim <= _MOST_DIMS:
+            raise self._broken("a tensor has too many or no dimensions", name, f"1 to {_MOST_DIMS}", str(ndim))
+        shape = tuple(int(self._number("Q")) for _ in range(int(ndim)))[::-1]
         kind = block_type(int(self._number("I")), f"{self._path}: {name}")
         if 0 in shape or math.prod(shape) >= 1 << 62:
             raise self._broken("the size of a tensor is not usable", name, "at least 1 in every dimension", str(shape))

@@ -52,7 +52,7 @@ class Module:
     def has(self, part: str) -> bool:
         return part in self.parts
 
-    def part(self, name: str, dtypes: Sequence[str], rank: int | None = None) -> StoredTensor:
+    def part(self, name: str, dtypes: Sequence[str], ndim: int | None = None) -> StoredTensor:
         """A tensor that must be there, of one of these types. Raises CheckpointError."""
         if name not in self.parts:
             raise CheckpointError(
@@ -62,11 +62,11 @@ class Module:
                 hint="download the model again; if it is complete, it was made by a writer that ingot does not know",
             )
         tensor = self.parts[name]
-        if tensor.dtype_name not in dtypes or (rank is not None and len(tensor.shape) != rank):
+        if tensor.dtype_name not in dtypes or (ndim is not None and len(tensor.shape) != ndim):
             raise CheckpointError(
                 f"the {name} of a quantised module is not what the format stores",
                 where=f"{tensor.file}: {tensor.name}",
-                expected=" or ".join(dtypes) + ("" if rank is None else f" of {rank} dimensions"),
+                expected=" or ".join(dtypes) + ("" if ndim is None else f" of {ndim} dimensions"),
                 got=f"{tensor.dtype_name} {list(tensor.shape)}",
             )
         return tensor
@@ -141,9 +141,11 @@ class Module:
             return exponents_as_bf16(bits.view(np.uint8)).reshape(tensor.shape)
         return read_rows(tensor).reshape(tensor.shape)
 
-    def scale_piece(self, part: str, shape: tuple[int, int], turn: Callable[[Bits], Bits] = lambda bits: bits) -> Piece:
-        """The scales of a weight; turn: brings them into the shape [rows, groups]."""
-        return value_piece(self.scale_type(part), shape, lambda: turn(self.scales(part)), self.where(part))
+    def scale_piece(
+        self, part: str, shape: tuple[int, int], arrange: Callable[[Bits], Bits] = lambda bits: bits
+    ) -> Piece:
+        """The scales of a weight; arrange: brings them into the shape [rows, groups]."""
+        return value_piece(self.scale_type(part), shape, lambda: arrange(self.scales(part)), self.where(part))
 
     def blocks_piece(self, part: str, rows: int, columns: int, block: tuple[int, int] | None) -> tuple[Piece, int]:
         """Scales of the whole weight, of rows, or of blocks [a, b]: repeated for every row; and the group size."""

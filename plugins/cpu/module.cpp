@@ -148,7 +148,7 @@ void start(Session& self, int64_t slot, const RulesTuple& fields, const In<int32
   self.start(slot, std::move(rules), span_of(tokens), num_prompt);
 }
 
-// ids, log_probs, ends, logits, ranks, top_ids, top_log_probs
+// ids, log_probs, ends, logits, token_ranks, top_ids, top_log_probs
 using RunResult =
     std::tuple<OutRows<int32_t>, OutRows<float>, Out<int32_t>, std::optional<OutRows<float>>,
                std::optional<OutRows<int32_t>>, std::optional<OutRows<int32_t>>, std::optional<OutRows<float>>>;
@@ -166,7 +166,7 @@ RunResult run_result(ingot::DrawResult&& drawn, const std::optional<OutRows<floa
                    {},
                    {}};
   if (drawn.ranked) {
-    std::get<4>(result) = by_step(std::move(drawn.ranks));
+    std::get<4>(result) = by_step(std::move(drawn.token_ranks));
     std::get<5>(result) = by_step(std::move(drawn.top_ids));
     std::get<6>(result) = by_step(std::move(drawn.top_log_probs));
   }
@@ -225,11 +225,11 @@ RunResult draw(Session& self, In<int32_t> slots, InRows<float> logits, InRows<fl
 
 using TappedTuple = std::tuple<std::string, std::string, OutRows<float>>;
 
-std::vector<TappedTuple> take_tapped(Session& self) {
+std::vector<TappedTuple> drain_tapped(Session& self) {
   std::vector<ingot::Tapped> tapped;
   {
     const nb::gil_scoped_release release;
-    tapped = self.take_tapped();
+    tapped = self.drain_tapped();
   }
   std::vector<TappedTuple> all;
   for (ingot::Tapped& each : tapped)
@@ -297,8 +297,8 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("variant", &Session::variant, Released(),
                    "Name of the plan's variant that the last run took; empty: the steps one by one.")
       .def("tap", &Session::tap, "steps"_a, Released(), "Copy the outputs of these plan steps in every run.")
-      .def("take_tapped", &take_tapped, "Step, buffer and values copied since the last call.")
-      .def("taken", &Session::taken, Released(),
+      .def("drain_tapped", &drain_tapped, "Step, buffer and values copied since the last call.")
+      .def("items_taken", &Session::items_taken, Released(),
            "Of each plan step in the last run on one thread: how often it took blocks in turn.")
       .def("read_buffer", &read_buffer, "name"_a, "rows"_a, "First rows of an arena buffer.")
       .def("write_buffer", &write_buffer, "name"_a, "values"_a, "Set the first rows of an arena buffer.")

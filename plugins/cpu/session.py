@@ -44,13 +44,13 @@ def _rules_tuple(rules: SequenceRules) -> "_cpu.Rules":
 
 
 def _step_result(results: "_cpu.Drawn") -> StepResult:
-    ids, log_probs, ends, logits, ranks, top_ids, top_log_probs = results
+    ids, log_probs, ends, logits, token_ranks, top_ids, top_log_probs = results
     return StepResult(
         ids=ids,
         log_probs=log_probs,
         ends=ends,
         logits=logits,
-        ranks=ranks,
+        token_ranks=token_ranks,
         top_ids=top_ids,
         top_log_probs=top_log_probs,
     )
@@ -113,7 +113,7 @@ class CpuSession:
         try:
             result = self.run(batch)
         finally:
-            tapped = self.native.take_tapped()
+            tapped = self.native.drain_tapped()
             self.native.tap([])
         outputs: dict[str, dict[str, Float32]] = {}
         for step, buffer, values in tapped:

@@ -54,7 +54,7 @@ def write_launch(
     wide_norm: bool,
     eps: float,
 ) -> Launch:
-    """Norms, turns, and writes keys and values into the pools. Addresses are 0 where there is nothing."""
+    """Norms, rotates, and writes keys and values into the pools. Addresses are 0 where there is nothing."""
     arguments = (
         pointer(at.q),
         pointer(at.keys),

@@ -114,21 +114,21 @@ class _Round:
 class Submitted:
     """The draws of a step under way.
 
-    take    moves their sequences on
+    record   moves their sequences on
     logits  float32 [rows, vocab] where wanted; [0, vocab] elsewhere
     lines   those of draws whose most likely tokens the host sorts
     rounds  draws of each round, and the integers that come back of them: of the last round when `event` has come
     """
 
     draws: Sequence[Draw]
-    take: Callable[[Drawn], StepResult]
+    record: Callable[[Drawn], StepResult]
     logits: Float32 | None
     lines: Sequence[Float32]
     rounds: Sequence[tuple[int, Int32]]
     event: Any
 
 
-class Draws:
+class Sampler:
     """The sequences of one session, and what the kernel needs of them on the device.
 
     Two steps may be under way, so memory that the device copies from and to is there twice.
@@ -198,20 +198,20 @@ class Draws:
             rounds.append((len(each.rows), self._enqueue(each, logits_at)))
         event = self._events[self._turn]
         self._device.record(event)
-        take = self._sequences.submit(batch)
-        return Submitted(draws=draws, take=take, logits=logits, lines=lines, rounds=rounds, event=event)
+        record = self._sequences.submit(batch)
+        return Submitted(draws=draws, record=record, logits=logits, lines=lines, rounds=rounds, event=event)
 
     def finish(self, submitted: Submitted) -> StepResult:
         """Wait for a step, and move its sequences on."""
         self._device.wait_for(submitted.event)
         split = [(found[: _RESULT * count], found[_RESULT * count :]) for count, found in submitted.rounds]
-        ids, log_probs, ranks = _joined([rows for rows, _ in split]).reshape(-1, _RESULT).T.copy()
+        ids, log_probs, token_ranks = _joined([rows for rows, _ in split]).reshape(-1, _RESULT).T.copy()
         wants = any(draw.rules.top is not None for draw in submitted.draws)
-        drawn = Drawn(ids=ids, log_probs=log_probs.view(np.float32), ranks=ranks if wants else None)
+        drawn = Drawn(ids=ids, log_probs=log_probs.view(np.float32), token_ranks=token_ranks if wants else None)
         if wants:
             top_ids, top_log_probs = _tops(submitted, _joined([tops for _, tops in split]))
             drawn = dataclasses.replace(drawn, top_ids=top_ids, top_log_probs=top_log_probs)
-        result = submitted.take(drawn)
+        result = submitted.record(drawn)
         return result if submitted.logits is None else dataclasses.replace(result, logits=submitted.logits)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:

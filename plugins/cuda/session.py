@@ -21,7 +21,7 @@ from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
-from ingot.plugins.cuda.sampling import DrawLayout, Draws, Submitted
+from ingot.plugins.cuda.sampling import DrawLayout, Sampler, Submitted
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
@@ -101,7 +101,7 @@ class CudaSession:
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
         self._steps = bind(plan, self.addresses)
         self._kernels = self._load_kernels(module)
-        self._draws = Draws(device, self._kernels[DRAWS], plan, self.addresses.drawn)
+        self._sampler = Sampler(device, self._kernels[DRAWS], plan, self.addresses.drawn)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
         logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
         self._logits_at = self.addresses.arena + logits.offset
@@ -133,11 +133,11 @@ class CudaSession:
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence. Raises RequestError for rules or tokens that break the contract, and while steps run."""
         self._require_idle()
-        self._draws.start(slot, rules, tokens, num_prompt)
+        self._sampler.start(slot, rules, tokens, num_prompt)
 
     def end(self, slot: int) -> None:
         """Forget it."""
-        self._draws.end(slot)
+        self._sampler.end(slot)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
@@ -149,22 +149,22 @@ class CudaSession:
         """Begin a step, behind one that may run. Raises RequestError as `run` does."""
         if len(self._submitted) == 2:
             raise RequestError("two steps are under way; the first must be waited for")
-        batch = self._draws.complete(batch)
+        batch = self._sampler.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
-        draws = self._draws.of_step(batch)
+        draws = self._sampler.of_step(batch)
         self.device.enter()
         self._tables.reverse()
         counts, integers = self._tables[0].fill(batch, self._graphs.bucket(batch))
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, lambda: self._launch_all(counts))
-        self._submitted.append(self._draws.submit(batch, draws, self._logits_at))
+        self._submitted.append(self._sampler.submit(batch, draws, self._logits_at))
 
     def wait(self) -> StepResult:
         """The result of the older of the steps under way."""
         if not self._submitted:
             raise RequestError("no step is under way")
         self.device.enter()
-        return self._draws.finish(self._submitted.popleft())
+        return self._sampler.finish(self._submitted.popleft())
 
     def drop(self) -> None:
         """Forget the steps under way."""
@@ -178,9 +178,9 @@ class CudaSession:
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
         self._require_idle()
-        batch = self._draws.complete(batch)
+        batch = self._sampler.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
-        draws = self._draws.of_step(batch)
+        draws = self._sampler.of_step(batch)
         self.device.enter()
         counts, integers = self._tables[0].fill(batch)
         self.device.send(self._tables_at, integers)
@@ -190,7 +190,7 @@ class CudaSession:
             self._launch_step(index, counts, splits)
             if bound.step.name in steps:
                 outputs[bound.step.name] = self._outputs(bound, counts)
-        return self._draws.finish(self._draws.submit(batch, draws, self._logits_at)), outputs
+        return self._sampler.finish(self._sampler.submit(batch, draws, self._logits_at)), outputs
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
@@ -209,7 +209,7 @@ class CudaSession:
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
         self._require_idle()
-        return self._draws.draw(slots, logits, raw)
+        return self._sampler.draw(slots, logits, raw)
 
     def close(self) -> None:
         """Give the GPU's memory back, also after a fault of the GPU."""

@@ -12,17 +12,17 @@ from ingot.step_work import Work
 
 
 def _rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
-    """x [tokens, heads, head_dim]; the first rotary_dim dims turn in pairs (i, i + half) or (2i, 2i + 1)."""
+    """x [tokens, heads, head_dim]; the first rotary_dim dims rotate in pairs (i, i + half) or (2i, 2i + 1)."""
     half = cos.shape[-1]
     out = x.copy()
     first = x[..., 0 : 2 * half : 2] if interleaved else x[..., :half]
     second = x[..., 1 : 2 * half : 2] if interleaved else x[..., half : 2 * half]
-    turned_first = first * cos[:, None] - second * sin[:, None]
-    turned_second = second * cos[:, None] + first * sin[:, None]
+    rotated_first = first * cos[:, None] - second * sin[:, None]
+    rotated_second = second * cos[:, None] + first * sin[:, None]
     if interleaved:
-        out[..., 0 : 2 * half : 2], out[..., 1 : 2 * half : 2] = turned_first, turned_second
+        out[..., 0 : 2 * half : 2], out[..., 1 : 2 * half : 2] = rotated_first, rotated_second
     else:
-        out[..., :half], out[..., half : 2 * half] = turned_first, turned_second
+        out[..., :half], out[..., half : 2 * half] = rotated_first, rotated_second
     return out
 
 
@@ -73,7 +73,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
 
 
 def work(use: OpUse) -> Work:
-    """Keys and values are written. Queries that attention turns itself are neither read nor written here."""
+    """Keys and values are written. Queries that attention rotates itself are neither read nor written here."""
     plain = plain_work(use) + Work(nbytes=use.load.tokens * use.kv_bytes_per_token, operations=0)
     if not use.inside:
         return plain
@@ -99,5 +99,5 @@ OP = Op(
     vectors=(2, 3),
     batch_inputs={4: 0, 5: 0, 6: 0},
     of_tokens=True,
-    keeps_inputs=True,  # attention may turn queries itself
+    keeps_inputs=True,  # attention may rotate queries itself
 )

@@ -48,7 +48,7 @@ class Drawn:
 
     ids: Int32
     log_probs: Float32
-    ranks: Int32 | None = None
+    token_ranks: Int32 | None = None
     top_ids: Int32 | None = None
     top_log_probs: Float32 | None = None
 
@@ -113,7 +113,7 @@ def sample(logits: Array, draws: Sequence[Draw], processed: Array | None = None)
     """Every draw from logits float32 [R, vocab]. processed: tokens of draw q are drawn from its row q instead."""
     ids = np.empty(len(draws), dtype=np.int32)
     log_probs = np.empty(len(draws), dtype=np.float32)
-    ranks, top_ids, top_log_probs = np.zeros_like(ids), [], []
+    token_ranks, top_ids, top_log_probs = np.zeros_like(ids), [], []
     for q, draw in enumerate(draws):
         raw = logits[draw.row]
         every = log_softmax(raw)
@@ -122,7 +122,7 @@ def sample(logits: Array, draws: Sequence[Draw], processed: Array | None = None)
         if draw.rules.top is not None:
             order = ranking(raw)
             top = order[: draw.rules.top]
-            ranks[q] = 1 + np.flatnonzero(order == token)[0] if token >= 0 else 0
+            token_ranks[q] = 1 + np.flatnonzero(order == token)[0] if token >= 0 else 0
             top_ids.append(top)
             top_log_probs.append(every[top])
     if not top_ids:
@@ -130,7 +130,7 @@ def sample(logits: Array, draws: Sequence[Draw], processed: Array | None = None)
     return Drawn(
         ids=ids,
         log_probs=log_probs,
-        ranks=ranks,
+        token_ranks=token_ranks,
         top_ids=np.concatenate(top_ids).astype(np.int32),
         top_log_probs=np.concatenate(top_log_probs).astype(np.float32),
     )

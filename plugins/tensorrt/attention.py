@@ -35,7 +35,7 @@ _ALWAYS = ("qkv", "keys", "values", "positions", "sequences", "tables", "decode"
 class Attention:
     """The attributes of a node, all of them numbers.
 
-    rotary      dims of queries and keys that are turned, 0: none
+    rotary      dims of queries and keys that are rotated, 0: none
     rope_scale  of the cosines and sines, as in the op rope_table
     normed      1: there are norms of queries and keys
     narrow      1: y has the products' type, 0: float32
@@ -210,5 +210,5 @@ def kernels(kv: CacheGroup) -> dict[str, int]:
         eps=0,
     )
     attend = attention_launches(nowhere, kv, y=0, heads=0, window=0, scale=0, softcap=0, narrow=False)
-    turn = rope_table_launch(0, inv_freq=0, positions=0, half=0, scale=0)
-    return {each.kernel: each.shared for each in (turn, write, *attend)}
+    table = rope_table_launch(0, inv_freq=0, positions=0, half=0, scale=0)
+    return {each.kernel: each.shared for each in (table, write, *attend)}

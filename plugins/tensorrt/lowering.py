@@ -1,7 +1,7 @@
 """Graph → ONNX: native ops for everything, and one node per layer for what its attention does with the paged cache.
 
     embedding ▶ norm ▶ product ▶ IngotAttention(qkv, keys, values, ...) ▶ product ▶ ...
-                                 └ turns by angles of its own, writes into the pools in place, attends
+                                 └ rotates by angles of its own, writes into the pools in place, attends
 
 Weights are inputs, so that the network is small and the file of weights serves several targets. Ops are few on purpose:
 `OPS` is all that a builder which does not read ONNX has to know. Strongly typed: activations are float32, inputs of
@@ -141,7 +141,7 @@ class _Lowering:
         return [self._node("Mul", [y, self._activation(up)], "gated") if up else y]
 
     def paged_attention(self, node: OpNode) -> list[str]:
-        """One node, the plugin: turning, writing to the cache and attending."""
+        """One node, the plugin: rotating, writing to the cache and attending."""
         qkv, cos_sin, q_norm, k_norm = node.inputs
         table = self._tables[cos_sin] if cos_sin else None
         rotary = self._graph.activations[cos_sin].cols if cos_sin else 0

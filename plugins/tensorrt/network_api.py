@@ -153,13 +153,13 @@ class _Adding:
         return self._made(self._network.add_constant(value.shape, self._trt.Weights(self._kept[-1])))
 
     def _pair(self, one: ITensor, other: ITensor, op: str) -> ITensor:
-        rank = max(len(one.shape), len(other.shape))
+        ndim = max(len(one.shape), len(other.shape))
         kind = getattr(self._trt.ElementWiseOperation, op)
-        return self._made(self._network.add_elementwise(self._wide(one, rank), self._wide(other, rank), kind))
+        return self._made(self._network.add_elementwise(self._wide(one, ndim), self._wide(other, ndim), kind))
 
-    def _wide(self, x: ITensor, rank: int) -> ITensor:
+    def _wide(self, x: ITensor, ndim: int) -> ITensor:
         """With ones in front: TensorRT broadcasts lengths, not ranks. What is too narrow has fixed lengths."""
-        missing = rank - len(x.shape)
+        missing = ndim - len(x.shape)
         return self._shaped(x, (*([1] * missing), *x.shape)) if missing else x
 
     def _shaped(self, x: ITensor, shape: Dims) -> ITensor:

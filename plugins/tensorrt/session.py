@@ -24,7 +24,7 @@ from ingot.plugins.cuda.bind import group_of
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
-from ingot.plugins.cuda.sampling import Draws
+from ingot.plugins.cuda.sampling import Sampler
 from ingot.plugins.cuda.shapes import attention_tiles, split_count
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
@@ -124,7 +124,7 @@ class TensorRtSession:
         module = device.load(section[piece.offset : piece.offset + code.nbytes])
         wanted = {**kernels(plan.caches[0]), DRAWS: 0}
         self._kernels = {name: device.kernel(module, name, shared) for name, shared in wanted.items()}
-        self._draws = Draws(device, self._kernels[DRAWS], plan, device.allocate(_INT * plan.limits.max_batch_size))
+        self._sampler = Sampler(device, self._kernels[DRAWS], plan, device.allocate(_INT * plan.limits.max_batch_size))
         self._graphs = DecodeGraphs(device, plan.limits)
 
     def _deserialise(self, image: bytes, where: str) -> TensorRtEngine:
@@ -206,17 +206,17 @@ class TensorRtSession:
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence. Raises RequestError for rules or tokens that break the contract."""
-        self._draws.start(slot, rules, tokens, num_prompt)
+        self._sampler.start(slot, rules, tokens, num_prompt)
 
     def end(self, slot: int) -> None:
         """Forget it."""
-        self._draws.end(slot)
+        self._sampler.end(slot)
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One step. Raises RequestError for a batch that breaks the contract, before anything is computed."""
-        batch = self._draws.complete(batch)
+        batch = self._sampler.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
-        draws = self._draws.of_step(batch)
+        draws = self._sampler.of_step(batch)
         self.device.enter()
         bucket = self._graphs.bucket(batch)
         # A network without a single row is not what layers are made for: row 0 is computed, and nobody reads it.
@@ -224,11 +224,11 @@ class TensorRtSession:
         counts, integers = self._tables.fill(padded, bucket)
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, functools.partial(self._execute, self._contexts[bucket], counts))
-        return self._draws.finish(self._draws.submit(batch, draws, self._logits_at))
+        return self._sampler.finish(self._sampler.submit(batch, draws, self._logits_at))
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
-        return self._draws.draw(slots, logits, raw)
+        return self._sampler.draw(slots, logits, raw)
 
     def close(self) -> None:
         """Give the GPU's memory back, also after a fault of the GPU."""

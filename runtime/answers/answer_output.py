@@ -18,7 +18,7 @@ class AnswerOutput:
         self._found: list[Delta] = []
         self.space, self.num_calls = "", 0
 
-    def take(self) -> tuple[Delta, ...]:
+    def drain(self) -> tuple[Delta, ...]:
         """What has come since the last time."""
         found, self._found = joined(self._found), []
         return found

@@ -25,7 +25,7 @@ def read_parameters(
     emit("{")
     while True:
         yield from scanner.skip()
-        if not (yield from scanner.take(begin)):
+        if not (yield from scanner.accept(begin)):
             break
         key = yield from _collect(scanner, [coded(form.after_key).strip()])
         wire_type = None
@@ -34,7 +34,7 @@ def read_parameters(
         emit(f"{between}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         between = ", "
         if form.trim:
-            yield from scanner.take("\n")
+            yield from scanner.accept("\n")
         behind = [begin, *stops]
         ends = [*([f"\n{each}" for each in (end, *behind)] if form.trim else []), end, *behind]
         kinds = None if wire_type is None else _wire_kinds(form, wire_type)

@@ -58,7 +58,7 @@ class CallReader:
         scanner.keep()
         for opener in self.openers:
             yield from scanner.skip()
-            taken = yield from scanner.take(opener)
+            taken = yield from scanner.accept(opener)
         if isinstance(wire.coding, JsonCalls):
             yield from self._objects(wire, wire.coding)
         elif isinstance(wire.coding, Python):
@@ -73,7 +73,7 @@ class CallReader:
     def _close(self) -> Wait:
         for closer in self.closers:
             yield from self._scanner.skip()
-            yield from self._scanner.take(closer)
+            yield from self._scanner.accept(closer)
         yield from self._scanner.skip()
 
     def read_whole(self) -> Wait:
@@ -82,7 +82,7 @@ class CallReader:
         scanner.keep()
         for opener in self.openers:
             yield from scanner.skip()
-            yield from scanner.take(opener)
+            yield from scanner.accept(opener)
         yield from scanner.skip()
         if isinstance(wire.coding, JsonCalls):
             if (yield from scanner.peek()) in ("{", "["):
@@ -135,44 +135,44 @@ class CallReader:
             return (yield from read_bare_keys(scanner, coding, self._coded, emit))
         assert isinstance(coding, JsonArguments), "all other codings have the name inside"
         yield from scanner.skip()
-        yield from scanner.take(self._coded(coding.before).strip())
+        yield from scanner.accept(self._coded(coding.before).strip())
         yield from scanner.skip()
         if (yield from scanner.peek()) != "{":
             emit("{}")
             return None
         yield from scanner.json_value(emit)
         yield from scanner.skip()
-        yield from scanner.take(self._coded(coding.after).strip())
+        yield from scanner.accept(self._coded(coding.after).strip())
         return None
 
     def _objects(self, wire: WireFormat, coding: JsonCalls) -> Wait:
         """One object, or several: in a list, or with the opener of calls, or semicolons, between them."""
         scanner = self._scanner
         yield from scanner.skip()
-        listed = yield from scanner.take("[")
+        listed = yield from scanner.accept("[")
         while (yield from self._object(wire, coding)):
             yield from scanner.skip(_BEHIND_WHOLE)
             if (yield from scanner.peek()) != "{":
                 break
         if listed:
             yield from scanner.skip()
-            yield from scanner.take("]")
+            yield from scanner.accept("]")
 
     def _object(self, wire: WireFormat, coding: JsonCalls) -> Wait:
         """Whether a call was there, in full. Keys may stand in any order."""
         scanner = self._scanner
         yield from scanner.skip()
-        if not (yield from scanner.take("{")):
+        if not (yield from scanner.accept("{")):
             return False
         emit: Emit | None = None
         held: list[str] | None = None
         while True:
             yield from scanner.skip(" \t\r\n,")
-            if (yield from scanner.take("}")):
+            if (yield from scanner.accept("}")):
                 break
             key = yield from self._json_text()
             yield from scanner.skip()
-            if key is None or not (yield from scanner.take(":")):
+            if key is None or not (yield from scanner.accept(":")):
                 return False
             yield from scanner.skip()
             if key == coding.name and emit is None:
@@ -225,7 +225,7 @@ class CallReader:
         """Calls, in a list or one behind the other."""
         scanner = self._scanner
         yield from scanner.skip()
-        yield from scanner.take("[")
+        yield from scanner.accept("[")
         while (yield from scanner.peek()) not in ("", "]"):
             for closer in self.closers:
                 if (yield from scanner.follows(closer)):
@@ -235,4 +235,4 @@ class CallReader:
                 return
             self._begin(read[0])(read[1])
             yield from scanner.skip(_BEHIND_WHOLE)
-        yield from scanner.take("]")
+        yield from scanner.accept("]")

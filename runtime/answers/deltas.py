@@ -64,7 +64,7 @@ class AnswerBuilder:
         self._reasoning: list[str] = []
         self._calls: list[tuple[CallBegin, list[str]]] = []
 
-    def take(self, deltas: Iterable[Delta]) -> None:
+    def add(self, deltas: Iterable[Delta]) -> None:
         """Add more."""
         for delta in deltas:
             if isinstance(delta, Content):

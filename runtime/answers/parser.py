@@ -56,9 +56,9 @@ class AnswerParser:
         self._scanner.end(cut=cut)
         self._go_on()
 
-    def take(self) -> tuple[Delta, ...]:
+    def drain(self) -> tuple[Delta, ...]:
         """What is certain since the last time."""
-        return self._output.take()
+        return self._output.drain()
 
     def _go_on(self) -> None:
         if not self._done:
@@ -77,7 +77,7 @@ class AnswerParser:
             begins = self.reasons
             if not begins:
                 space = yield from scanner.skip()
-                begins = yield from scanner.take(self._coded(form.begin).strip())
+                begins = yield from scanner.accept(self._coded(form.begin).strip())
                 self._output.space = "" if begins else space
             if begins:
                 yield from self._read_reasoning(form)

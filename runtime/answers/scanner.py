@@ -95,7 +95,7 @@ class Scanner:
             self._at += 1
         return "".join(found)
 
-    def take(self, text: str) -> Wait:
+    def accept(self, text: str) -> Wait:
         """Read this text if it follows. Whether it did."""
         for count in range(1, len(text) + 1):
             if not (yield from self.need(count)) or self._text[self._at + count - 1] != text[count - 1]:
@@ -104,8 +104,8 @@ class Scanner:
         return bool(text)
 
     def follows(self, text: str) -> Wait:
-        """As `take`, and reads nothing."""
-        if (yield from self.take(text)):
+        """As `accept`, and reads nothing."""
+        if (yield from self.accept(text)):
             self._at -= len(text)
             return True
         return False
@@ -132,7 +132,7 @@ class Scanner:
 
     def json_string(self, emit: Emit) -> Wait:
         """A JSON string, quotes included, as it stands; characters that JSON forbids are escaped. Whether it ended."""
-        if not (yield from self.take('"')):
+        if not (yield from self.accept('"')):
             return False
         emit('"')
         while True:

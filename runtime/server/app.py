@@ -91,7 +91,7 @@ class Api(GeneratingApi):
                 ids = self._chat_ids(asked, asked.messages, use)
             else:
                 ids = tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
-            limit = self._service.runner.facts.limits.max_seq_len
+            limit = self._service.runner.model_info.limits.max_seq_len
             texts = [tokenizer.token_text(token) for token in ids] if asked.return_token_strs else None
             return written({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts})
 
@@ -104,7 +104,7 @@ class Api(GeneratingApi):
         def work() -> Response:
             if not asked.tokens:
                 return written({"prompt": ""})
-            ids = read_ids(asked.tokens, self._service.runner.facts.vocab_size, "tokens")
+            ids = read_ids(asked.tokens, self._service.runner.model_info.vocab_size, "tokens")
             return written({"prompt": self._service.tokenizer.decode(ids.tolist(), skip_special_tokens=False)})
 
         return await self._service.run(work)
@@ -152,7 +152,7 @@ class Api(GeneratingApi):
     async def stall(self, request: Request) -> Response:
         """POST /debug/stall: the next step takes so long. Only with --debug_hooks."""
         asked = await self._read(request, StallRequest, lambda asked: asked)
-        vocab = self._service.runner.facts.vocab_size
+        vocab = self._service.runner.model_info.vocab_size
         generation = await self._service.start(
             Order(answer_id=f"stall-{self._ids.make()}", caller=request.state.caller),
             lambda: [stalling_request(vocab, asked.seconds)],

@@ -53,13 +53,13 @@ class ChatChunkBuilder(ChoicesChunkBuilder):
         self._parsed = False  # whether answers are read for calls and reasoning
         self._callers: set[int] = set()  # choices that have called
 
-    def take(self, choice: int, event: TextEvent) -> int:
+    def add(self, choice: int, event: TextEvent) -> int:
         """See ChunkBuilder."""
         if event.deltas is not None:
             self._parsed = True
             if any(isinstance(each, CallBegin) for each in event.deltas):
                 self._callers.add(choice)
-        return super().take(choice, event)
+        return super().add(choice, event)
 
     def openings(self, counts: Counts) -> list[Json]:
         delta = {"role": "assistant", "content": "", "refusal": None}
@@ -107,7 +107,7 @@ class ChatChunkBuilder(ChoicesChunkBuilder):
         if not self._parsed:
             return {"role": "assistant", "content": "".join(choice.pieces), "refusal": None}
         built = AnswerBuilder()
-        built.take(choice.deltas)
+        built.add(choice.deltas)
         answer = built.answer()
         reasoning = answer.reasoning if self._with_reasoning else None
         empty = None if answer.calls or answer.reasoning else ""

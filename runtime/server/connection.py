@@ -144,8 +144,8 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True  # it must not answer too
             self.cycle.message_event.set()
         else:
-            facts = {"reason": error.message}
-            self.log.note(error.code or "", route="other", status=error.status, request_id=request_id, facts=facts)
+            fields = {"reason": error.message}
+            self.log.note(error.code or "", route="other", status=error.status, request_id=request_id, fields=fields)
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),

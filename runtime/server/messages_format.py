@@ -24,9 +24,9 @@ class MessagesChunkBuilder(ChunkBuilder):
         self._blocks = self._calls = 0
         self._ended = Choice()
 
-    def take(self, choice: int, event: TextEvent) -> int:
+    def add(self, choice: int, event: TextEvent) -> int:
         """See ChunkBuilder."""
-        size = super().take(choice, event)
+        size = super().add(choice, event)
         found = self._choices[choice]
         if event.deltas is None and event.text:
             found.deltas.append(Content(text=event.text))
@@ -69,7 +69,7 @@ class MessagesChunkBuilder(ChunkBuilder):
     def whole(self, counts: Counts) -> Json:
         """See ChunkBuilder."""
         built = AnswerBuilder()
-        built.take(self._choices[0].deltas)
+        built.add(self._choices[0].deltas)
         answer = built.answer()
         blocks: list[Json] = []
         if answer.reasoning is not None:

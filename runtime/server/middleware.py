@@ -42,8 +42,8 @@ class RequestContext:
 
 class RequestGuard:
     """ASGI middleware. Gives each request an id, the client's X-Request-Id or its own, asks for a key, and counts and
-    logs what was answered. Into the state of the scope go `caller`, and from handlers `outcome` and `facts`, a word and
-    fields for the log."""
+    logs what was answered. Into the scope's state go `caller`, and from handlers `outcome`, a word, and
+    `log_fields` for the log."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], log: RequestLog) -> None:
         self._app, self._log, self._ids = app, log, Ids()
@@ -109,7 +109,7 @@ class RequestGuard:
             route=routes.get(scope.get("endpoint"), "other"),
             status=status,
             request_id=state["caller"].request_id,
-            facts={"seconds": round(seconds, 4), **state.get("facts", {})},
+            fields={"seconds": round(seconds, 4), **state.get("log_fields", {})},
             is_quiet=_is_open(scope),
         )
 

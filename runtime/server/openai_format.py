@@ -69,7 +69,7 @@ class Choice:
     reason: str | None = None
     stop_reason: str | int | None = None
 
-    def take(self, event: TextEvent) -> None:
+    def add(self, event: TextEvent) -> None:
         """Add an event. An end token is no text, and has no place among the tokens of the text."""
         self.stop_reason = event.stop_reason
         self.pieces.append(event.text)
@@ -118,7 +118,7 @@ class ChunkBuilder(ABC):
         self._prompt_alone, self._with_usage, self._extras = prompt_alone, with_usage, extras
         self._prompt_tables: dict[int, Sequence[LogprobTable | None]] = {}  # by prompt
 
-    def take(self, choice: int, event: TextEvent) -> int:
+    def add(self, choice: int, event: TextEvent) -> int:
         """Add an event. Returns about how many characters of JSON it makes. Only the first sequence of a prompt brings
         the probabilities of the prompt."""
         size = 0
@@ -129,7 +129,7 @@ class ChunkBuilder(ABC):
             if event.finish_reason is not None:
                 self._choices[choice].reason = "length"
             return size
-        self._choices[choice].take(event)
+        self._choices[choice].add(event)
         return size + len(event.text) + _OF_A_TOKEN * len(event.logprobs or ())
 
     def token_ids(self, choice: Choice) -> Json:
@@ -278,7 +278,7 @@ class CompletionChunkBuilder(ChoicesChunkBuilder):
         self._told: set[int] = set()  # choices that have told of their prompt
         self._offsets: dict[int, TextOffsets] = {}  # of choices whose probabilities have begun
 
-    def take(self, choice: int, event: TextEvent) -> int:
+    def add(self, choice: int, event: TextEvent) -> int:
         """See ChunkBuilder."""
         size = 0
         echo = self._echoes[choice // self._n] if self._echoes else None
@@ -286,7 +286,7 @@ class CompletionChunkBuilder(ChoicesChunkBuilder):
             self._begun.add(choice)
             self._choices[choice].pieces.append(echo.text)
             size += len(echo.text)
-        return size + super().take(choice, event)
+        return size + super().add(choice, event)
 
     def chunk(self) -> Json:
         return self._chunk

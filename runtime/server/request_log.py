@@ -21,11 +21,11 @@ class RequestLog:
         route: str,
         status: int,
         request_id: str,
-        facts: Mapping[str, object],
+        fields: Mapping[str, object],
         is_quiet: bool = False,
     ) -> None:
-        """An answer is out. outcome: in a word; facts: further fields of its line; is_quiet: it is only counted."""
+        """An answer is out. outcome: in a word; fields: more of its line; is_quiet: it is only counted."""
         self._metrics.answered(route, status)
         if self._lines and not is_quiet:
             known = {"request_id": request_id, "route": route, "status": status}
-            _LOG.info("%s", outcome, extra={**known, **facts})
+            _LOG.info("%s", outcome, extra={**known, **fields})

@@ -83,7 +83,7 @@ class GeneratedResponse:
             size = 0
             for event in events:
                 choice = event.index * self._n + event.sequence
-                size += self._writer.take(choice, event)
+                size += self._writer.add(choice, event)
                 unfinished -= event.finish_reason is not None
                 touched[choice] = None
             if size > _SMALL:
@@ -107,7 +107,7 @@ class GeneratedResponse:
         unfinished, size = self._generation.count, 0
         while unfinished:
             for event in await self._generation.events():
-                size += self._writer.take(event.index * self._n + event.sequence, event)
+                size += self._writer.add(event.index * self._n + event.sequence, event)
                 unfinished -= event.finish_reason is not None
         whole = self._writer.whole(self._counts())
         blocks = [dump(whole)] if size <= _SMALL else await self._service.aside(partial(json_blocks, whole))
@@ -159,7 +159,7 @@ class GeneratedResponse:
         if self._service.tracer is not None:
             self._service.tracer.record(self._span(outcome, now))
         state["outcome"] = outcome
-        state["facts"] = {
+        state["log_fields"] = {
             "answer_id": generation.answer_id,
             "prompt_tokens": generation.prompt_tokens(),
             "generated_tokens": generation.generated,

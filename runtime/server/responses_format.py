@@ -33,9 +33,9 @@ class ResponsesChunkBuilder(ChunkBuilder):
         self._number = 0
         self._reason: str | None = None
 
-    def take(self, choice: int, event: TextEvent) -> int:
+    def add(self, choice: int, event: TextEvent) -> int:
         """See ChunkBuilder."""
-        size = super().take(choice, event)
+        size = super().add(choice, event)
         found = self._choices[choice]
         if event.deltas is None and event.text:
             found.deltas.append(Content(text=event.text))

@@ -98,7 +98,7 @@ class Generation:
     async def events(self) -> list[TextEvent]:
         """What is new; empty when poked. Raises ApiError and ClientGoneError."""
         events = []
-        for when, event in await self.queue.take():
+        for when, event in await self.queue.drain():
             if event.error is not None:
                 raise failed(event.error)
             self._count(when, event)
@@ -175,7 +175,7 @@ class Service:
         self.sequences = 0  # in the executor, or on the way in or out
         metrics.watch(lambda: runner.executor.beat.stats)
         runner.executor.report_to(metrics.step)
-        self._capacity = runner.facts.limits.max_batch_size + config.max_queue
+        self._capacity = runner.model_info.limits.max_batch_size + config.max_queue
         self._aside = ThreadPoolExecutor(4, thread_name_prefix="ingot aside")
         self._idle = asyncio.Event()
         self._idle.set()

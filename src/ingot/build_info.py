@@ -11,7 +11,7 @@ BUILD_FILE = Path(ingot.__file__).with_name("build.json")  # CMake writes it
 _UNKNOWN = {"commit": "unknown", "compiler": "unknown"}
 
 
-def build_facts() -> dict[str, str]:
+def read_build_info() -> dict[str, str]:
     """What `ingot --version` prints, by name."""
     built = {**_UNKNOWN, **json.loads(BUILD_FILE.read_text())} if BUILD_FILE.is_file() else _UNKNOWN
     levels = sorted({name.rpartition(".")[2] for name in kernel_table()})

@@ -198,6 +198,6 @@ def _gpus() -> tuple[str, ...]:
         return tuple(f"{gpu.name} (sm_{gpu.sm}, {format_bytes(gpu.memory_bytes)})" for gpu in shown)
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        facts = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-        found.append(facts.get("Model", path.parent.name).strip())
+        fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+        found.append(fields.get("Model", path.parent.name).strip())
     return tuple(found)

@@ -45,7 +45,7 @@ from ingot.errors import REBUILD, ConfigError, EngineError, MissingEngineError, 
 from ingot.manifest import ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, Manifest, Part, parse_manifest, rank_file
 from ingot.plan import Plan
 from ingot.plan_json import plans_from_json
-from ingot.weights_memory import HUGE_PAGE, NumaPlacement, PlanHomes, huge_pages
+from ingot.weights_memory import HUGE_PAGE, NumaPlacement, PlanPlacement, huge_pages
 
 MAGIC = b"INGOTENG"
 HEADER_BYTES = 4096
@@ -135,7 +135,7 @@ def open_engine(
     rank: int = 0,
     crc32: Crc32 | None = None,
     target: str | None = None,
-    placement: PlanHomes | None = None,
+    placement: PlanPlacement | None = None,
 ) -> Engine:
     """Check every byte of an engine in parallel, those of its other targets too, and load what one target needs.
 

@@ -19,12 +19,12 @@ from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
 from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
-from ingot.step_table import short_table, step_facts, whole_table
+from ingot.step_table import short_table, step_info, whole_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """The same facts for people and for programs. text: all of them; summary: what most readers want, in lines that
+    """The same for people and for programs. text: all of them; summary: what most readers want, in lines that
     can be wrapped and tables of 80 columns."""
 
     text: str
@@ -112,7 +112,7 @@ def _followed(path: Path, target: str) -> Iterator[None]:
 
 
 def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
-    facts = step_facts(
+    steps = step_info(
         plan, manifest.activation_errors, weight_errors=manifest.weight_errors, weight_sources=manifest.weight_sources
     )
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
@@ -128,7 +128,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
         "variants": [write_record(each) for each in plan.variants],
-        "steps": [dataclasses.asdict(each) for each in facts],
+        "steps": [dataclasses.asdict(each) for each in steps],
         "built_with": dict(manifest.built_with),
         "passport": dict(manifest.passport),
         **({"code": code} if code else {}),
@@ -152,8 +152,8 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     ]
     passport = _passport_lines(manifest.passport)
     return Inspection(
-        text="\n".join([*lines, *rest, *passport, "", *whole_table(plan, facts)]),
-        summary="\n".join([*lines, *passport, "", *short_table(plan, facts)]),
+        text="\n".join([*lines, *rest, *passport, "", *whole_table(plan, steps)]),
+        summary="\n".join([*lines, *passport, "", *short_table(plan, steps)]),
         document=document,
     )
 
@@ -298,8 +298,8 @@ def _told(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in _flat(record) if value not in (None, [], "", 0, 0.0, False))
 
 
-def _listed(facts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in facts.items()) or "not described"
+def _listed(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in fields.items()) or "not described"
 
 
 def _inspect_graph(summary: GraphSummary, path: Path) -> Inspection:

@@ -97,7 +97,7 @@ class Weight:
     shape   logical shape: [rows, cols] of a table, [N, K] of a matrix product, [experts, N, K] of the products of
             experts, [n] of a vector
     layout  "row" or a panel layout, see `plugins/layouts.py`
-    pieces  in order, without gaps; one piece per shard for panel layouts, one piece otherwise
+    pieces  in order, without gaps; one piece per slice for panel layouts, one piece otherwise
     """
 
     name: Name

@@ -195,7 +195,7 @@ class StepResult:
                    it and the session has a cheaper way to the token
     ends           int32 [Q]: the Ending of each sequence that drew, after the last step
     logits         float32 [R, vocab] of a single step, or None
-    ranks          int32 [n, Q + K], of each drawn or known token: 1 is the most likely; ties: the lower id first.
+    token_ranks    int32 [n, Q + K], of each drawn or known token: 1 is the most likely; ties: the lower id first.
                    0 where it is not wanted
     top_ids        int32 [n, top]: the most likely tokens, best first: as many as each draw, then each known token wants
     top_log_probs  float32 [n, top]
@@ -207,7 +207,7 @@ class StepResult:
     log_probs: Float32
     ends: Int32
     logits: Float32 | None = None
-    ranks: Int32 | None = None
+    token_ranks: Int32 | None = None
     top_ids: Int32 | None = None
     top_log_probs: Float32 | None = None
 

@@ -14,7 +14,7 @@ CONTEXT = 1024  # tokens an attention looks back at, where the limits allow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepFacts:
+class StepInfo:
     """One step with one token: bytes of weights, cache and activations it moves; a multiply-add is two operations.
 
     activations  what a product rounds its input to; "" of other steps
@@ -38,15 +38,15 @@ class StepFacts:
     bound: str
 
 
-def step_facts(
+def step_info(
     plan: Plan,
     errors: Mapping[str, float | None] | None = None,
     context: int = CONTEXT,
     *,
     weight_errors: Mapping[str, float] | None = None,
     weight_sources: Mapping[str, str] | None = None,
-) -> list[StepFacts]:
-    """Facts of every step, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step;
+) -> list[StepInfo]:
+    """What every step is, for one token that sees `context` tokens, itself included. errors: of int8 inputs, by step;
     weight_errors, weight_sources: by weight."""
     work = PlanWork(plan)
     weights = {weight.name: weight for weight in plan.weights}
@@ -54,7 +54,7 @@ def step_facts(
     load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
     return [
         dataclasses.replace(
-            _facts(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, "")),
+            _info(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, "")),
             source=next((made_of[name] for name in step.inputs if name in made_of), ""),
             weight_error=next((lost[name] for name in step.inputs if name in lost), None),
         )
@@ -62,12 +62,12 @@ def step_facts(
     ]
 
 
-def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float | None, tactics: str) -> StepFacts:
+def _info(step: Step, work: Work, weights: Mapping[str, Weight], error: float | None, tactics: str) -> StepInfo:
     products = [weights[name] for name in step.inputs if name in weights and "group" in step.attrs]
     precision = step.kernel.split(".")[1]
     if products:
         precision = str(Precision(dtype=products[0].dtype, group=int(step.attrs["group"])))
-    return StepFacts(
+    return StepInfo(
         name=step.name,
         kernel=step.kernel,
         precision=precision,
@@ -82,14 +82,14 @@ def _facts(step: Step, work: Work, weights: Mapping[str, Weight], error: float |
     )
 
 
-_Group = tuple[str, StepFacts, str, str]
+_Group = tuple[str, StepInfo, str, str]
 """(layers such as "0-3", or ""; the step without its layer; the int8 errors of its layers; those of its weights)"""
 
 
-def _groups(facts: Sequence[StepFacts]) -> Iterator[_Group]:
+def _groups(steps: Sequence[StepInfo]) -> Iterator[_Group]:
     """Every step once; layers that do the same share one."""
-    groups: dict[tuple[bool, StepFacts], list[tuple[int, StepFacts]]] = {}
-    for each in facts:
+    groups: dict[tuple[bool, StepInfo], list[tuple[int, StepInfo]]] = {}
+    for each in steps:
         layer = re.match(r"layers\.(\d+)/", each.name)
         name = each.name[layer.end() :] if layer else each.name
         same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None, weight_error=None))
@@ -100,32 +100,32 @@ def _groups(facts: Sequence[StepFacts]) -> Iterator[_Group]:
         yield layers, step, _span(rounding), _span(packing)
 
 
-def whole_table(plan: Plan, facts: Sequence[StepFacts]) -> list[str]:
+def whole_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:
     """Everything that is known of the steps, as wide as it gets."""
     words = ("step", "kernel", "source", "precision", "weight error", "activations", "int8 error", "tactics")
     rows = [(*words, "bytes", "operations", "bound")]
-    for layers, step, error, lost in _groups(facts):
+    for layers, step, error, lost in _groups(steps):
         label = f"layers.{layers}/{step.name}" if layers else step.name
         sizes = (f"{step.nbytes:,}", f"{step.operations:,}", step.bound)
         rows.append(
             (label, step.kernel, step.source, step.precision, lost, step.activations, error, step.tactics, *sizes)
         )
     told = "tactics: how a timed product shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
-    return [*aligned(rows, words=len(words)), *_legend(plan), *([told] if any(each.tactics for each in facts) else [])]
+    return [*aligned(rows, words=len(words)), *_legend(plan), *([told] if any(each.tactics for each in steps) else [])]
 
 
-def short_table(plan: Plan, facts: Sequence[StepFacts]) -> list[str]:
+def short_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:
     """Step, kernel, precision, bytes, operations and bound in 80 columns."""
     rows = [("step", "kernel", "precision", "bytes", "ops", "bound")]
     before = ""
-    for layers, step, _, _ in _groups(facts):
+    for layers, step, _, _ in _groups(steps):
         if layers and layers != before:
             rows.append((f"layers {layers}", "", "", "", "", ""))
         before = layers
         name = f"  {step.name}" if layers else step.name
         sizes = (_rounded(step.nbytes), _rounded(step.operations))
         rows.append((name, step.kernel, step.precision, *sizes, step.bound))
-    inputs = {each.activations for each in facts} - {"", "f32"}
+    inputs = {each.activations for each in steps} - {"", "f32"}
     legend = _legend(plan)
     if "int8" in inputs:
         legend.append("a8 in a kernel's name: it rounds its inputs to 8 bits; --all lists the error")

@@ -31,7 +31,7 @@ class NumaPlacement:
     node: Callable[[int], int]
 
 
-PlanHomes = Callable[[Plan], NumaPlacement | None]
+PlanPlacement = Callable[[Plan], NumaPlacement | None]
 """None: the weights are best used where they are mapped."""
 
 

@@ -163,12 +163,12 @@ def test_a_norm_that_a_product_computes_is_no_call(folder: Path) -> None:
     assert "rms_norm" not in {op.name for op in phase.ops}
 
 
-def test_queries_that_attention_turns_are_counted_there_alone(folder: Path) -> None:
+def test_queries_that_attention_rotates_are_counted_there_alone(folder: Path) -> None:
     plan = read_plan(folder / "r")
     writes = [step for step in plan.steps if step.op == "rope_kv_write"]
     limits, found = {"": 1e9, **dict.fromkeys(_peaks(plan), 1e9)}, []
-    for turned in ([], [step.name for step in writes]):
-        changed = _inside(plan, "paged_attention", turned, called=turned)
+    for rotated in ([], [step.name for step in writes]):
+        changed = _inside(plan, "paged_attention", rotated, called=rotated)
         phase = summarise(changed, PlanWork(plan), "", [_turn(plan, 1.0, variant="v")], limits, 1e-6)
         found.append({op.name: op.nbytes for op in phase.ops})
     queries = writes[0].outputs[0]

@@ -68,7 +68,7 @@ def test_rounding_is_to_nearest_even(tmp_path: Path) -> None:
 
 
 def test_large_tensors_stream_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.convert.job.BLOCK", 100)
+    monkeypatch.setattr("ingot.convert.conversion.BLOCK", 100)
     source = write_model(tmp_path / "m")
     sizes: list[int] = []
     write = TensorFileWriter.write

@@ -13,10 +13,10 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import MoeConfig
 from ingot.configs.read import Section
+from ingot.convert.conversion import conversion_from_directory
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family, read_model
 from ingot.convert.hf_moe import read_experts
-from ingot.convert.job import job_from_directory
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError, ConfigError, IngotError, UnsupportedModelError
 from ingot.tensor_file import read_header, read_rows
@@ -86,8 +86,10 @@ def test_experts_are_streamed(name: str, stacked: bool, tmp_path: Path) -> None:
     made = tiny_model(tmp_path / "m", dict(find_family(name).tiny))
     if stacked:
         made.model.save_pretrained(tmp_path / "m", save_original_format=False)
-    job = job_from_directory(tmp_path / "m", ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c"))
-    assert all(weight.memory == 0 for weights in job.files.values() for weight in weights)
+    conversion = conversion_from_directory(
+        tmp_path / "m", ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c")
+    )
+    assert all(weight.memory == 0 for weights in conversion.files.values() for weight in weights)
 
 
 def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Norms of many rows, which products compute while they round them, and queries of many rows, which attention turns:
+"""Norms of many rows, which products compute while they round them, and queries of many rows, which attention rotates:
 the bits of few rows, in every family."""
 
 from pathlib import Path

@@ -19,7 +19,7 @@ from ingot.runtime import ModelRunner
 from tests.handmade import TINY_LLAMA, random_tensors, write_model
 from tests.house.project import ROOT
 
-SHARD = 1 << 12  # so many bytes fill a slice: tiny models have eight
+SLICE = 1 << 12  # so many bytes fill a slice: tiny models have eight
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_cores_of_the_machine_that_builds(
     precision: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack, "SLICE_BYTES", SHARD)
+    monkeypatch.setattr(pack, "SLICE_BYTES", SLICE)
     config = BuildConfig(target="cpu/avx2,cpu/amx,ref", precision=precision, autotune=False)
     built = []
     for cores in (1, 2, 12):
@@ -86,7 +86,7 @@ def test_any_number_of_threads_reads_any_number_of_slices(
     prompts = [list(range(1, 40)), [7]]
     logits = []
     for most in (1, 8):
-        monkeypatch.setattr(pack, "SLICE_BYTES", SHARD)
+        monkeypatch.setattr(pack, "SLICE_BYTES", SLICE)
         monkeypatch.setattr(pack, "MOST_SLICES", most)
         build(config, checkpoint, tmp_path / str(most))
         with open_engine(tmp_path / str(most)) as engine:

@@ -114,7 +114,7 @@ def test_sampled_and_greedy_requests_in_one_batch(folder: Path) -> None:
     for engine in ("plain", "screened"):
         with runner(folder / engine) as (opened, session):
             requests = [
-                make_requests(np.array(prompt, np.int32), one, opened.facts, where="")[0]
+                make_requests(np.array(prompt, np.int32), one, opened.model_info, where="")[0]
                 for prompt, one in zip(PROMPTS[:4], params, strict=True)
             ]
             finish(opened, requests)

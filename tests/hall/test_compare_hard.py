@@ -12,7 +12,7 @@ from ingot.builder.build import build
 from ingot.builder.evaluate import Evaluation, Float64
 from ingot.builder.source import open_source
 from ingot.compare.compare import compare
-from ingot.compare.figures import LogitMeter
+from ingot.compare.logit_metrics import LogitMeter
 from ingot.compare.report import Finding
 from ingot.compare.taps import TappedRun
 from ingot.compare.walk import relative
@@ -86,7 +86,7 @@ def test_figures_are_those_of_the_source_by_itself(chaotic: Built, monkeypatch: 
     """With its own experts and its own values, whatever the engine took."""
     seen: list[tuple[Array, Array]] = []
     monkeypatch.setattr(LogitMeter, "add", lambda self, ids, engine, source: seen.append((ids, source)))
-    monkeypatch.setattr(LogitMeter, "figures", lambda self: None)
+    monkeypatch.setattr(LogitMeter, "metrics", lambda self: None)
     compare(chaotic.engine("cpu-w4g32"), chaotic.checkpoint, OPTIONS)
     ((ids, own),) = seen
     with (

@@ -47,7 +47,7 @@ def test_a_model_directory_is_built_once(engine: Path, cache: Path, capfd: pytes
         (same,) = llm.generate(["The prince"], GREEDY)
         assert same.outputs[0].text == whole.outputs[0].text
         assert len(same.outputs[0].token_ids) == 12
-        assert llm.runner.facts.limits.max_seq_len == 64
+        assert llm.runner.model_info.limits.max_seq_len == 64
 
 
 def test_the_build_can_be_told_its_types(cache: Path) -> None:
@@ -140,7 +140,7 @@ def test_no_method_that_exists_is_refused() -> None:
 
 def test_limits_of_an_engine_can_be_lowered(engine: Path) -> None:
     with LLM(engine, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16) as llm:
-        limits = llm.runner.facts.limits
+        limits = llm.runner.model_info.limits
         assert (limits.max_seq_len, limits.max_batch_size, limits.max_num_tokens) == (32, 2, 16)
         assert limits.max_input_len <= 32
         (result,) = llm.generate("Once", SamplingParams(max_tokens=None, ignore_eos=True))

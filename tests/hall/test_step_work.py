@@ -73,7 +73,7 @@ def test_new_keys_and_values_are_written(plan: Plan) -> None:
     assert two - one == 4 * touched + (2 * 12 + 2 * 16) * 4
 
 
-def test_queries_that_attention_turns_are_no_work_of_the_step_before_it(plan: Plan) -> None:
+def test_queries_that_attention_rotates_are_no_work_of_the_step_before_it(plan: Plan) -> None:
     step, work = _step(plan, "layers.0/rope_kv_write"), PlanWork(plan)
     load = Load(sequences=[(0, 3)], rows=1)
     whole, rest = (work.of(step, load, inside) for inside in ((), (step.name,)))

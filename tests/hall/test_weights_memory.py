@@ -62,7 +62,7 @@ def test_damage_is_found_while_copying(engine: Path) -> None:
     open_engine(engine, placement=lambda plan: ANYWHERE)
 
 
-def test_parts_are_read_in_by_the_cores_of_their_homes(tmp_path: Path) -> None:
+def test_parts_are_read_in_by_the_cores_of_their_nodes(tmp_path: Path) -> None:
     """Two nodes that were given different cores where there are two: the one that makes a checksum reads the part."""
     engine = write(tmp_path, 5 * CHUNK_BYTES)
     first, second = frozenset([min(CORES)]), frozenset([max(CORES)])
@@ -96,7 +96,7 @@ def test_a_system_that_forbids_cores_still_reads(tmp_path: Path) -> None:
         np.testing.assert_array_equal(mapped.weights, copied.weights)
 
 
-def test_no_homes_means_mapped(tmp_path: Path) -> None:
+def test_no_placement_means_mapped(tmp_path: Path) -> None:
     engine = write(tmp_path, 1000)
     with open_engine(engine, placement=lambda plan: None) as mapped:
         before = bytes(mapped.weights[:8])

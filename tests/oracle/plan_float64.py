@@ -66,7 +66,7 @@ class _PlanFloat64:
         self._packed = PackedWeights(engine.plan, engine.weights)
         self._ids = run.batch.ids
         self._values: dict[str, Float64] = {}
-        self._theirs: dict[str, Array] = {}  # the engine's buffers
+        self._stored: dict[str, Array] = {}  # the engine's buffers
         self._kv: tuple[Float64, Float64] | None = None  # of this layer, [positions, kv_heads, head_dim]
         self._doubt, self._rounded, self._other, self._attended = 0.0, 0, 0, 0.0
 
@@ -83,13 +83,13 @@ class _PlanFloat64:
         for step, (_, outputs) in zip(self._plan.steps, self._run.steps(), strict=True):
             results = compute[step.op](step)
             if step.op == "paged_attention" and step.kernel.endswith(MATRIX_UNITS):
-                results = (self._taken(results[0], outputs[step.outputs[0]]),)
+                results = (self._stored_choice(results[0], outputs[step.outputs[0]]),)
             self._values.update({name: each for name, each in zip(step.outputs, results, strict=False) if name})
-            self._theirs.update(outputs)
-        logits, theirs = self._values[self._plan.logits], self._theirs[self._plan.logits]
-        assert logits.shape == theirs.shape == (len(self._ids), self._plan.vocab_size)
+            self._stored.update(outputs)
+        logits, stored = self._values[self._plan.logits], self._stored[self._plan.logits]
+        assert logits.shape == stored.shape == (len(self._ids), self._plan.vocab_size)
         return Figures(
-            error=float(np.abs(logits - theirs).max() / np.abs(logits).max()),
+            error=float(np.abs(logits - stored).max() / np.abs(logits).max()),
             doubt=self._doubt,
             decided=self._other / max(1, self._rounded),
             attended=self._attended,
@@ -122,10 +122,10 @@ class _PlanFloat64:
         return (y + self._values[residual] if residual else y,)
 
     def _rounded_input(self, step: Step) -> Float64:
-        exact, theirs = self._values[step.inputs[0]], self._theirs[step.inputs[0]]
+        exact, stored = self._values[step.inputs[0]], self._stored[step.inputs[0]]
         if step.attrs["activations"] == "int8":
-            return self._in_int8(exact, round_to_int8(theirs)[0])
-        return self._in_bf16(exact, round_to_bf16(theirs)) if step.attrs["activations"] == "bf16" else exact
+            return self._in_int8(exact, round_to_int8(stored)[0])
+        return self._in_bf16(exact, round_to_bf16(stored)) if step.attrs["activations"] == "bf16" else exact
 
     def _in_int8(self, exact: Float64, codes: npt.NDArray[np.generic]) -> Float64:
         """The engine's codes of the last axis, times the float64 scale."""
@@ -153,7 +153,7 @@ class _PlanFloat64:
         q = _normed(q, self._vector(q_norm), eps) if q_norm else q
         k = _normed(k, self._vector(k_norm), eps) if k_norm else k
         cos, sin = np.split(self._values[cos_sin][:, None, :], 2, axis=-1)
-        assert not step.attrs["interleaved"], "as llamas turn them"
+        assert not step.attrs["interleaved"], "as llamas rotate them"
         q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         keys, values = self._run.kv(int(step.attrs["layer"]))
         self._kv = self._in_cache(k, keys), self._in_cache(v, values)
@@ -181,10 +181,10 @@ class _PlanFloat64:
         shares /= shares.sum(axis=-1, keepdims=True)
         return (np.einsum("hqk,khd->qhd", shares, values).reshape(len(q), -1),)
 
-    def _taken(self, exact: Float64, theirs: Array) -> Float64:
-        off = np.abs(theirs - exact).max(axis=-1) / np.abs(exact).max(axis=-1)
+    def _stored_choice(self, exact: Float64, stored: Array) -> Float64:
+        off = np.abs(stored - exact).max(axis=-1) / np.abs(exact).max(axis=-1)
         self._attended = max(self._attended, float(off.max()))
-        return theirs.astype(np.float64)
+        return stored.astype(np.float64)
 
     def _vector(self, name: str) -> Float64:
         return self._packed.whole(name).astype(np.float64)
@@ -204,7 +204,7 @@ def _normed(x: Float64, weight: Float64, eps: float) -> Float64:
 
 
 def _turned(x: Float64, cos: Float64, sin: Float64) -> Float64:
-    """x [positions, heads, head_dim], all of whose dims turn, in pairs (i, i + half)."""
+    """x [positions, heads, head_dim], all of whose dims rotate, in pairs (i, i + half)."""
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 

@@ -76,7 +76,7 @@ def test_layers_share_a_table_and_are_counted() -> None:
     [
         ({"is_causal": 0}, "the attention is not causal"),
         ({"qk_matmul_output_mode": 1}, "the attention has qk_matmul_output_mode"),
-        ({"rotary": {"rotary_embedding_dim": 2, "num_heads": HEADS}}, "2 frequencies do not turn 2 dimensions"),
+        ({"rotary": {"rotary_embedding_dim": 2, "num_heads": HEADS}}, "2 frequencies do not rotate 2 dimensions"),
     ],
 )
 def test_other_attentions_are_refused(options: dict[str, Any], reason: str) -> None:
@@ -122,7 +122,7 @@ def test_q_and_k_norms(norms: str) -> None:
     assert graph.nodes[-1].attrs["norm_eps"] == 0.25
 
 
-def test_q_and_k_turned_differently_are_refused() -> None:
+def test_q_and_k_rotated_differently_are_refused() -> None:
     g = GraphMaker()
     q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
     q = g.node("RotaryEmbedding", q, *g.angles(2))

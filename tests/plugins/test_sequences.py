@@ -115,8 +115,8 @@ def test_probabilities_of_processed_logits_are_those_of_the_raw_ones(session: Se
     start(session, SequenceRules(top=2), [])
     result = session.draw(np.zeros(1, np.int32), processed, raw)
     assert result.ids.tolist() == [[3]]
-    assert result.ranks is not None
-    assert result.ranks.tolist() == [[3]]
+    assert result.token_ranks is not None
+    assert result.token_ranks.tolist() == [[3]]
     assert result.top_ids is not None
     assert result.top_ids.tolist() == [[1, 2]]
     wide = raw[0].astype(np.float64)
@@ -139,7 +139,7 @@ class Asked:
     def take(self, result: StepResult, place: int, top: int) -> None:
         tops = slice(top, top + (self.rules.top or 0))
         for step in range(len(result.ids)):
-            rank = 0 if result.ranks is None or self.rules.top is None else int(result.ranks[step, place])
+            rank = 0 if result.token_ranks is None or self.rules.top is None else int(result.token_ranks[step, place])
             likely = [] if result.top_ids is None else result.top_ids[step, tops].tolist()
             token, log_prob = int(result.ids[step, place]), float(result.log_probs[step, place])
             self.brought.append((token, log_prob, rank, likely))

@@ -39,7 +39,7 @@ rows: dict[str, list[list[float]]] = {"prefill": [[], []], "decode": [[], []]}
 runners = [ModelRunner.from_dir(engine, threads=options.threads) for engine in options.engines]
 for number in range(options.rounds + 1):
     for which, runner in enumerate(runners):
-        prompts = random_prompts(options.batch_size, options.input_len, runner.facts.vocab_size, number, which)
+        prompts = random_prompts(options.batch_size, options.input_len, runner.model_info.vocab_size, number, which)
         measured = time_requests(runner, prompts, options.output_len)
         if number > 0:
             rows["prefill"][which].append(prefill_speed(measured))

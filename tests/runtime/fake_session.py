@@ -68,7 +68,7 @@ class FakeSession:
         batch = self._sequences.complete(batch)
         draws = self._sequences.draws(batch)
         drawn, logits = self._compute(batch, draws)
-        result = self._sequences.take(batch, drawn)
+        result = self._sequences.record(batch, drawn)
         return dataclasses.replace(result, logits=logits if batch.want_logits else None)
 
     def _compute(self, batch: StepBatch, draws: Sequence[Draw]) -> tuple[Drawn, Float32]:
@@ -186,12 +186,12 @@ class SubmittingSession(FakeSession):
         self._submitted.clear()
 
     def _finish(self, logits: list[Float32]) -> StepResult:
-        batch, draws, take = self._submitted.pop(0)
+        batch, draws, record = self._submitted.pop(0)
         ids = np.array([self._drawn[-1 - token] if token < 0 else token for token in batch.ids.tolist()], np.int32)
         drawn, rows = self._compute(dataclasses.replace(batch, ids=ids), draws)
         self._drawn |= dict(zip(drawing_slots(batch), drawn.ids.tolist(), strict=True))
         logits.append(rows)
-        return take(drawn)
+        return record(drawn)
 
 
 class RepeatingSession(FakeSession):
@@ -236,5 +236,5 @@ def run_singly(run: Callable[[StepBatch], StepResult], batch: StepBatch, ahead: 
         arrays = [getattr(result, name) for result in results]
         return None if arrays[0] is None else np.concatenate(arrays)
 
-    names = ("ids", "log_probs", "ranks", "top_ids", "top_log_probs")
+    names = ("ids", "log_probs", "token_ranks", "top_ids", "top_log_probs")
     return StepResult(ends=results[-1].ends, **{name: stacked(name) for name in names})

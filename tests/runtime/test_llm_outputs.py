@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture
-def gathering(runner: ModelRunner, tokenizer: Tokenizer) -> OutputAccumulator:
+def accumulator(runner: ModelRunner, tokenizer: Tokenizer) -> OutputAccumulator:
     asked = TextRequest(prompt=[1, 2], params=SamplingParams(max_tokens=4, n=2))
     return OutputAccumulator(asked, make_streams(runner, tokenizer, 0, asked))
 
@@ -38,29 +38,29 @@ def event(sequence: int, token: int, log_prob: float = -1.0, reason: FinishReaso
     )
 
 
-def test_it_is_finished_with_its_last_sequence(gathering: OutputAccumulator) -> None:
-    gathering.take(event(1, 5, reason=FinishReason.STOP))
-    assert not gathering.output().finished
-    assert [part.finish_reason for part in gathering.output().outputs] == [None, "stop"]
-    gathering.take(event(0, 6, reason=FinishReason.LENGTH))
-    result = gathering.output()
+def test_it_is_finished_with_its_last_sequence(accumulator: OutputAccumulator) -> None:
+    accumulator.add(event(1, 5, reason=FinishReason.STOP))
+    assert not accumulator.output().finished
+    assert [part.finish_reason for part in accumulator.output().outputs] == [None, "stop"]
+    accumulator.add(event(0, 6, reason=FinishReason.LENGTH))
+    result = accumulator.output()
     assert result.finished
     assert [(part.index, part.text, part.token_ids) for part in result.outputs] == [(0, "6", [6]), (1, "5", [5])]
 
 
-def test_results_do_not_change_afterwards(gathering: OutputAccumulator) -> None:
-    gathering.take(event(0, 5))
-    before = gathering.output()
+def test_results_do_not_change_afterwards(accumulator: OutputAccumulator) -> None:
+    accumulator.add(event(0, 5))
+    before = accumulator.output()
     before.prompt_token_ids.append(9)
-    gathering.take(event(0, 6))
+    accumulator.add(event(0, 6))
     assert (before.outputs[0].text, before.outputs[0].token_ids) == ("5", [5])
-    after = gathering.output()
+    after = accumulator.output()
     assert (after.outputs[0].text, after.outputs[0].token_ids, after.prompt_token_ids) == ("56", [5, 6], [1, 2])
 
 
-def test_what_was_left_out_has_no_sum(gathering: OutputAccumulator) -> None:
-    gathering.take(event(0, 5))
-    gathering.take(event(0, 6, -2.0))
-    assert gathering.output().outputs[0].cumulative_logprob == -3
-    gathering.take(event(0, 7, float(np.float32(NO_LOG_PROB))))
-    assert gathering.output().outputs[0].cumulative_logprob is None
+def test_what_was_left_out_has_no_sum(accumulator: OutputAccumulator) -> None:
+    accumulator.add(event(0, 5))
+    accumulator.add(event(0, 6, -2.0))
+    assert accumulator.output().outputs[0].cumulative_logprob == -3
+    accumulator.add(event(0, 7, float(np.float32(NO_LOG_PROB))))
+    assert accumulator.output().outputs[0].cumulative_logprob is None

@@ -140,7 +140,7 @@ def _prefill(session: Session, prompts: StepBatch, rules: list[SequenceRules]) -
 
 
 def _bits(result: StepResult) -> list[bytes]:
-    arrays = (result.ids, result.log_probs, result.ends, result.ranks, result.top_ids, result.top_log_probs)
+    arrays = (result.ids, result.log_probs, result.ends, result.token_ranks, result.top_ids, result.top_log_probs)
     return [b"" if array is None else array.tobytes() for array in arrays]
 
 

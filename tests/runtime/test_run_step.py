@@ -25,7 +25,7 @@ def runner() -> ModelRunner:
 
 def request_of(runner: ModelRunner, *processors: Callable[[Float32], Float32], **more: Any) -> Request:
     params = SamplingParams(max_tokens=2, temperature=0, logits_processors=processors, **more)
-    return make_requests(PROMPT, params, runner.facts, where="prompt 0")[0]
+    return make_requests(PROMPT, params, runner.model_info, where="prompt 0")[0]
 
 
 def only(token: int) -> Callable[[Float32], Float32]:

@@ -22,7 +22,7 @@ def runner() -> ModelRunner:
 
 @pytest.mark.parametrize(("pad_id", "expected"), [(None, 9), (0, 0), (-1, -1), (3, 3)])
 def test_rows_are_filled_up_with_what_was_said(runner: ModelRunner, pad_id: int | None, expected: int) -> None:
-    runner.facts = dataclasses.replace(runner.facts, pad_id=9)
+    runner.model_info = dataclasses.replace(runner.model_info, pad_id=9)
     ids = runner.generate([[1, 2, 3], [4]], max_new_tokens=2, end_id=-1, pad_id=pad_id)
     assert ids[1, 0, 3:].tolist() == [expected] * 2
 

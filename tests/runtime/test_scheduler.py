@@ -95,8 +95,8 @@ def _arrive(loop: StepLoop, scheduler: Scheduler, rng: random.Random, shape: Lim
         loop.step()
         assert len(scheduler.running) <= shape.max_batch_size
         for queue in (scheduler.running, scheduler.waiting):
-            ranks = [request.order for request in queue]
-            assert ranks == sorted(ranks)
+            orders = [request.order for request in queue]
+            assert orders == sorted(orders)
         assert all((request.finish_reason is FinishReason.ABORT) == (request in aborted) for request in requests)
     return requests
 

@@ -108,7 +108,7 @@ def test_all_but_the_last_of_several_steps_are_caught_up() -> None:
         ids=column + 10,
         log_probs=-column.astype(np.float32),
         ends=np.zeros(1, np.int32),
-        ranks=column + 1,
+        token_ranks=column + 1,
         top_ids=column + 20,
         top_log_probs=column.astype(np.float32),
     )

@@ -113,9 +113,9 @@ def test_a_stop_text_in_the_last_part_of_a_text_counts_as_any_other(
     tokenizer = whole_and_half(tmp_path)
     (stream,) = make_streams(llm.runner, tokenizer, 0, TextRequest(prompt=[1], params=params))
     stream.request.append(VOCAB - 1, -1.0)
-    assert stream.event(stream.take(progress_of(stream))).text == ""
+    assert stream.event(stream.new_tokens(progress_of(stream))).text == ""
     stream.request.finish_reason = FinishReason.ABORT
-    event = stream.event(stream.take(progress_of(stream)))
+    event = stream.event(stream.new_tokens(progress_of(stream)))
     assert (event.text, event.stop_reason) == (("", "a") if found else ("a", None))
     assert event.finish_reason is (FinishReason.STOP if found else FinishReason.ABORT)
 
@@ -128,7 +128,7 @@ def test_what_fails_after_its_stop_text_has_not_failed(llm: EngineLLM) -> None:
         for token in tokens:
             stream.request.append(token, -1.0)
         stream.request.finish_reason, stream.request.error = FinishReason.ABORT, RequestError("the step failed")
-        event = stream.event(stream.take(progress_of(stream)))
+        event = stream.event(stream.new_tokens(progress_of(stream)))
         assert event.finish_reason is expected
         assert (event.error is None) == (expected is FinishReason.STOP)
         assert stream.done

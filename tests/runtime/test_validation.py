@@ -8,15 +8,15 @@ from ingot.configs.sampling import SamplingParams
 from ingot.errors import IngotError
 from ingot.plan import Limits
 from ingot.runtime.request import MAX_PRIORITY, Request
-from ingot.runtime.validation import ModelFacts, make_requests, read_ids, read_priority
+from ingot.runtime.validation import ModelInfo, make_requests, read_ids, read_priority
 
 LIMITS = Limits(max_batch_size=4, max_input_len=8, max_seq_len=12, max_num_tokens=8, max_logit_rows=4)
-FACTS = ModelFacts(vocab_size=10, limits=LIMITS, max_positions=99, end_ids=frozenset((3,)), pad_id=0)
+INFO = ModelInfo(vocab_size=10, limits=LIMITS, max_positions=99, end_ids=frozenset((3,)), pad_id=0)
 PARAMS = SamplingParams(max_tokens=4)
 
 
 def requests(params: SamplingParams) -> list[Request]:
-    return make_requests(read_ids([1, 2], FACTS.vocab_size, "prompt 0"), params, FACTS, where="prompt 0")
+    return make_requests(read_ids([1, 2], INFO.vocab_size, "prompt 0"), params, INFO, where="prompt 0")
 
 
 def test_top_k_of_minus_one_is_no_limit() -> None:

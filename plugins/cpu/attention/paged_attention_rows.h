@@ -53,10 +53,10 @@ struct AttentionRows {
 
   explicit AttentionRows(const PagedAttentionArgs& a) : args(a), kv(a.kv), group(a.heads / a.kv.kv_heads) {
     if (a.rope == nullptr) return;
-    turn_ = a.rope->args;
-    turn_.k_norm = nullptr;
-    turn_.kv.kv_heads = 0;
-    turn_.kv.tokens = 1;
+    rotation_ = a.rope->args;
+    rotation_.k_norm = nullptr;
+    rotation_.kv.kv_heads = 0;
+    rotation_.kv.tokens = 1;
   }
 
   int64_t count(int64_t s) const { return (kv.query_starts[s + 1] - kv.query_starts[s]) * group; }
@@ -123,14 +123,14 @@ struct AttentionRows {
   // `count` queries of a token → to [count * head_dim].
   void rotate_queries(int64_t token, const float* queries, int64_t count, float* to) const {
     const RopeKvWriteArgs& all = args.rope->args;
-    turn_.qkv = queries;
-    if (all.cos_sin != nullptr) turn_.cos_sin = all.cos_sin + token * 2 * all.half;
-    turn_.q = to;
-    turn_.heads = count;
-    args.rope->run(&turn_, Team{});
+    rotation_.qkv = queries;
+    if (all.cos_sin != nullptr) rotation_.cos_sin = all.cos_sin + token * 2 * all.half;
+    rotation_.q = to;
+    rotation_.heads = count;
+    args.rope->run(&rotation_, Team{});
   }
 
-  mutable RopeKvWriteArgs turn_{};  // of one token; a copy for each would wait until all stores before it are done
+  mutable RopeKvWriteArgs rotation_{};  // of one token; a copy for each would wait until all stores before it are done
 };
 
 template <typename S, typename Inner>
@@ -174,17 +174,17 @@ class PagedAttention {
   bool worth_splitting(const Team& team) const;
   void run_whole(const Team& team);
   void run_split(const Team& team);
-  bool find(int64_t turn, int64_t& s, int64_t& before, AttentionItem& item) const;
+  bool find(int64_t number, int64_t& s, int64_t& before, AttentionItem& item) const;
   // A split of an item, and its first row in shared scratch.
   struct Part {
     AttentionItem item;
     int64_t split, at;
   };
-  // A sequence, the turns before its own, and its first row in shared scratch.
+  // A sequence, the items before its own, and its first row in shared scratch.
   struct Place {
     int64_t s, before, base;
   };
-  bool find_part(int64_t turn, bool merging, Place& at, Part& part) const;
+  bool find_part(int64_t number, bool merging, Place& at, Part& part) const;
   void attend(const AttentionItem& item, int64_t split, const RowState& state);
   void expect(const AttentionItem& item, int64_t split);
   void merge(const RowState& into, int64_t row, const RowState& from, int64_t from_row) const;
@@ -194,7 +194,7 @@ class PagedAttention {
   const PagedKv& kv_;
   Inner inner_;
   RowState first_{}, later_{};  // [kItemRows]: the first split and what is merged into it; the split in work
-  float* turned_ = nullptr;     // [kItemRows][head_dim], of which the rows of a token are used
+  float* rotated_ = nullptr;    // [kItemRows][head_dim], of which the rows of a token are used
 };
 
 template <typename S, typename Inner>
@@ -208,7 +208,7 @@ void PagedAttention<S, Inner>::allocate(const Team& team) {
     *each = {next, next + kItemRows, next + 2 * kItemRows};
     next += state;
   }
-  turned_ = next;
+  rotated_ = next;
   inner_.allocate(next + rotated);
 }
 
@@ -225,12 +225,12 @@ bool PagedAttention<S, Inner>::worth_splitting(const Team& team) const {
   return team.count > 1 && items < 4 * team.count && most_splits > 1 && partial_rows <= kMaxPartialRows;
 }
 
-// The item of a turn; `s`, whose items begin with turn `before`, goes on to its sequence. False where no item is left.
+// The item of a number; `s`, whose first one is `before`, goes on to its sequence. False where no item is left.
 // Items in reverse, because the last rows of a long prompt see most and should not be left for the end.
 template <typename S, typename Inner>
-bool PagedAttention<S, Inner>::find(int64_t turn, int64_t& s, int64_t& before, AttentionItem& item) const {
+bool PagedAttention<S, Inner>::find(int64_t number, int64_t& s, int64_t& before, AttentionItem& item) const {
   for (; s >= 0; before += items_of(s--) * kv_.kv_heads) {
-    const int64_t local = turn - before;
+    const int64_t local = number - before;
     if (local >= items_of(s) * kv_.kv_heads) continue;
     item = item_at(s, local % kv_.kv_heads, (items_of(s) - 1 - local / kv_.kv_heads) * kItemRows);
     return true;
@@ -242,15 +242,15 @@ template <typename S, typename Inner>
 void PagedAttention<S, Inner>::run_whole(const Team& team) {
   AttentionItem item{}, next{};
   int64_t s = kv_.sequences - 1, before = 0;
-  for (int64_t turn = team.next_item(); find(turn, s, before, item); turn = team.next_item()) {
+  for (int64_t number = team.next_item(); find(number, s, before, item); number = team.next_item()) {
     const int64_t first_split = first_split_of(item);
-    inner_.load_queries(item, turned_);
+    inner_.load_queries(item, rotated_);
     const int64_t splits = rows_.splits(s, item.end - 1);
     for (int64_t split = first_split; split < splits; ++split) {
       int64_t next_s = s, next_before = before;
       if (split + 1 < splits)
         expect(item, split + 1);
-      else if (find(turn + team.count, next_s, next_before, next))
+      else if (find(number + team.count, next_s, next_before, next))
         expect(next, first_split_of(next));  // likely its next one
       attend(item, split, split == first_split ? first_ : later_);
       for (int64_t row = item.begin; split > first_split && row < item.end; ++row)
@@ -260,12 +260,12 @@ void PagedAttention<S, Inner>::run_whole(const Team& team) {
   }
 }
 
-// The part of a turn, or the item to merge, its split 0; `at` goes on to its sequence. False where no turn is left.
+// The part of a number, or the item to merge, its split 0; `at` goes on to its sequence. False where no part is left.
 template <typename S, typename Inner>
-bool PagedAttention<S, Inner>::find_part(int64_t turn, bool merging, Place& at, Part& part) const {
+bool PagedAttention<S, Inner>::find_part(int64_t number, bool merging, Place& at, Part& part) const {
   for (; at.s < kv_.sequences; ++at.s) {
     const int64_t count = rows_.count(at.s), splits = rows_.splits(at.s), parts = merging ? 1 : splits;
-    const int64_t local = turn - at.before, items = items_of(at.s);
+    const int64_t local = number - at.before, items = items_of(at.s);
     if (local < items * kv_.kv_heads * parts) {
       const int64_t head = local / parts / items, begin = local / parts % items * kItemRows, split = local % parts;
       part = {item_at(at.s, head, begin), split, at.base + (head * splits + split) * count + begin};
@@ -286,16 +286,16 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
   };
   Part part{}, next{};
   Place place{};
-  for (int64_t turn = team.next_item(); find_part(turn, false, place, part); turn = team.next_item()) {
-    inner_.load_queries(part.item, turned_);
+  for (int64_t number = team.next_item(); find_part(number, false, place, part); number = team.next_item()) {
+    inner_.load_queries(part.item, rotated_);
     Place later = place;
-    if (find_part(turn + team.count, false, later, next))
+    if (find_part(number + team.count, false, later, next))
       expect(next.item, next.split);  // likely this thread's next one
     attend(part.item, part.split, state(part.at));
   }
   team.barrier();
   place = {};
-  for (int64_t turn = team.next_item(); find_part(turn, true, place, part); turn = team.next_item()) {
+  for (int64_t number = team.next_item(); find_part(number, true, place, part); number = team.next_item()) {
     const AttentionItem& item = part.item;
     const RowState mine = state(part.at);
     for (int64_t row = 0; row < item.end - item.begin; ++row) {

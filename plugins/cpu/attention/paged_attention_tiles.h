@@ -76,17 +76,17 @@ class TileAttention {
            (kGroups + kSteps * panels(kv)) * kTileFloats + 3 * panels(kv) * kPairFloats;
   }
   void allocate(float* memory) {
-    const auto take = [&memory](int64_t count) {
+    const auto carve = [&memory](int64_t count) {
       float* taken = memory;
       memory += count;
       return taken;
     };
-    q_ = reinterpret_cast<uint16_t*>(take(kItemRows / kPairRows * dim_steps(kv_) * 2 * kTileFloats));
-    scores_ = take(kGroups * kPairFloats);
-    p_ = reinterpret_cast<uint16_t*>(take(kSteps * 2 * kTileFloats));
-    tails_ = reinterpret_cast<uint16_t*>(take(kGroups * kTileFloats));
-    copies_ = reinterpret_cast<uint16_t*>(take(kSteps * panels(kv_) * kTileFloats));
-    for (float** each : {&out_, &apart_, &picked_}) *each = take(panels(kv_) * kPairFloats);
+    q_ = reinterpret_cast<uint16_t*>(carve(kItemRows / kPairRows * dim_steps(kv_) * 2 * kTileFloats));
+    scores_ = carve(kGroups * kPairFloats);
+    p_ = reinterpret_cast<uint16_t*>(carve(kSteps * 2 * kTileFloats));
+    tails_ = reinterpret_cast<uint16_t*>(carve(kGroups * kTileFloats));
+    copies_ = reinterpret_cast<uint16_t*>(carve(kSteps * panels(kv_) * kTileFloats));
+    for (float** each : {&out_, &apart_, &picked_}) *each = carve(panels(kv_) * kPairFloats);
   }
 
   void load_queries(const AttentionItem& item, float* rotated);

@@ -11,7 +11,7 @@ namespace ingot {
 struct RopeKvWriteArgs {
   const float* qkv;      // [tokens, (heads + 2 kv_heads) * head_dim]
   const float* cos_sin;  // [tokens, 2 * half] or null
-  float* q;              // [tokens, heads * head_dim] or null: attention turns the queries itself
+  float* q;              // [tokens, heads * head_dim] or null: attention rotates the queries itself
   const float* q_norm;   // [q_run] or null: an RMS norm over each run of so many dims before the rotation
   const float* k_norm;   // [k_run] or null
   PagedKv kv;
@@ -20,7 +20,7 @@ struct RopeKvWriteArgs {
   bool interleaved;
 };
 
-// Queries that attention norms and turns itself, by the kernel that else would, where a norm takes each head by itself.
+// Queries that attention norms and rotates itself, by the kernel that else would, where norms take each head alone.
 struct RopeQueries {
   void (*run)(const void* args, const Team& team);
   RopeKvWriteArgs args;

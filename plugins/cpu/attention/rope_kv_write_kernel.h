@@ -1,6 +1,6 @@
-// Norms queries and keys where the model does, turns queries and keys by their positions' angles and stores keys and
+// Norms queries and keys where the model does, rotates queries and keys by their positions' angles and stores keys and
 // values in the KV cache, in the lines of kv_head.h; dims of values beyond head_dim are zeros. Either part may be
-// missing: queries that attention turns itself (q is null), and keys and values where it does (no KV heads; a team of
+// missing: queries that attention rotates itself (q is null), and keys and values where it does (no KV heads; a team of
 // one, without scratch).
 //
 //   positions   5 . . 15 | 16 . . . 31 | 32 . . . 47 | 48 49      16 tokens that fill lines of keys are written
@@ -75,7 +75,7 @@ struct Codes {
 template <typename S, typename T>
 Codes codes_of(const float* x, int64_t dim) {
   if constexpr (!kScaled<T>) return {};
-  const float top = row_top<S>(x, dim), inverse = 127.0f / top;
+  const float top = row_absmax<S>(x, dim), inverse = 127.0f / top;
   const bool finite = top <= kLargest;
   return {finite && inverse <= kLargest ? inverse : 0.0f, finite ? top / 127.0f : NAN};
 }
@@ -189,7 +189,7 @@ void write_half(const float* value, const PagedKv& kv, KvSlot<uint16_t> to) {
 
 // Queries of token t, normed and rotated → y [heads * head_dim].
 template <typename S>
-void turn_queries(const RopeKvWriteArgs& args, const float* q, const float* cos_sin, float* y) {
+void rotate_queries(const RopeKvWriteArgs& args, const float* q, const float* cos_sin, float* y) {
   const int64_t dim = args.kv.head_dim;
   if (args.q_norm) {
     norm_runs<S>(q, args.q_norm, args.heads * dim, args.q_run, args.norm_eps, y);
@@ -249,8 +249,8 @@ void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
   Team::Range mine = team.share(kv.tokens);
   if (args.q)
     for (int64_t t = mine.begin; t < mine.end; ++t)
-      turn_queries<S>(args, args.qkv + t * width, args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0),
-                      args.q + t * q_width);
+      rotate_queries<S>(args, args.qkv + t * width, args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0),
+                        args.q + t * q_width);
   if (kv.kv_heads == 0) return;
   const size_t keys = static_cast<size_t>(kKvLanes * kv.kv_heads * dim);
   float* normed = args.k_norm ? reinterpret_cast<float*>(team.scratch(keys * sizeof(float))) : nullptr;

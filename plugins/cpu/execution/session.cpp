@@ -73,7 +73,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
       threads_(threads),
       arena_(static_cast<size_t>(plan_.arena_bytes), static_cast<size_t>(plan_.arena_bytes) >= kHugePage),
       batch_(plan_.limits, plan_.caches),
-      draws_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols),
+      sampler_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols),
       hides_(std::ranges::any_of(plan_.inputs, [](const InputSpec& each) { return each.name == "whole_rows"; })) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
@@ -104,13 +104,13 @@ std::unique_lock<RefusingMutex> Session::lock() {
 void Session::start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt) {
   const auto held = lock();
   require_open();
-  draws_.start(slot, std::move(rules), tokens, num_prompt);
+  sampler_.start(slot, std::move(rules), tokens, num_prompt);
 }
 
 void Session::end(int64_t slot) {
   const auto held = lock();
   require_open();
-  draws_.end(slot);
+  sampler_.end(slot);
 }
 
 DrawResult Session::run(const BatchView& view, const DrawsView& draws, const std::optional<AheadView>& ahead,
@@ -152,11 +152,11 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
                                   std::to_string(batch_.rows - 1));
     draw_slots_.push_back(draws.slots[static_cast<size_t>(batch_.sequence_of[batch_.logit_rows[row]])]);
   }
-  draws_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
-  if (hides_ && !logits_wanted && taps_.empty()) draws_.leave_best_only(batch_.whole_rows);
+  sampler_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
+  if (hides_ && !logits_wanted && taps_.empty()) sampler_.leave_best_only(batch_.whole_rows);
   for (BoundStep& step : steps_) step.set_counts(batch_);
   taken_variant_ = &choose_variant();
-  sample_args_ = draws_.arguments(logits_, drawn);
+  sample_args_ = sampler_.arguments(logits_, drawn);
   interrupted_ = &interrupted;
   next_check_ns_ = now_ns() + kCheckNs;
   last_step_.reset();
@@ -166,7 +166,7 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   stamp();
   if (last_step_.decided()) throw StepInterrupted{};
-  return draws_.take(drawn, hides_);  // whatever this step has left out
+  return sampler_.record(drawn, hides_);  // whatever this step has left out
 }
 
 // The tokens of a step, with what sequences drew last where its batch leaves that to the session.
@@ -175,7 +175,7 @@ void Session::put_last_tokens(const BatchView& view, std::span<const int32_t> sl
   for (size_t s = 0; s < std::min(slots.size(), view.query_starts.size()); ++s) {
     const int64_t first = view.query_starts[s];
     if (first >= 0 && first < static_cast<int64_t>(ids_.size()) && ids_[static_cast<size_t>(first)] == kLastDrawn)
-      ids_[static_cast<size_t>(first)] = draws_.last_token(slots[s]);
+      ids_[static_cast<size_t>(first)] = sampler_.last_token(slots[s]);
   }
 }
 
@@ -184,10 +184,10 @@ DrawResult Session::draw(std::span<const int32_t> slots, const float* logits, co
   require_open();
   std::vector<int32_t> rows(slots.size());
   std::iota(rows.begin(), rows.end(), 0);
-  draws_.lay_out(rows, slots, std::nullopt, static_cast<int64_t>(rows.size()));
-  draws_.draw_from(logits);
+  sampler_.lay_out(rows, slots, std::nullopt, static_cast<int64_t>(rows.size()));
+  sampler_.draw_from(logits);
   DrawResult drawn;
-  sample_args_ = draws_.arguments(raw, drawn);
+  sample_args_ = sampler_.arguments(raw, drawn);
   ThreadPool::instance().run(
       threads_,
       [](void* self, const Team& team) {
@@ -195,7 +195,7 @@ DrawResult Session::draw(std::span<const int32_t> slots, const float* logits, co
         session->sample_->run(&session->sample_args_, team);
       },
       this);
-  draws_.take(drawn, hides_);
+  sampler_.record(drawn, hides_);
   return drawn;
 }
 
@@ -221,7 +221,7 @@ void Session::execute(const Team& team) {
     }
     if (team.index == 0) stamp();
   }
-  if (draws_.count() > 0) sample_->run(&sample_args_, mine);
+  if (sampler_.count() > 0) sample_->run(&sample_args_, mine);
   if (team.index == 0) barriers_ = ThreadPool::instance().barriers() - barriers;
 }
 
@@ -284,7 +284,7 @@ int64_t Session::barriers() {
   return barriers_;
 }
 
-std::vector<int64_t> Session::taken() {
+std::vector<int64_t> Session::items_taken() {
   const auto held = lock();
   return taken_;
 }
@@ -344,7 +344,7 @@ void Session::tap(const std::vector<std::string>& steps) {
   tapped_.clear();
 }
 
-std::vector<Tapped> Session::take_tapped() {
+std::vector<Tapped> Session::drain_tapped() {
   const auto held = lock();
   return std::exchange(tapped_, {});
 }

@@ -69,8 +69,8 @@ class Session {
   // For tests and verification.
   void set_step_delay(double seconds);  // slows every plan step down, from the next one on
   void tap(const std::vector<std::string>& steps);
-  std::vector<Tapped> take_tapped();
-  std::vector<int64_t> taken();
+  std::vector<Tapped> drain_tapped();
+  std::vector<int64_t> items_taken();
   std::vector<float> read_buffer(const std::string& name, int64_t rows, int64_t& cols);
   void write_buffer(const std::string& name, const float* values, int64_t rows, int64_t cols);
   void fill_kv(float value);
@@ -116,7 +116,7 @@ class Session {
   const BoundVariant* taken_variant_ = &one_by_one_;  // by the last run
   const Kernel* sample_ = nullptr;
   const float* logits_ = nullptr;
-  Draws draws_;
+  Sampler sampler_;
   bool hides_;  // log probabilities that nobody wants: its steps may leave out what these need
   SampleArgs sample_args_{};
 

@@ -79,7 +79,7 @@ class VariantBinder {
   }
 
   // The call of each step. Every step is called, or computed inside a later call, once; calls have the order of the
-  // steps. A rope_kv_write is both where attention turns its queries.
+  // steps. A rope_kv_write is both where attention rotates its queries.
   void find_calls() {
     size_t next = 0;
     for (const CallSpec& call : variant_.calls) {
@@ -111,7 +111,7 @@ class VariantBinder {
     if (!spec.inside.empty())
       compute_inside(call, find_step(spec.inside[0]), access);
     else if (!step.inputs.empty() && step.inputs.front() == own_ && std::ranges::count(absent_, own_) > 0)
-      take_own(call, access);
+      give_private_rows(call, access);
     if (spec.computes_own) compute_own(call);
     if (call.own || call.keys_only) access.writes.clear();
     for (const BufferSpec* each : access.reads)
@@ -146,7 +146,7 @@ class VariantBinder {
     access.reads.insert(access.reads.end(), sources.begin(), sources.end());
   }
 
-  void take_own(BoundCall& call, Access& access) const {
+  void give_private_rows(BoundCall& call, Access& access) const {
     check(find_op(*steps_[step_].kernel)->takes_private_rows,
           "it reads " + own_->name + " in memory, which each thread has for itself");
     call.private_rows = true;

@@ -13,7 +13,7 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 
 // The largest |x|; infinity where one of them is not finite.
 template <typename S>
-float row_top(const float* x, int64_t n) {
+float row_absmax(const float* x, int64_t n) {
   constexpr int kTops = 4;
   typename S::V tops[kTops] = {S::zero(), S::zero(), S::zero(), S::zero()};
   int64_t i = 0;

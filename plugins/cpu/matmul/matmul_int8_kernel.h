@@ -30,7 +30,7 @@ struct RowCode {
 
 template <typename I>
 RowCode row_code(const float* x, int64_t k) {
-  const float top = row_top<I>(x, k), inverse = 127.0f / top;
+  const float top = row_absmax<I>(x, k), inverse = 127.0f / top;
   const bool codes = top <= kLargest && inverse <= kLargest;
   return {top <= kLargest ? top / 127.0f : NAN, codes ? inverse : 0.0f, codes ? k : 0};
 }

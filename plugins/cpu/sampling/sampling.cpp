@@ -20,27 +20,27 @@ void require_within(const char* what, int64_t value, int64_t begin, int64_t end)
 
 }  // namespace
 
-Draws::Draws(int64_t slots, int64_t vocab) : vocab_(vocab), sequences_(static_cast<size_t>(slots)) {}
+Sampler::Sampler(int64_t slots, int64_t vocab) : vocab_(vocab), sequences_(static_cast<size_t>(slots)) {}
 
-void Draws::start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt) {
+void Sampler::start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt) {
   require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
   sequences_[static_cast<size_t>(slot)] = Sequence(std::move(rules), tokens, num_prompt, vocab_);
 }
 
-void Draws::end(int64_t slot) {
+void Sampler::end(int64_t slot) {
   require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
   sequences_[static_cast<size_t>(slot)].reset();
 }
 
-Sequence& Draws::at(int64_t slot) {
+Sequence& Sampler::at(int64_t slot) {
   require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
   std::optional<Sequence>& found = sequences_[static_cast<size_t>(slot)];
   require(found.has_value(), "no sequence was started in slot " + std::to_string(slot));
   return *found;
 }
 
-void Draws::lay_out(std::span<const int32_t> rows, std::span<const int32_t> slots,
-                    const std::optional<KnownView>& known, int64_t num_rows) {
+void Sampler::lay_out(std::span<const int32_t> rows, std::span<const int32_t> slots,
+                      const std::optional<KnownView>& known, int64_t num_rows) {
   drawing_.clear();
   draws_.clear();
   ranks_.clear();
@@ -65,31 +65,31 @@ void Draws::lay_out(std::span<const int32_t> rows, std::span<const int32_t> slot
   }
 }
 
-void Draws::draw_from(const float* processed) {
+void Sampler::draw_from(const float* processed) {
   for (size_t q = 0; q < drawing_.size(); ++q) draws_[q].processed = processed + static_cast<int64_t>(q) * vocab_;
 }
 
-void Draws::leave_best_only(std::span<int32_t> whole_rows) {
+void Sampler::leave_best_only(std::span<int32_t> whole_rows) {
   for (size_t q = 0; q < draws_.size(); ++q) {
     draws_[q].best_only = q < drawing_.size() && drawing_[q]->only_best();
     whole_rows[static_cast<size_t>(draws_[q].row)] = !draws_[q].best_only;
   }
 }
 
-SampleArgs Draws::arguments(const float* logits, DrawResult& result) {
+SampleArgs Sampler::arguments(const float* logits, DrawResult& result) {
   const size_t n = draws_.size(), before = result.ids.size(), top_before = result.top_ids.size();
   size_t top = 0;
   for (const Draw& draw : draws_) top += static_cast<size_t>(draw.num_top);
   result.ranked = std::ranges::find(ranks_, 1) != ranks_.end();
   result.ids.resize(before + n);
   result.log_probs.resize(before + n);
-  result.ranks.resize(result.ranked ? before + n : 0);
+  result.token_ranks.resize(result.ranked ? before + n : 0);
   result.top_ids.resize(top_before + top);
   result.top_log_probs.resize(top_before + top);
   top = top_before;
   for (size_t q = 0; q < n; ++q) {
     Draw& draw = draws_[q];
-    if (ranks_[q]) draw.rank = &result.ranks[before + q];
+    if (ranks_[q]) draw.rank = &result.token_ranks[before + q];
     draw.top_ids = result.top_ids.data() + top;
     draw.top_log_probs = result.top_log_probs.data() + top;
     top += static_cast<size_t>(draw.num_top);
@@ -102,14 +102,14 @@ SampleArgs Draws::arguments(const float* logits, DrawResult& result) {
           .log_probs = result.log_probs.data() + before};
 }
 
-bool Draws::take(DrawResult& result, bool hides) {
+bool Sampler::record(DrawResult& result, bool hides) {
   const size_t row = result.ids.size() - draws_.size();
   result.ends.clear();
   bool any = false;
   for (size_t q = 0; q < drawing_.size(); ++q) {
     Sequence& sequence = *drawing_[q];
     float& log_prob = result.log_probs[row + q];
-    sequence.take(result.ids[row + q], log_prob);
+    sequence.append(result.ids[row + q], log_prob);
     if (hides && !sequence.wants_log_prob() && std::isfinite(log_prob)) log_prob = kNoLogProb;
     result.ends.push_back(static_cast<int32_t>(sequence.ending()));
     any = any || sequence.ending() != Ending::kNone;

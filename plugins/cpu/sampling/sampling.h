@@ -30,16 +30,16 @@ struct DrawResult {
   std::vector<int32_t> ids, ends;
   std::vector<float> log_probs;
   bool ranked = false;  // else the following are empty
-  std::vector<int32_t> ranks, top_ids;
+  std::vector<int32_t> token_ranks, top_ids;
   std::vector<float> top_log_probs;
 };
 
 // What stands for a log probability that nobody wants and a session need not work out.
 constexpr float kNoLogProb = 1.0f;
 
-class Draws {
+class Sampler {
  public:
-  Draws(int64_t slots, int64_t vocab);
+  Sampler(int64_t slots, int64_t vocab);
 
   // These throw std::invalid_argument in words.
   void start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt);
@@ -59,7 +59,7 @@ class Draws {
   SampleArgs arguments(const float* logits, DrawResult& result);
   // Moves the sequences on by what the kernel drew; whether any has ended. hides: leave out the log probabilities that
   // nobody wants.
-  bool take(DrawResult& result, bool hides);
+  bool record(DrawResult& result, bool hides);
 
  private:
   Sequence& at(int64_t slot);

@@ -163,7 +163,7 @@ Draw Sequence::next() {
   return draw;
 }
 
-void Sequence::take(int32_t token, float log_prob) {
+void Sequence::append(int32_t token, float log_prob) {
   if (token < 0 || !std::isfinite(log_prob)) {
     ending_ = Ending::kFailed;
     return;

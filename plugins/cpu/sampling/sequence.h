@@ -57,7 +57,7 @@ class Sequence {
   // The draw to come, of no row yet. What it points to stays until `take`.
   Draw next();
   // Adds what was drawn, and sees whether the sequence ends with it.
-  void take(int32_t token, float log_prob);
+  void append(int32_t token, float log_prob);
   // What may come next, see Draw.
   const uint32_t* allowed();
 

@@ -272,8 +272,8 @@ std::byte* ThreadPool::grown(Scratch& mine, size_t bytes) {
 }
 
 void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(index, count); }
-int64_t Team::next_item() const { return static_cast<ThreadPool*>(pool)->take(); }
-int64_t Team::items_taken() const { return static_cast<ThreadPool*>(pool)->taken(); }
+int64_t Team::next_item() const { return static_cast<ThreadPool*>(pool)->next_item(); }
+int64_t Team::items_taken() const { return static_cast<ThreadPool*>(pool)->items_taken(); }
 std::byte* Team::scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->scratch(index, bytes); }
 std::byte* Team::rows_scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->rows_scratch(index, bytes); }
 

@@ -69,8 +69,8 @@ class ThreadPool {
 
   void barrier(int index, int count);
   double barrier_seconds(int count);  // of one among many in a row
-  int64_t take() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
-  int64_t taken() const { return next_item_.load(std::memory_order_relaxed); }
+  int64_t next_item() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
+  int64_t items_taken() const { return next_item_.load(std::memory_order_relaxed); }
   int64_t barriers() const { return barriers_; }  // so far; for the threads of a run
   std::byte* scratch(int thread, size_t bytes) { return grown(scratch_[thread], bytes); }
   std::byte* rows_scratch(int thread, size_t bytes) { return grown(rows_scratch_[thread], bytes); }

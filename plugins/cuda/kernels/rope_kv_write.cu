@@ -1,4 +1,4 @@
-// Norms queries and keys where the model does, turns them, and writes keys and values into the paged cache.
+// Norms queries and keys where the model does, rotates them, and writes keys and values into the paged cache.
 //
 //   K block [kv_heads][tokens_per_block][head_dim]      V block [kv_heads][tokens_per_block][padded_dim]
 //

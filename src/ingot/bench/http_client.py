@@ -96,12 +96,12 @@ class Client:
             async for piece in got.aiter_bytes():  # httpx's lines end at U+2028 and others too, which may be text
                 *lines, held = (held + piece).split(b"\n")
                 for line in lines:
-                    _take(line.decode(), answer)
+                    _read_line(line.decode(), answer)
         if answer.error is None and not answer.pieces and not answer.tokens:
             answer.error = "the stream held no text"
 
 
-def _take(line: str, answer: Answer) -> None:
+def _read_line(line: str, answer: Answer) -> None:
     """One line of the server-sent events."""
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":

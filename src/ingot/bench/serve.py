@@ -207,7 +207,7 @@ class _Load:
         return self._report(rate, times, arrivals, executor.step_log()[logged:], complete=missed <= allowed)
 
     def _requests(self) -> list[Request]:
-        vocab = self._runner.facts.vocab_size
+        vocab = self._runner.model_info.vocab_size
         return [
             Request(self._rng.integers(0, vocab, row.input_len, dtype=np.int32), max_new_tokens=row.output_len)
             for row in self._rows

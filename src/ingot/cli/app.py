@@ -78,9 +78,9 @@ class Commands(click.Group):
 
 def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        facts = importlib.import_module("ingot.build_info").build_facts()
+        found = importlib.import_module("ingot.build_info").read_build_info()
         print(f"ingot, version {ingot.__version__}")
-        print("\n".join(f"{name:<9} {value}" for name, value in facts.items()))
+        print("\n".join(f"{name:<9} {value}" for name, value in found.items()))
         context.exit()
 
 

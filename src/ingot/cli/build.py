@@ -9,7 +9,7 @@ import click
 from ingot.builder.build import BuildReport, build
 from ingot.checkpoint import Checkpoint
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.trtllm_compat import judge_all, spelling_options
+from ingot.cli.trtllm_compat import compat_options, judge_all
 from ingot.cli.values import WEIGHT_ONLY, byte_size, is_weight_only, log_level, positive, weight_only
 from ingot.configs.build import ACTIVATIONS, BuildConfig
 from ingot.configs.convert import BuildDefaults
@@ -125,7 +125,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     show_default=True,
     help="Compute matrix products in this type, which sets the precision; float16 runs as bf16 on CPUs.",
 )
-@spelling_options
+@compat_options
 @log_level
 def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: Any) -> None:
     """Checkpoint to Engine: passes, kernels, memory, packed weights.

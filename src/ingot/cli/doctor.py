@@ -31,17 +31,21 @@ def command(engines: tuple[Path, ...], everything: bool, as_json: bool) -> None:
         return
     for engine in machine.engines:
         print(wrapped("\n".join(_fate(engine))) + "\n")
-    print(wrapped("\n".join(f"{name:<13}  {text}" for name, text in _facts(machine, everything=everything).items())))
+    print(
+        wrapped(
+            "\n".join(f"{name:<13}  {text}" for name, text in _machine_info(machine, everything=everything).items())
+        )
+    )
     print()
     print(_every_target(machine.targets) if everything else wrapped("\n".join(_groups(machine.targets))))
 
 
-def _facts(machine: Machine, *, everything: bool) -> dict[str, str]:
+def _machine_info(machine: Machine, *, everything: bool) -> dict[str, str]:
     bandwidth = machine.bandwidth_why_not if machine.bandwidth_gbs is None else f"{machine.bandwidth_gbs:.1f} GB/s read"
     pages = "2 MiB pages" if machine.huge_pages else "no 2 MiB pages (transparent_hugepage is set to never)"
     memory = f"{format_bytes(machine.memory_bytes)}, {format_bytes(machine.available_bytes)} free"
     versions = (f"{name} {version}" for name, version in machine.libraries.items() if version)
-    facts = {
+    found = {
         "CPU": f"{machine.cpu}, {machine.cores} cores for this process",
         "ISA": f"{machine.isa} ({machine.isa_why})",
         "memory": "; ".join((memory, bandwidth or "", pages)),
@@ -52,7 +56,7 @@ def _facts(machine: Machine, *, everything: bool) -> dict[str, str]:
         "libraries": ", ".join([f"Python {machine.python}", *versions]),
         "not installed": ", ".join(name for name, version in machine.libraries.items() if version is None) or "nothing",
     }
-    return facts | more if everything else facts
+    return found | more if everything else found
 
 
 def _groups(targets: Sequence[TargetState]) -> list[str]:

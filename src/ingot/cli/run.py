@@ -164,7 +164,7 @@ def _print_all(
         if event.error is not None:
             print(f"error: request {event.index}: {event.error}", file=sys.stderr)
             code = FAILED
-        printer.take(event)
+        printer.add(event)
         finished += ends
         if total > 1 and not printer.streams:
             console.progress_requests("generating", finished, total)
@@ -183,7 +183,7 @@ class _TextPrinter:
         self.streams = stream
         self._current = 0
 
-    def take(self, event: TextEvent) -> None:
+    def add(self, event: TextEvent) -> None:
         self._waiting[event.index].append(event.text)
         self._done[event.index] |= event.finish_reason is not None
         self._silent[event.index] |= event.error is not None  # no line for what has no completion
@@ -208,7 +208,7 @@ class _JsonPrinter:
         self._requests, self.streams = requests, stream
         self._events: list[list[TextEvent]] = [[] for _ in requests]
 
-    def take(self, event: TextEvent) -> None:
+    def add(self, event: TextEvent) -> None:
         self._events[event.index].append(event)
         if self.streams and event.finish_reason is not None:
             self._print(event.index)

@@ -183,7 +183,7 @@ def judge(spelling: Spelling, value: str) -> str:
     )
 
 
-def spelling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def compat_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: add every spelling as an option; `judge_all` reads the values."""
     for spelling in reversed(SPELLINGS):
         attributes: dict[str, Any] = {"help": f"[{spelling.fate}] {spelling.way}", "hidden": spelling.hidden}

@@ -46,7 +46,7 @@ class StepFigures:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LogitFigures:
+class LogitMetrics:
     """KL divergence of the engine's next-token distributions from the source's, in nats; perplexities are of the text,
     None where token ids were drawn at random. positions: those that count; left_out: those with NaN or infinities among
     their logits. Figures are None where no position counts."""
@@ -72,7 +72,7 @@ class Comparison:
     layers: str
     steps: tuple[StepFigures, ...]
     findings: tuple[Finding, ...]
-    logits: LogitFigures
+    logits: LogitMetrics
     notes: tuple[str, ...]
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.builder.source import Source
 from ingot.compare.derived import wrong_row
-from ingot.compare.figures import LogitMeter
+from ingot.compare.logit_metrics import LogitMeter
 from ingot.compare.ops import KV_ROUNDING, KvPools, OutputError, StepChecker, rounded
 from ingot.compare.packed import PackedWeights
 from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigures
@@ -150,7 +150,7 @@ class Run:
             text=self._tokens.origin,
             steps=steps,
             findings=findings,
-            logits=self._meter.figures(),
+            logits=self._meter.metrics(),
             notes=self._notes(),
             layers=COMPARED if isinstance(self._session, TapSession) else f"not compared: {target} has no taps",
         )

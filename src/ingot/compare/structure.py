@@ -30,14 +30,14 @@ def require_same_structure(
     for name, size in sizes.items():
         if size != wanted_sizes[name]:
             raise _foreign(engine_name, name, str(wanted_sizes[name]), str(size), source_name)
-    ours, theirs = list(_outlines(plan, same)), list(_outlines(source, same))
-    for mine, wanted in zip(ours, theirs, strict=False):
+    ours, reference = list(_outlines(plan, same)), list(_outlines(source, same))
+    for mine, wanted in zip(ours, reference, strict=False):
         for field in ("name", "op", "inputs", "outputs", "attrs"):
             got, expected = getattr(mine, field), getattr(wanted, field)
             if got != expected:
                 raise _foreign(engine_name, f"step {wanted.name}: {field}", _words(expected), _words(got), source_name)
-    if len(ours) != len(theirs):
-        raise _foreign(engine_name, "number of steps", str(len(theirs)), str(len(ours)), source_name)
+    if len(ours) != len(reference):
+        raise _foreign(engine_name, "number of steps", str(len(reference)), str(len(ours)), source_name)
 
 
 def _sizes(plan: Plan) -> dict[str, int]:

@@ -131,8 +131,8 @@ class StepWalk(_Walk):
         own, after, moved = copies
         lead = float(np.hypot(relative(moved, after, where_both=True), np.sqrt(roots[_BY_ITSELF])))
         nothing = vanish(step, engine, after)
-        ours, theirs = np.where(nothing, 0, engine), np.where(nothing, 0, after)
-        error = relative(ours, theirs, together=self._together(step))
+        ours, reference = np.where(nothing, 0, engine), np.where(nothing, 0, after)
+        error = relative(ours, reference, together=self._together(step))
         return TensorError(buffer=buffer, tensor=tensor, error=error, bound=MARGIN * lead, own=own)
 
     def _choice(self, step: Step, roots: Roots) -> TensorError:

@@ -26,7 +26,7 @@ def test_hooks_of_a_closed_session() -> None:
     native = open_small(1).native
     native.close()
     native.tap([])
-    assert (native.taken(), native.step_seconds(), native.barriers) == ([0], [], 0)
+    assert (native.items_taken(), native.step_seconds(), native.barriers) == ([0], [], 0)
     for use in (lambda: native.tap(["step"]), lambda: native.read_kv(0, 0, False), lambda: native.fill_kv(0.0)):
         with pytest.raises(ValueError, match="closed"):
             use()

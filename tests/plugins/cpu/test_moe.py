@@ -221,7 +221,7 @@ def _taken(kernel: str, tactics: str, rows: int) -> int:
     inputs, attrs = _case(kernel, 3, 2, 40, 80 if kernel.startswith("moe_gate_up.") else 160)
     session = open_step(kernel, inputs, attrs, plain_batch(max(ROWS)), tactics=tactics)
     _run(session, rows)
-    (taken,) = session.native.taken()
+    (taken,) = session.native.items_taken()
     session.close()
     return taken
 

@@ -176,7 +176,7 @@ def test_random_rules_draw_as_the_reference(level: str, vocab: int) -> None:
     expected = expected_draws(logits, drawings)
     assert (expected.ids < 0).sum() < count / 2
     for result in (_run(level, logits, drawings), _draw(level, logits, drawings)):
-        for name in ("ids", "ranks", "top_ids", "ends"):
+        for name in ("ids", "token_ranks", "top_ids", "ends"):
             np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
         for name in ("log_probs", "top_log_probs"):
             np.testing.assert_allclose(getattr(result, name), getattr(expected, name), rtol=1e-6, atol=2e-6)
@@ -197,7 +197,7 @@ def test_known_tokens_stand_behind_what_is_drawn(level: str) -> None:
     tokens, rows = [-1, -1, *known.token.tolist()], [2, 3, *known.row.tolist()]
     draws = [Draw(row=row, rules=r, known=token) for row, r, token in zip(rows, rules, tokens, strict=True)]
     expected = sample(logits, draws)
-    for name in ("ids", "ranks", "top_ids"):
+    for name in ("ids", "token_ranks", "top_ids"):
         np.testing.assert_array_equal(getattr(result, name)[0], getattr(expected, name))
     for name in ("log_probs", "top_log_probs"):
         np.testing.assert_allclose(getattr(result, name)[0], getattr(expected, name), rtol=1e-6, atol=2e-6)

@@ -60,7 +60,7 @@ def test_tactics_change_how_the_work_is_cut(kernel: str) -> None:
     for tactics in ("1000", "0111"):
         session = open_step(kernel, inputs, attrs, plain_batch(max(ROWS)), tactics=tactics)
         native_outputs(session, plain_batch(1))
-        (taken[tactics],) = session.native.taken()
+        (taken[tactics],) = session.native.items_taken()
         session.close()
     assert taken["1000"] > 0 == taken["0111"]
 

@@ -186,7 +186,7 @@ def test_calls_that_kernels_cannot_follow_are_refused(odd: str, built: Built) ->
         built.open(built.changed(name, change)).close()
 
 
-def test_queries_may_be_turned_before(built: Built) -> None:
+def test_queries_may_be_rotated_before(built: Built) -> None:
     plan = built.changed("many", _at(ATTENTION, inside=()))
     assert built.run(plan, MANY) == built.run(built.plan, MANY)
 

@@ -75,7 +75,7 @@ def test_every_rule_is_applied_on_the_device(gpu: ctypes.CDLL, monkeypatch: pyte
     )
     found, expected = _draw(gpu, logits, given)
     assert (expected.ids < 0).sum() < 20
-    for name in ("ids", "ranks", "top_ids", "ends"):
+    for name in ("ids", "token_ranks", "top_ids", "ends"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
     for name in ("log_probs", "top_log_probs"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=2e-5)
@@ -137,7 +137,7 @@ def test_rules_change_logits_to_the_bit(gpu: ctypes.CDLL) -> None:
     start_all(session, given)
     session.run(drawing_batch(len(given)))
     found = np.empty_like(rows)
-    session.device.fetch(found, session._draws.lines_at)
+    session.device.fetch(found, session._sampler.lines_at)
     session.close()
     np.testing.assert_array_equal(found, expected)
 
@@ -171,8 +171,8 @@ def test_longer_lists_than_the_device_makes(gpu: ctypes.CDLL, monkeypatch: pytes
     monkeypatch.setattr(sampling, "_MOST_LIKELY", 6)
     logits = np.random.default_rng(4).standard_normal((3, 50)).astype(np.float32)
     found, expected = _draw(gpu, logits, [Drawing(row=row, rules=SequenceRules(top=4 + 2 * row)) for row in range(3)])
-    assert found.ranks is not None
-    assert found.ranks.tolist() == [[1, 1, 1]]
+    assert found.token_ranks is not None
+    assert found.token_ranks.tolist() == [[1, 1, 1]]
     np.testing.assert_array_equal(found.top_ids, expected.top_ids)
     np.testing.assert_allclose(found.top_log_probs, expected.top_log_probs, atol=1e-5)  # type: ignore[arg-type]
 
@@ -195,7 +195,7 @@ def test_known_tokens(gpu: ctypes.CDLL) -> None:
         with pytest.raises(RequestError, match="a known token"):
             session.run(dataclasses.replace(batch, known=wrong))
     session.close()
-    for name in ("ids", "ranks", "top_ids"):
+    for name in ("ids", "token_ranks", "top_ids"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
 

@@ -15,7 +15,7 @@ from tests.plugins.ops.calls import LAYOUT, evaluate, make_batch, random_array
 HEADS, KV_HEADS, DIM = 4, LAYOUT.kv_heads, LAYOUT.head_dim
 
 
-def turned(x: Array, angle: Array, interleaved: bool) -> Array:
+def rotated(x: Array, angle: Array, interleaved: bool) -> Array:
     """[tokens, heads, dim]: each pair as a complex number times e^(i angle)."""
     half = angle.shape[1]
     out = x.astype(np.float64)
@@ -44,8 +44,8 @@ def test_rotation_and_slots(interleaved: int, half: int) -> None:
     }
     (q,) = evaluate("rope_kv_write", [qkv, cos_sin, None, None], attrs, batch, cache)
     parts = np.split(qkv.reshape(3, -1, DIM), [HEADS, HEADS + KV_HEADS], axis=1)
-    np.testing.assert_allclose(q.reshape(3, HEADS, DIM), turned(parts[0], angle, bool(interleaved)), atol=1e-6)
-    keys = turned(parts[1], angle, bool(interleaved))
+    np.testing.assert_allclose(q.reshape(3, HEADS, DIM), rotated(parts[0], angle, bool(interleaved)), atol=1e-6)
+    keys = rotated(parts[1], angle, bool(interleaved))
     for token, (block, slot) in enumerate([(4, 2), (1, 0), (3, 0)]):
         np.testing.assert_allclose(cache.keys[1, block, :, slot], keys[token], atol=1e-6)
         np.testing.assert_array_equal(cache.values[1, block, :, slot], parts[2][token])
@@ -53,7 +53,7 @@ def test_rotation_and_slots(interleaved: int, half: int) -> None:
     assert np.isnan(cache.values[0]).all()
 
 
-def test_an_int8_cache_rounds_what_has_been_turned() -> None:
+def test_an_int8_cache_rounds_what_has_been_rotated() -> None:
     """Codes are whole, the largest is 127 in every row, and no number is further off than half a code."""
     cache, exact = KvCache(dataclasses.replace(LAYOUT, dtype=DType.I8), 6), KvCache(LAYOUT, 6)
     qkv, angle = random_array(3, (HEADS + 2 * KV_HEADS) * DIM), random_array(3, 2, seed=1)
@@ -110,6 +110,6 @@ def test_norms_come_before_the_rotation(together: bool) -> None:
     ):
         run = torch.from_numpy(part.reshape(3, -1, len(weight)))
         normed = torch.nn.functional.rms_norm(run, [len(weight)], torch.from_numpy(weight), 0.1).numpy()
-        expected = turned(normed.reshape(3, count, DIM), angle, False).reshape(3, -1)
+        expected = rotated(normed.reshape(3, count, DIM), angle, False).reshape(3, -1)
         np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_array_equal(cache.values[1, 4].transpose(1, 0, 2).reshape(3, -1), parts[2])

@@ -151,8 +151,8 @@ def test_probabilities_are_those_of_the_raw_logits() -> None:
     wide = logits.astype(np.float64)
     expected = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
     assert result.ids.tolist() == [order[0, 1], 9, 3]
-    assert result.ranks is not None
-    assert result.ranks.tolist() == [2, 2, 1 + order[1].tolist().index(3)]
+    assert result.token_ranks is not None
+    assert result.token_ranks.tolist() == [2, 2, 1 + order[1].tolist().index(3)]
     assert result.top_ids is not None
     assert result.top_ids.tolist() == [*order[0, :3], *order[1]]
     assert result.top_log_probs is not None

@@ -146,7 +146,7 @@ def test_angles_are_the_plugins_own(tmp_path: Path) -> None:
     model = lower(built.graph, built.plan)
     attentions = [node for node in model.graph.node if node.op_type == "IngotAttention"]
     frequencies = {node.input[9] for node in attentions}
-    assert len(frequencies) == 2, "windows turn by another base"
+    assert len(frequencies) == 2, "windows rotate by another base"
     assert all("inv_freq" in name for name in frequencies)
     assert {node.input[3] for node in attentions} == {"positions"}
     readers = [node.op_type for node in model.graph.node if frequencies & {*node.input}]

@@ -31,14 +31,14 @@ def deltas(parser: AnswerParser, pieces: Iterable[str], *, cut: bool = False) ->
     found: list[Delta] = []
     for piece in pieces:
         parser.push(piece)
-        found += parser.take()
+        found += parser.drain()
     parser.finish(cut=cut)
-    return [*found, *parser.take()]
+    return [*found, *parser.drain()]
 
 
 def read(parser: AnswerParser, pieces: Iterable[str], *, cut: bool = False) -> Answer:
     built = AnswerBuilder()
-    built.take(deltas(parser, pieces, cut=cut))
+    built.add(deltas(parser, pieces, cut=cut))
     return built.answer()
 
 
@@ -102,7 +102,7 @@ def test_names_and_ids_come_once_and_arguments_follow() -> None:
 def test_a_parameter_streams_as_soon_as_it_opens() -> None:
     parser = reader("qwen3_coder")
     parser.push("<tool_call>\n<function=get_weather>\n<parameter=city>\nBer")
-    assert [each.text for each in parser.take() if isinstance(each, CallArguments)] == ['{"city": "Ber']
+    assert [each.text for each in parser.drain() if isinstance(each, CallArguments)] == ['{"city": "Ber']
 
 
 def test_ids_on_the_wire_are_kept() -> None:

@@ -219,13 +219,13 @@ def test_a_reader_that_comes_late_takes_events_by_and_by() -> None:
         bridge.wake()
         task, got = asyncio.create_task(other()), 0
         while got < 600:
-            events = await queue.take()
+            events = await queue.drain()
             assert [event.index for _, event in events] == list(range(got, got + len(events)))
             got += len(events)
             turns.append(str(len(events)))
         await task
         queue.poke()
-        assert await queue.take() == []
+        assert await queue.drain() == []
         return turns
 
     turns = asyncio.run(read())
@@ -247,7 +247,7 @@ def test_a_step_wakes_the_loop_once() -> None:
         assert len(calls) == 1, "the second step came before the loop had turned"
         calls[0]()
         for queue in queues:
-            taken.append([event.index for _, event in await queue.take()])
+            taken.append([event.index for _, event in await queue.drain()])
         bridge.wake()
         assert len(calls) == 1, "nothing was new"
         queues[0].put(TextEvent(index=2))

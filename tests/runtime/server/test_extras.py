@@ -59,7 +59,7 @@ def test_a_prompt_is_cut_from_the_left(served: Served) -> None:
     cut = post(served, "/v1/completions", **fields, truncate_prompt_tokens=3).json()["choices"][0]
     assert cut["prompt_token_ids"] == whole[-3:]
     assert cut["text"].startswith(served.service.tokenizer.decode(whole[-3:]))
-    limit = served.runner.facts.limits.max_input_len
+    limit = served.runner.model_info.limits.max_input_len
     long = {"prompt": "one " * 3 * limit, "max_tokens": 1, "truncate_prompt_tokens": -1}
     assert post(served, "/v1/completions", **long).json()["usage"]["prompt_tokens"] == limit
 

@@ -113,10 +113,10 @@ def broken(*_: object) -> None:
     raise RuntimeError("a bug of ours")
 
 
-@pytest.fixture(params=["ingot.runtime.step_loop.assemble", "ingot.runtime.text_stream.TextStream.take"])
+@pytest.fixture(params=["ingot.runtime.step_loop.assemble", "ingot.runtime.text_stream.TextStream.new_tokens"])
 def dying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[], None]]:
     """The loop that dies, and what makes it do so."""
-    loop = {"assemble": "step", "take": "text"}[request.param.rsplit(".", 1)[1]]
+    loop = {"assemble": "step", "new_tokens": "text"}[request.param.rsplit(".", 1)[1]]
     return loop, lambda: monkeypatch.setattr(request.param, broken)
 
 

@@ -277,7 +277,7 @@ def test_what_only_the_engine_can_judge_is_refused_by_name(served: Served, field
 
 def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
     """Every token but the last is banned by name, then that one too."""
-    vocab = served.runner.facts.vocab_size
+    vocab = served.runner.model_info.vocab_size
     words = [f"{served.service.tokenizer.token_text(token)}" for token in range(vocab)]
     bad = {
         "prompt": "a",

@@ -152,7 +152,7 @@ def test_thinking_text_and_calls_are_blocks() -> None:
     )
     event = TextEvent(index=0, deltas=deltas, finish_reason=FinishReason.STOP)
     counts = Counts(prompt=9, cached=4, generated=5)
-    writer.take(0, event)
+    writer.add(0, event)
     whole = writer.whole(counts)
     assert [each["type"] for each in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert [each["input"] for each in whole["content"][2:]] == [{"u": 1}, {}]

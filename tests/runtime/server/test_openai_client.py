@@ -24,7 +24,9 @@ def greedy(served: Served, prompts: list[list[int]], count: int) -> list[str]:
     for prompt, ids, lengths in zip(prompts, out["output_ids"], out["sequence_lengths"], strict=True):
         detokenizer = served.service.tokenizer.detokenizer(prompt)
         tokens = [
-            token for token in ids[0, len(prompt) : lengths[0]].tolist() if token not in served.runner.facts.end_ids
+            token
+            for token in ids[0, len(prompt) : lengths[0]].tolist()
+            if token not in served.runner.model_info.end_ids
         ]
         texts.append(detokenizer.push(tokens) + detokenizer.finish())
     return texts
@@ -217,7 +219,7 @@ def test_answers_tell_what_stopped_them(served: Served, path: str, stream: bool)
         word = greedy_text(served, prompt)[8:11]
         by_text = ask(http, stop=["never there", word])
         assert (by_text["finish_reason"], by_text["stop_reason"]) == ("stop", word)
-        end = next(iter(served.runner.facts.end_ids))
+        end = next(iter(served.runner.model_info.end_ids))
         own_end = ask(http, ignore_eos=False, logit_bias={str(end): 100})
         assert (own_end["finish_reason"], own_end["stop_reason"]) == ("stop", None)
 
@@ -276,7 +278,7 @@ def generated_tokens(http: Any) -> float:
 
 
 def test_without_a_limit(served: Served) -> None:
-    client, room = served.client(), served.runner.facts.limits.max_seq_len
+    client, room = served.client(), served.runner.model_info.limits.max_seq_len
     lengths = []
     for prompt in ([5] * 10, [5] * (room - 3)):
         answer = client.completions.create(model="tiny", prompt=prompt, extra_body={"ignore_eos": True})

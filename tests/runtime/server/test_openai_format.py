@@ -42,9 +42,9 @@ def test_totals() -> None:
 
 def test_a_chats_end_token_is_no_token_of_its_text() -> None:
     writer = ChatChunkBuilder(HEAD, TOKENIZER, 1, 2)
-    writer.take(0, TextEvent(index=0, text="x", token_ids=(120,), logprobs=(table("x", "p", "q", "r"),)))
+    writer.add(0, TextEvent(index=0, text="x", token_ids=(120,), logprobs=(table("x", "p", "q", "r"),)))
     end: dict[str, Any] = {"end_token": True, "finish_reason": FinishReason.STOP, "stop_reason": 33}
-    writer.take(0, TextEvent(index=0, text="y", token_ids=(121, 33), logprobs=(table("y"), table("!")), **end))
+    writer.add(0, TextEvent(index=0, text="y", token_ids=(121, 33), logprobs=(table("y"), table("!")), **end))
     (choice,) = written(writer.whole(COUNTS))["choices"]
     assert choice["message"]["content"] == "xy"
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 33)
@@ -59,7 +59,7 @@ def test_every_choice_begins_with_its_own_prompt() -> None:
     for choice in range(4):
         prompt, sequence = divmod(choice, 2)
         own = (None, table("bd"[prompt])) if sequence == 0 else None
-        writer.take(
+        writer.add(
             choice,
             TextEvent(
                 index=prompt,

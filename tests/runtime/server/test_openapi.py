@@ -61,7 +61,7 @@ def test_tokens_there_and_back(served: Served) -> None:
         there = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
         assert there["tokens"] == served.service.tokenizer.encode(text)
         assert there["count"] == len(there["tokens"]) == len(there["token_strs"])
-        assert there["max_model_len"] == served.runner.facts.limits.max_seq_len
+        assert there["max_model_len"] == served.runner.model_info.limits.max_seq_len
         plain = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
         assert http.post("/detokenize", json={"tokens": plain}).json() == {"prompt": text}
         messages = [{"role": "user", "content": "hi"}]

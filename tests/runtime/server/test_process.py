@@ -130,7 +130,7 @@ def test_request_lines_follow_the_options(
         set_up_logs(config.log_level, as_json=True)
         metrics = Metrics()
         log = RequestLog(metrics, lines=config.log_requests)
-        log.note("done", route="/x", status=200, request_id="r", facts={})
+        log.note("done", route="/x", status=200, request_id="r", fields={})
         logging.getLogger("ingot.runtime").warning("a step failed")
         logging.getLogger("uvicorn.error").warning("noise")
     finally:

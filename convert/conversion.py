@@ -48,7 +48,7 @@ class Weight:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class Conversion:
     """files       name of a safetensors file → its weights in order
     read_files  what the Checkpoint is made from, for the record of hashes
     quantised   weight → how it is quantised, of those that are
@@ -74,10 +74,10 @@ class Job:
         return sum(weight.spec.nbytes for weights in self.files.values() for weight in weights)
 
 
-def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
+def conversion_from_directory(folder: Path, options: ConvertOptions) -> Conversion:
     """Copy the weights of a Hugging Face directory, or of a GGUF file, file by file in the order of the Graph."""
     if is_gguf(folder):
-        return _job_from_gguf(folder, options)
+        return _conversion_from_gguf(folder, options)
     config = read_config(folder)  # a model that ingot cannot take is refused before its weights are there
     require_known_format(config, folder)
     read_model(config, None)
@@ -95,7 +95,7 @@ def job_from_directory(folder: Path, options: ConvertOptions) -> Job:
             _as_quantised(row) if any(name in found.quantised for name in sources(row.expr)) else row for row in rows
         ]
     files, quantised = _weights(model, rows, drops, tensors, options)
-    return Job(
+    return Conversion(
         model=model,
         files=files,
         read_files=(*source.files, *found.files),
@@ -116,7 +116,7 @@ def _without_drafts(names: Sequence[str]) -> tuple[str, ...]:
     return (f"{len(names):,} tensors that draft tokens are left out: the model drafts none",) if names else ()
 
 
-def _job_from_gguf(path: Path, options: ConvertOptions) -> Job:
+def _conversion_from_gguf(path: Path, options: ConvertOptions) -> Conversion:
     source = open_gguf(path)
     family, model, unknown = read_model(source.config, source.tensors)
     assert not unknown, f"the architecture's row writes keys that the family does not read: {unknown}"
@@ -124,7 +124,7 @@ def _job_from_gguf(path: Path, options: ConvertOptions) -> Job:
     rows, drops = family.table(model, source.tensors)
     rows = [source.reordered(row, model) for row in rows]
     files, quantised = _weights(model, rows, drops, source.tensors, options)
-    return Job(
+    return Conversion(
         model=model,
         files=files,
         read_files=(*source.files, *source.beside),
@@ -167,7 +167,7 @@ def _weights(
     return files, quantised
 
 
-def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
+def conversion_from_seed(config: Path, seed: int, options: ConvertOptions) -> Conversion:
     """A model of the shape that a config.json describes, its weights drawn from a seed (bf16 unless asked)."""
     section = Section.from_file(config)
     refuse_quantised(section)
@@ -185,7 +185,7 @@ def job_from_seed(config: Path, seed: int, options: ConvertOptions) -> Job:
         )
         for name, shape in weight_shapes(model).items()
     ]
-    return Job(
+    return Conversion(
         model=model,
         files={SINGLE_FILE: weights},
         read_files=(config,),

@@ -1,4 +1,4 @@
-"""Queries of many rows, which attention turns when it loads them: the bits of rope_kv_write, in every attention."""
+"""Queries of many rows, which attention rotates when it loads them: the bits of rope_kv_write, in every attention."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ NORMED_TOGETHER, INTERLEAVED = "olmo2", "interleaved"
 FAMILIES = {
     "gemma3_text": "windows and a norm of each head",
     "gpt2": "no rotation, no shared keys",
-    "gpt_neox": "some dims turn",
-    "llama": "all dims turn",
+    "gpt_neox": "some dims rotate",
+    "llama": "all dims rotate",
     NORMED_TOGETHER: "a norm of all heads, which attention leaves to the step before it",
 }
 HERE = [level for level in offered_isas() if not level.startswith("avxvnni")]  # whose own kernels are products alone
@@ -85,7 +85,7 @@ class Built:
 
 @pytest.fixture(scope="module", params=[*FAMILIES, INTERLEAVED])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    folder, name = tmp_path_factory.mktemp("turned"), str(request.param)
+    folder, name = tmp_path_factory.mktemp("rotated"), str(request.param)
     family = find_family("llama" if name == INTERLEAVED else name)
     convert(ConvertOptions(model_dir=write_model(folder / "m", family.tiny), output_dir=folder / "c"))
     build(CONFIG, folder / "c", folder / "e")
@@ -130,25 +130,25 @@ def _cache(session: CpuSession, plan: Plan) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("level", "dtype"), THROUGH)
-def test_attention_turns_them_as_the_step_before_it_would(built: Built, level: str, dtype: DType) -> None:
+def test_attention_rotates_them_as_the_step_before_it_would(built: Built, level: str, dtype: DType) -> None:
     """Steps that somebody looks into are all run as they are written in the plan."""
     plan = built.through(level, dtype)
     session, batch = _session(plan, built.weights, level), in_groups(_together(), plan)
-    turned, times = session.run_timed(batch)
+    rotated, times = session.run_timed(batch)
     assert _turned(plan, times) == (set() if built.name == NORMED_TOGETHER else _writes(plan))
     cache = _cache(session, plan)
     expected, _ = session.run_tapped(batch, [plan.steps[-1].name])
-    assert turned.logits is not None
+    assert rotated.logits is not None
     assert expected.logits is not None
-    assert np.isfinite(turned.logits).all()
-    assert turned.logits.tobytes() == expected.logits.tobytes()
+    assert np.isfinite(rotated.logits).all()
+    assert rotated.logits.tobytes() == expected.logits.tobytes()
     assert cache == _cache(session, plan)
     session.close()
 
 
 @pytest.mark.parametrize("built", ["llama"], indirect=True)
 def test_engines_whose_attention_writes_over_qkv(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they were built before inputs were kept: queries are turned before, to the same bits."""
+    """As they were built before inputs were kept: queries are rotated before, to the same bits."""
     use = lower._use
     monkeypatch.setattr(lower, "_use", lambda draft: dataclasses.replace(use(draft), keeps_inputs=False))
     convert(ConvertOptions(model_dir=write_model(tmp_path / "m", find_family("llama").tiny), output_dir=tmp_path / "c"))
@@ -166,7 +166,7 @@ def test_engines_whose_attention_writes_over_qkv(built: Built, tmp_path: Path, m
 
 
 def test_threads_that_share_a_text(tmp_path: Path) -> None:
-    """Each split of a long context turns the queries for itself."""
+    """Each split of a long context rotates the queries for itself."""
     config = {**TINY_LLAMA, "hidden_size": 1024, "max_position_embeddings": 700}  # 17 rows are many
     convert(ConvertOptions(model_dir=write_model(tmp_path / "m", config), output_dir=tmp_path / "c"))
     build(dataclasses.replace(CONFIG, max_num_tokens=640), tmp_path / "c", tmp_path / "e")
@@ -180,12 +180,12 @@ def test_threads_that_share_a_text(tmp_path: Path) -> None:
         for threads in (1, 8):
             session = _session(engine.plan, engine.weights, threads=threads)
             session.run(first)
-            turned, times = session.run_timed(second)
+            rotated, times = session.run_timed(second)
             assert _turned(engine.plan, times) == _writes(engine.plan)
             expected, _ = session.run_tapped(second, [engine.plan.steps[-1].name])
-            assert turned.logits is not None
+            assert rotated.logits is not None
             assert expected.logits is not None
-            found |= {turned.logits.tobytes(), expected.logits.tobytes()}
+            found |= {rotated.logits.tobytes(), expected.logits.tobytes()}
             barriers.append(times.barriers)
             session.close()
     assert len(found) == 1

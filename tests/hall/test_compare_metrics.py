@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ingot.compare.blas import _openblas, one_thread_per_product
-from ingot.compare.figures import LogitMeter
-from ingot.compare.report import Comparison, Finding, LogitFigures, StepFigures
+from ingot.compare.logit_metrics import LogitMeter
+from ingot.compare.report import Comparison, Finding, LogitMetrics, StepFigures
 from ingot.compare.tokens import read_tokens
 from ingot.errors import EngineError
 
@@ -18,7 +18,7 @@ def test_figures_by_hand() -> None:
     engine = np.log(np.array([[1.0, 2, 1], [2, 1, 1]])).astype(np.float32)
     meter = LogitMeter(is_text=True)
     meter.add(np.array([[0, 1]], np.int32), engine, source)
-    figures = meter.figures()
+    figures = meter.metrics()
     kl = 0.5 * np.log(2) - 0.25 * np.log(2)
     assert figures.positions == 2
     assert figures.kl_max == pytest.approx(kl, rel=1e-6)
@@ -33,7 +33,7 @@ def test_the_divergence_is_of_the_engine_from_the_source() -> None:
     meter = LogitMeter(is_text=False)
     meter.add(np.array([[0]], np.int32), np.zeros((1, 2), np.float32), np.log(np.array([[0.9, 0.1]])))
     kl = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
-    assert meter.figures().kl_mean == pytest.approx(kl)
+    assert meter.metrics().kl_mean == pytest.approx(kl)
     assert kl != pytest.approx(0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1), rel=0.1), "the other way round"
 
 
@@ -44,14 +44,14 @@ def test_positions_without_numbers_are_left_out_of_every_figure() -> None:
     engine[0, 1], source[2, 0] = np.nan, np.inf
     meter = LogitMeter(is_text=True)
     meter.add(np.array([[0, 1, 2, 2]], np.int32), engine, source)
-    figures = meter.figures()
+    figures = meter.metrics()
     assert (figures.positions, figures.left_out) == (2, 2)
     assert figures.kl_max == pytest.approx(0, abs=1e-6)
     assert figures.top1_agreement == 1
     assert figures.source_perplexity == pytest.approx(4), "of position 1 alone, which foretells token 2"
     nothing = LogitMeter(is_text=True)
     nothing.add(np.array([[0, 1]], np.int32), np.full((2, 3), np.nan, np.float32), np.zeros((2, 3)))
-    assert (nothing.figures().positions, nothing.figures().kl_mean, nothing.figures().perplexity) == (0, None, None)
+    assert (nothing.metrics().positions, nothing.metrics().kl_mean, nothing.metrics().perplexity) == (0, None, None)
 
 
 def test_groups_add_up_and_the_end_of_a_sequence_foretells_nothing() -> None:
@@ -66,11 +66,11 @@ def test_groups_add_up_and_the_end_of_a_sequence_foretells_nothing() -> None:
     for begin in range(3):
         rows = slice(5 * begin, 5 * begin + 5)
         parts.add(sequences[begin : begin + 1], noisy[rows], logits[rows])
-    assert parts.figures() == whole.figures()
+    assert parts.metrics() == whole.metrics()
     foretold = [logits[5 * s + t] - np.log(np.exp(logits[5 * s + t]).sum()) for s in range(3) for t in range(4)]
     following = sequences[:, 1:].reshape(-1)
     expected = np.exp(-np.mean([row[token] for row, token in zip(foretold, following, strict=True)]))
-    assert whole.figures().source_perplexity == pytest.approx(expected)
+    assert whole.metrics().source_perplexity == pytest.approx(expected)
 
 
 def test_an_engine_without_a_tokenizer_gets_the_same_random_tokens_every_time(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def _comparison(*findings: Finding, notes: tuple[str, ...] = ()) -> Comparison:
         )
         for index, ratio in enumerate((0.5, float("inf")))
     )
-    logits = LogitFigures(
+    logits = LogitMetrics(
         positions=3, left_out=0, kl_mean=0.5, kl_max=1.0, top1_agreement=1.0, perplexity=None, source_perplexity=None
     )
     return Comparison(
