@@ -38,7 +38,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "kimi_k25": (_IMAGES, _MLA, _EXPERTS),
     "kimi_k3": (_IMAGES, _EXPERTS, _LINEAR),
     "kimi_linear": (_LINEAR, _MLA),
-    "lfm2_moe": (_SIGMOID,),
     "llama4": (_IMAGES, _EXPERTS),
     "llama4_text": ("attention in chunks", _EXPERTS),
     "mamba": (_STATE,),

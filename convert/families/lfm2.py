@@ -14,6 +14,13 @@ from ingot.errors import ConfigError
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Lfm2ForCausalLM; defaults are those of transformers. Old files call some keys otherwise."""
+    model = read_lfm2(section, intermediate=12288)
+    inner = section.integer("block_ff_dim", model.intermediate_size, minimum=1)
+    return dataclasses.replace(model, intermediate_size=_inner_width(section, inner))
+
+
+def read_lfm2(section: Section, intermediate: int) -> ModelConfig:
+    """What LFM2 shares with its mixture of experts, but for the width of its MLPs. intermediate: their usual one."""
     model = llama.read_llama(
         section,
         positions=128_000,
@@ -24,16 +31,14 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         tied=True,
         has_attention_bias=False,
         activation_key=None,
-        intermediate=12288,
+        intermediate=intermediate,
     )
-    inner = section.integer("block_ff_dim", model.intermediate_size, minimum=1)
     mixer = ShortConvConfig(
         width=section.integer("conv_L_cache", 3, minimum=2), bias=section.boolean("conv_bias", False)
     )
     return dataclasses.replace(
         model,
         tied_embeddings=section.boolean("tie_embedding", model.tied_embeddings),
-        intermediate_size=_inner_width(section, inner),
         qk_norm=QkNorm.HEAD,
         mixer=mixer,
         mixer_layers=mixer_layers(section, model.num_layers, "conv", _attention_layers(section, model.num_layers)),

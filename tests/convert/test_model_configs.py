@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 32,
 }
 MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
-    "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["full_attention"] * 3},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 3},
     **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("gpt2", "gpt_bigcode")

@@ -35,7 +35,7 @@ IDS = np.random.default_rng(3).integers(0, 61, (1, 24))
 TOLERANCE = 1e-5  # of the range of the logits
 ABSENT = object()
 
-ONE_ACTIVATION = ("gpt_oss", "granitemoehybrid", "lfm2")  # silu, where config.json may say so
+ONE_ACTIVATION = ("gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe")  # silu, where config.json may say so
 
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
 SIZES = {

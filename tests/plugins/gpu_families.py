@@ -3,6 +3,6 @@
 REFUSED_FAMILIES = (
     *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
     *("granite", "cohere", "cohere2"),  # op scale
-    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "granitemoehybrid"),  # states
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
     "gpt_oss",  # attention sinks
 )
