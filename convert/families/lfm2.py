@@ -1,7 +1,7 @@
 """LFM2 and LFM2.5: short convolutions between gates in most layers, attention in the others."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ingot.configs.model import ModelConfig, QkNorm, ShortConvConfig
 from ingot.configs.read import Section
@@ -14,13 +14,15 @@ from ingot.errors import ConfigError
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Lfm2ForCausalLM; defaults are those of transformers. Old files call some keys otherwise."""
-    model = read_lfm2(section, intermediate=12288)
+    layers = section.integer("num_hidden_layers", minimum=1)
+    model = read_lfm2(section, intermediate=12288, attention=_attention_layers(section, layers))
     inner = section.integer("block_ff_dim", model.intermediate_size, minimum=1)
     return dataclasses.replace(model, intermediate_size=_inner_width(section, inner))
 
 
-def read_lfm2(section: Section, intermediate: int) -> ModelConfig:
-    """What LFM2 shares with its mixture of experts, but for the width of its MLPs. intermediate: their usual one."""
+def read_lfm2(section: Section, intermediate: int, attention: Sequence[int]) -> ModelConfig:
+    """What LFM2 shares with its mixture of experts, but for the width of its MLPs. intermediate: their usual one;
+    attention: the layers that have it in files without layer_types."""
     model = llama.read_llama(
         section,
         positions=128_000,
@@ -41,7 +43,7 @@ def read_lfm2(section: Section, intermediate: int) -> ModelConfig:
         tied_embeddings=section.boolean("tie_embedding", model.tied_embeddings),
         qk_norm=QkNorm.HEAD,
         mixer=mixer,
-        mixer_layers=mixer_layers(section, model.num_layers, "conv", _attention_layers(section, model.num_layers)),
+        mixer_layers=mixer_layers(section, model.num_layers, "conv", attention),
     )
 
 

@@ -10,8 +10,8 @@ from ingot.convert.hf_moe import expert_rows, read_experts
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of a Lfm2MoeForCausalLM; defaults are those of transformers. Widths are as they stand."""
-    model = lfm2.read_lfm2(section, intermediate=7168)
+    """config.json of a Lfm2MoeForCausalLM; defaults are those of transformers. It says which layers have attention."""
+    model = lfm2.read_lfm2(section, intermediate=7168, attention=())
     return dataclasses.replace(model, moe=_read_experts(section, model.num_layers))
 
 

@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
 }
 MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "granitemoehybrid": {"layer_types": ["full_attention"] * 3},
+    "lfm2_moe": {"layer_types": ["full_attention"] * 3},
     **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("gpt2", "gpt_bigcode")
