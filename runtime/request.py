@@ -147,6 +147,11 @@ class Request:
         """Whether it decodes, and the host is not asked for anything between two draws."""
         return self.num_tokens - self.num_computed == 1 and self.num_tokens > self.num_prompt and not self._uses_logits
 
+    def may_follow(self, count: int) -> bool:
+        """Whether the step after one that computes `count` tokens of it can begin before that one's token is known."""
+        draws = self.num_computed + count == self.num_tokens
+        return draws and not (self.follows_tokens or self._uses_logits or self.wants_prompt_rows)
+
     @property
     def order(self) -> tuple[int, int]:
         """Whose turn is first: the lower order's. It never changes after arrival."""

@@ -13,7 +13,7 @@ import bisect
 import dataclasses
 import operator
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
@@ -131,6 +131,21 @@ class Scheduler:
                 break
             steps //= 2
         return max(steps, 1)
+
+    def following(self, chunks: Mapping[Request, int]) -> list[Request]:
+        """Who decodes in the step after `chunks`, whose results are not there yet: those that do not end then. Nobody
+        where the host has to decide first. Reserves their blocks.
+
+        Where a request waits, it has room as soon as another one ends or a prompt is computed.
+        """
+        live = [request for request in chunks if not request.finished]
+        going = [request for request in live if len(request.tokens) - request.num_tokens > 1]
+        steady = len(going) == len(chunks) and all([request.repeats for request in going])
+        if len(live) < len(self.running) or (self.waiting and not steady):
+            return []
+        if not all([request.may_follow(chunks[request]) for request in going]):
+            return []
+        return going if self._blocks.reserve([(request.blocks, request.num_tokens + 1) for request in going]) else []
 
     def _decode(self, step: _Step, requests: list[Request]) -> None:
         """Requests with a single pending token: each takes one token and one row. The loop of every step: kept lean."""

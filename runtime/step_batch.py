@@ -99,17 +99,17 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
 
 
 def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledStep:
-    """The next step of requests that all decode: one token and one row each, in the same order. Steps of this kind are
-    most steps of a run, and short where the model is small: hence list comprehensions, and nothing made twice.
+    """The next step of requests that all decode, and were in the step before: one token and one row each. Steps of this
+    kind are most steps of a run, and short where the model is small: hence list comprehensions, and nothing made twice.
     """
-    requests, last = before.sampled, before.batch
+    requests, last = tuple(chunks), before.batch
     versions = tuple([request.blocks.version for request in requests])
     one_each = np.arange(len(requests) + 1, dtype=np.int32)
     batch = StepBatch(
         ids=np.full(len(requests), LAST_DRAWN, dtype=np.int32),
         query_starts=one_each,
         past_lengths=np.array([request.num_computed for request in requests], dtype=np.int32),
-        block_tables=last.block_tables if versions == before.versions else _changed_tables(before, versions),
+        block_tables=_tables_after(before, requests, versions),
         logit_rows=one_each[:-1],
         slots=np.array([request.slot for request in requests], dtype=np.int32),
         draws=one_each[: len(requests) - len(before.processed)],
@@ -127,10 +127,12 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
     )
 
 
-def follow(before: ScheduledStep) -> ScheduledStep:
-    """The step after `before`, whose results are not there yet: each request computes the token that it draws then."""
-    step, past = _advance(before, before.chunks), before.batch.past_lengths
-    return dataclasses.replace(step, batch=dataclasses.replace(step.batch, past_lengths=past + np.int32(1)))
+def follow(before: ScheduledStep, requests: Sequence[Request]) -> ScheduledStep:
+    """The step after `before`, whose results are not there yet: each of these requests, which are in it in the same
+    order, computes the token that it draws then."""
+    step = _advance(before, dict.fromkeys(requests, 1))
+    past = np.array([request.num_tokens for request in requests], dtype=np.int32)
+    return dataclasses.replace(step, batch=dataclasses.replace(step.batch, past_lengths=past))
 
 
 def _block_tables(requests: Sequence[Request]) -> Int32:
@@ -141,6 +143,13 @@ def _block_tables(requests: Sequence[Request]) -> Int32:
     for row, table in enumerate(tables):
         found[:, row, : table.shape[1]] = table
     return found
+
+
+def _tables_after(before: ScheduledStep, requests: Sequence[Request], versions: tuple[int, ...]) -> Int32:
+    """The block tables of a step whose requests are all in `before`."""
+    if requests != before.sampled:
+        return _block_tables(requests)
+    return before.batch.block_tables if versions == before.versions else _changed_tables(before, versions)
 
 
 def _changed_tables(before: ScheduledStep, versions: tuple[int, ...]) -> Int32:

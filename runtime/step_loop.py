@@ -256,10 +256,10 @@ class StepLoop:
 
     def _submit_next(self, device: SubmittingSession, step: ScheduledStep) -> ScheduledStep | None:
         """The step after `step`, whose results are not there yet, if the host has nothing to decide before it."""
-        steady = self._result_at < self._steady_until and not any([request.follows_tokens for request in step.chunks])
-        if not steady or self._scheduler.repeatable(dict(step.chunks), 2) < 2:
+        going = self._scheduler.following(step.chunks) if self._result_at < self._steady_until else []
+        if not going:
             return None
-        following = self._last = follow(step)
+        following = self._last = follow(step, going)
         device.submit(following.batch)
         return following
 
@@ -322,7 +322,8 @@ class StepLoop:
             self._tell([request])
 
     def _remove(self, request: Request) -> None:
-        self._steady_until = 0.0
+        if self._scheduler.waiting:  # one of these may find room now
+            self._steady_until = 0.0
         self._doubtful.discard(request)
         self._scheduler.remove(request)
         self._sequences.end([request])

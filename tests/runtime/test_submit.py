@@ -30,9 +30,65 @@ def test_decode_steps_are_submitted_ahead() -> None:
     for request in requests:
         check(request)
         assert request.num_generated == 20
-    assert session.followed == 18, "of 20 steps, the prompts' and the first of decode follow nobody"
+    assert session.followed == 19, "of 20 steps, the first follows nobody"
     assert loop.work.steps == 20
     assert not loop.has_work
+
+
+def test_ends_leave_no_step_without_overlap() -> None:
+    """Whether they are known before, or a stop token says so while the step after computes."""
+    loop, session = make()
+    prompt = [5, 9]
+    stops = request_of(prompt, 40, frozenset(continued(prompt, 3)[-1:]))
+    requests = [stops, *[request_of([1, n], count) for n, count in enumerate((2, 5, 20))]]
+    loop.add(requests)
+    loop.drain()
+    assert [request.num_generated for request in requests[1:]] == [2, 5, 20]
+    assert stops.finish_reason is FinishReason.STOP
+    for request in requests:
+        check(request)
+    assert (loop.work.steps, session.followed) == (20, 19)
+
+
+def test_an_arrival_leaves_one_step_without_overlap() -> None:
+    loop, session = make()
+    loop.add([first := request_of([1, 2], 20)])
+    for _ in range(5):
+        loop.step()
+    loop.add([second := request_of([3, 4], 8)])
+    loop.drain()
+    for request in (first, second):
+        check(request)
+    assert (loop.work.steps, session.followed) == (20, 18)
+
+
+def test_a_waiting_request_starts_when_another_one_ends() -> None:
+    """The step after is not begun without it where the end is known before."""
+    loop, _ = make()
+    most = LIMITS.max_batch_size
+    loop.add([request_of([1, n], 5 + 20 * (n > 0)) for n in range(most)])
+    loop.add([late := request_of([2, 3], 4)])
+    for _ in range(6):
+        loop.step()
+    assert late.num_generated == 1
+    loop.drain()
+    check(late)
+
+
+def test_a_long_prompt_is_waited_for() -> None:
+    """Nobody decodes ahead while a part of it is left: the scheduler decides how much comes next."""
+    loop, session = make()
+    loop.add([request_of([1, 2], 30)])
+    loop.step()
+    long = request_of([n % 7 for n in range(2 * LIMITS.max_num_tokens)], 3)
+    loop.add([long])
+    loop.step()
+    before = session.followed
+    while not long.num_generated:
+        loop.step()
+        assert session.followed - before <= 1
+    loop.drain()
+    check(long)
 
 
 def test_a_sequence_that_ends_costs_nothing_in_the_step_after() -> None:
