@@ -1,7 +1,7 @@
 """Events from the text thread to the event loop: a step wakes the loop once, however many events it brings.
 
 text thread    put ─▶ [event event event]  pause   a slow reader finds all of them at once; they never hold more
-event loop     take ◀─────── everything            than the tokens that its own request asked for
+event loop     drain ◀────── everything            than the tokens that its own request asked for
 """
 
 import asyncio

@@ -35,7 +35,7 @@ class TextRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextEvent:
-    """StreamDelta of one sequence.
+    """What is new of one sequence, as text.
 
     index            of the request in the input
     sequence         0 .. params.n - 1
