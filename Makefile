@@ -28,6 +28,7 @@ SOURCES := pyproject.toml $(wildcard CMakeLists.txt) $(shell find $(ROOMS) -type
 EMULATED := --config-settings=cmake.define.INGOT_EMULATE=ON
 
 unexport PYTHONPATH # what is tested is what was installed
+unexport PYTHONDONTWRITEBYTECODE # each worker and each process that a test starts would compile the modules again
 
 .PHONY: quickstart test lint docs wheel sdist native sanitize tsan tiles trapped-tiles haswell mutants clean preflight
 .DELETE_ON_ERROR:

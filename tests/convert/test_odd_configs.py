@@ -35,6 +35,7 @@ IDS = np.random.default_rng(3).integers(0, 61, (1, 24))
 TOLERANCE = 1e-5  # of the range of the logits
 ABSENT = object()
 
+OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function
 ONE_ACTIVATION = ("gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe")  # silu, where config.json may say so
 
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
@@ -124,9 +125,14 @@ def switches(base: Config) -> Iterator[Config]:
 
 
 def activations(base: Config) -> Iterator[Config]:
-    """Every name that transformers knows, and one that it does not."""
+    """Every name that transformers knows, and one that it does not. Names of one function are tried in one family, for
+    all read the same table; a key that ingot does not read has one value that would be another model."""
+    known = tuple(word for word in ACT2CLS if base["model_type"] == "llama" or word not in OTHER_NAMES)
     for key in ("hidden_act", "hidden_activation", "activation_function"):
-        yield from ({key: word} for word in (*ACT2CLS, "gelu_strange"))
+        if of_ingot({**base, key: "silu"}) == of_ingot({**base, key: "gelu"}) is not None:
+            yield {key: "relu"}
+        else:
+            yield from ({key: word} for word in (*known, "gelu_strange"))
 
 
 def rotations(base: Config) -> Iterator[Config]:

@@ -1,4 +1,4 @@
-"""`verify --against` on the emulated GPU: sound engines of every family pass, wrong kernels are named."""
+"""`verify --against` on the emulated GPU: sound engines of many families pass, wrong kernels are named."""
 
 import ctypes
 from pathlib import Path
@@ -11,7 +11,7 @@ from ingot.compare.compare import CompareOptions, compare
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
-from ingot.convert.family import family_names, find_family
+from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plugins.cuda.session import CudaSession
@@ -19,9 +19,9 @@ from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Bound
 from ingot.step_io import Float32
 from tests.handmade import write_model
-from tests.plugins.gpu_families import REFUSED_FAMILIES
 
-FAMILIES = [name for name in family_names() if name not in REFUSED_FAMILIES]
+# Of those that differ in norms, attention, rotation or activation; test_session.py runs every family.
+FAMILIES = ("llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "glm4", "olmo2", "phi3", "stablelm", "starcoder2")
 OPTIONS = CompareOptions(tokens=48)
 
 
