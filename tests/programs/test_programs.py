@@ -113,3 +113,15 @@ def test_grammar_costs(engine: Path) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     table = run("grammar_costs", engine, "--rounds", 1)
     assert [line.split(",")[0].strip("| ") for line in table.splitlines()[2:]] == ["compile", "mask", "consume"]
+
+
+def test_the_way_of_a_request(engine: Path) -> None:
+    """Four threads, each of which sees only its own part."""
+    lines = run("trace_request", "--engine_dir", engine).splitlines()
+    pairs = zip(lines[0:-1:2], lines[1:-1:2], strict=True)  # the last one adds up
+    modules = {head.split(":")[0]: set(found.strip().split(", ")) for head, found in pairs}
+    assert set(modules) == {"loop", "prepare", "engine", "text"}
+    assert {"runtime.scheduler", "plugins.cpu.session"} <= modules["engine"]
+    assert not modules["engine"] & {"runtime.tokenizer", "runtime.text_stream", "runtime.chat_template"}
+    assert not modules["loop"] & {"runtime.tokenizer", "runtime.scheduler", "runtime.step_loop"}
+    assert "runtime.scheduler" not in modules["text"] | modules["prepare"]
