@@ -219,7 +219,7 @@ def _constants(target_build: TargetBuild, progress: Progress, say: Say) -> tuple
     if constants:
         nbytes = sum(len(constant.data) for constant in constants)
         seconds = time.monotonic() - begin
-        say(f"machine code for {target_build.target.name}: {format_bytes(nbytes)}, made in {seconds:.1f} s")
+        say(f"compiled {format_bytes(nbytes)} of machine code for {target_build.target.name} in {seconds:.1f} s")
     return constants
 
 
@@ -248,7 +248,7 @@ def _files(builds: Sequence[TargetBuild], config: BuildConfig, progress: Progres
         compiled = _compile(target_build.target, target_build.graph, target_build.plan, config, progress)
         named = {file_name(each.suffix, word): each.data for each in compiled}
         sizes = ", ".join(f"{name} of {format_bytes(len(data))}" for name, data in named.items())
-        say(f"{sizes} for {target_build.target.name}, made in {time.monotonic() - begin:.1f} s")
+        say(f"made {sizes} for {target_build.target.name} in {time.monotonic() - begin:.1f} s")
         made |= named
     return made
 

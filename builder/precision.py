@@ -51,7 +51,7 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, kept: Kept, n
     if chosen is DType.W8:
         return _most_kept(graph, target, kept, notes)
     found = "the checkpoint is quantised" if most.is_quantised else f"most weights are stored in {most.value}"
-    notes.append(f"precision {chosen.value}: {found}{why}")
+    notes.append(f"chose --precision {chosen.value}: {found}{why}")
     return Precision(dtype=chosen)
 
 
@@ -92,7 +92,7 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
     ((most, _),) = values.most_common(1)
     found = f"{len(kept)} of {len(products)} products keep their codes" if kept else "no product can keep its codes"
     why = "" if {"w4t", "w4ts"} <= _offered(target) else f"; {target.name} computes no w4t"
-    notes.append(f"precision {most}: the checkpoint is quantised; {found}{why}")
+    notes.append(f"chose --precision {most}: the checkpoint is quantised; {found}{why}")
     return most
 
 

@@ -65,7 +65,7 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
         digits[product] = digits.get(product, "") + str(best)
         table.append(_line(product, rows, target.tactics(product, rows), times, best))
     if work and len(most) < len(set(steps.values())):
-        notes.append(f"products of fewer than {MIN_WEIGHTS} weights are not timed: they take the shipped way")
+        notes.append(f"products of fewer than {MIN_WEIGHTS} weights were not timed: they use the default kernel")
     tactics = {name: digits[product].ljust(len(ROWS), "0") for name, product in steps.items() if product in digits}
     return Tuning(tactics=tactics, table=tuple(table), notes=tuple(notes))
 

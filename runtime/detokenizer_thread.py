@@ -109,7 +109,7 @@ class DetokenizerThread(Owned):
         self._on_pause()
 
     def _die(self, error: BaseException) -> None:
-        self._failure = f"the text loop has died: {error!r}"
+        self._failure = f"the text thread has died, which is a bug of ingot: {error!r}"
         with self._door:
             self._closed = True
         failed = RequestError("the text thread failed", got=repr(error))

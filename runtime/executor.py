@@ -55,7 +55,7 @@ class _EngineThread(threading.Thread):
             self._serve()
             self._loop.close(RequestError(_CLOSED))
         except BaseException as error:  # those who wait for tokens must not wait for ever
-            self.failure = f"the step loop has died: {error!r}"
+            self.failure = f"the engine thread has died, which is a bug of ingot: {error!r}"
             self._loop.die(RequestError("the step thread failed", got=repr(error)))
             raise
         finally:

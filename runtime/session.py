@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.configs.runtime import RuntimeConfig
+from ingot.configs.sizes import format_bytes
 from ingot.engine import Engine, open_engine, read_manifest
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Limits, Plan
@@ -74,7 +75,12 @@ def _numa_placement(plan: Plan, target: Target, config: RuntimeConfig) -> NumaPl
     limits, available = lowered(plan.limits, config), available_memory()
     kv_budget(plan.caches, limits, config.kv_cache_memory, available)
     if not fits_beside(plan.weight_bytes, plan.caches, limits, config.kv_cache_memory, available):
-        _LOG.warning("weights are used where the file is mapped: there is no memory for a copy, which would be faster")
+        _LOG.warning(
+            "weights are read from the mapped file, which is slower than a copy on each NUMA node: a copy needs %s "
+            "beside the KV cache, %s are free; free memory, or lower --kv_cache_memory",
+            format_bytes(plan.weight_bytes),
+            format_bytes(available),
+        )
         return None
     return target.placement(plan, config.threads)
 

@@ -243,11 +243,11 @@ class StepLoop:
             if not isinstance(error, Exception):
                 raise
             if ahead is not None:
-                _LOG.warning("several steps at a time failed, one is tried: %r", error)
+                _LOG.warning("a call of several steps failed, the first step is repeated alone: %r", error)
                 return self._run(self._assemble(step.chunks))
             if len(step.chunks) == 1:
                 return [(step, _in_words(error))]
-            _LOG.warning("a step failed, its requests are tried one by one: %r", error)
+            _LOG.warning("a step of %d requests failed, it is repeated for each alone: %r", len(step.chunks), error)
         outcomes = []
         for request, count in step.chunks.items():
             if not request.finished:
@@ -275,7 +275,11 @@ class StepLoop:
         self._scheduler.preempt(step.chunks)
         if not isinstance(error, Exception):
             raise error
-        _LOG.warning("a step failed, its requests begin again at the last snapshots of their states: %r", error)
+        _LOG.warning(
+            "a step of %d requests failed, they begin again at the last snapshots of their states: %r",
+            len(step.chunks),
+            error,
+        )
         self._doubtful.update(step.chunks)
         return []
 

@@ -1,4 +1,4 @@
-"""A request that stops the step loop for a while: how tests, ours and others', see what a stuck step looks like."""
+"""A request that stops the engine thread for a while: how tests, ours and others', see what a stuck step looks like."""
 
 import time
 

@@ -20,7 +20,7 @@ from ingot.runtime.server.service import Service
 
 _LOG = logging.getLogger("ingot.server")
 _LAST_WORDS = 2.0  # seconds at most in which answers that were cut short are sent
-_LAST_LOOK = 5.0  # seconds in which a server whose step loop died still tells why it is not ready
+_LAST_LOOK = 5.0  # seconds in which a server whose engine thread died still tells why it is not ready
 
 
 class HttpServer(uvicorn.Server):
@@ -87,17 +87,23 @@ class HttpServer(uvicorn.Server):
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        _LOG.info("draining: %d requests are running", len(self._service.active))
+        _LOG.info(
+            "the server takes no new requests; running ones, which get at most %g s (--drain_timeout): %d",
+            self._service.config.drain_timeout,
+            len(self._service.active),
+        )
         if not await self._service.drain():
-            _LOG.warning("drain_timeout: %d requests are cut short", len(self._service.active))
+            _LOG.warning(
+                "requests cut short, because they did not end within --drain_timeout: %d", len(self._service.active)
+            )
             self._service.end_all(shutting_down(1))
             await self._service.is_idle(_LAST_WORDS)
         self.should_exit = True
 
     async def _watch_over(self) -> None:
-        """End with code 1 when a loop has died, after its requests were told."""
+        """End with code 1 when a thread has died, after its requests were told."""
         await self._service.failed.wait()
-        _LOG.error("%s", self._service.texts.failure)
+        _LOG.error("%s; the server ends with exit code 1, start it again", self._service.texts.failure)
         await asyncio.sleep(_LAST_LOOK)
         self.exit_code = 1
         self.should_exit = True

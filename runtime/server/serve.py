@@ -44,11 +44,14 @@ def serve(
         defaults = read_generation_defaults(engine_dir)
         closing.pop_all()  # from here on the service closes the runner
     if templates.built_in and config.chat_template is None:
-        warn("the engine has no chat template: chat completions use chatml; --chat_template FILE gives another")
+        warn(
+            "the engine has no chat template: chats use ChatML, which the model may not know; give the model's "
+            "own with --chat_template FILE"
+        )
     for setting in defaults.not_followed:
-        warn(f"generation_config.json: {setting} is not followed in this version")
+        warn(f"generation_config.json: ingot does not apply {setting}; this setting is ignored")
     if config.is_public and not config.api_keys:
-        warn(f"{config.host} may be reached from other machines, and no --api_key is set: anybody may use the engine")
+        warn(f"anybody who reaches {config.host} may use the engine: no --api_key is set")
     set_up_logs(config.log_level, as_json=config.log_json)
 
     async def run() -> int:
@@ -76,7 +79,7 @@ def _close(service: Service) -> None:
     closing.start()
     closing.join(_CLOSING)
     if closing.is_alive():
-        _LOG.error("a step does not end; leaving it behind")
+        _LOG.error("a step did not end within %g s of closing; the process ends without it, with exit code 1", _CLOSING)
         os._exit(1)
 
 

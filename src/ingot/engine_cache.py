@@ -52,9 +52,9 @@ def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[st
         )
     engine = cache / "ingot" / "engines" / cache_key(model_dir, config)
     if _usable(engine):
-        say(f"using the engine of {model_dir} in {engine}")
+        say(f"using the engine in {engine}, which was built from {model_dir}")
         return engine
-    say(f"building an engine of {model_dir} in {engine}, for this call and all later ones")
+    say(f"building an engine from {model_dir}; later calls use it again from {engine}")
     engine.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=engine.parent, prefix=".checkpoint-") as work:
         checkpoint = Path(work) / "checkpoint"
@@ -63,7 +63,7 @@ def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[st
     for note in (*report.lowered, *report.notes):
         say(note)
     kinds = ", ".join(f"{each.target} in {each.precision}" for each in report.targets)
-    say(f"built for {kinds}, {report.seconds:.1f} s")
+    say(f"built the engine for {kinds} in {report.seconds:.1f} s")
     return engine
 
 

@@ -41,7 +41,7 @@ def test_a_model_directory_is_built_once(engine: Path, cache: Path, capfd: pytes
     before = engine.stat().st_mtime_ns
     with LLM(model=str(SHIPPED), cache_dir=cache, max_model_len=64, max_num_seqs=8) as llm:
         (whole,) = llm.generate("The prince", GREEDY)
-    assert "using the engine of" in capfd.readouterr().err
+    assert "using the engine in" in capfd.readouterr().err
     assert engine.stat().st_mtime_ns == before
     with LLM(engine) as llm:
         (same,) = llm.generate(["The prince"], GREEDY)
@@ -178,7 +178,7 @@ def test_a_gguf_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     with LLM(str(file), cache_dir=cache) as llm:
         (again,) = llm.generate("Once upon", GREEDY)
-    assert "using the engine of" in capfd.readouterr().err
+    assert "using the engine in" in capfd.readouterr().err
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
     key = cache_key(file, BuildConfig())
     (tmp_path / "tokenizer.json").write_text("{}")

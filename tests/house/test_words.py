@@ -81,6 +81,37 @@ def test_error_messages() -> None:
     assert [f"{place}: {found}" for place, text in messages() for found in stumbles(text)] == []
 
 
+SAYS = ("warn", "note", "detail", "say", "_say")
+
+
+def log_lines() -> Iterator[tuple[str, ast.expr, bool]]:
+    """Place → the text of a line that a program logs or prints while it works; whether it goes to the log."""
+    for path in package_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name, base = getattr(node.func, "attr", getattr(node.func, "id", "")), getattr(node.func, "value", None)
+            logs = getattr(base, "id", "") == "_LOG"
+            if logs or name in SAYS or (name == "append" and getattr(base, "id", "") == "notes"):
+                yield f"{path}:{node.lineno}", node.args[0], logs
+
+
+def test_log_lines() -> None:
+    """They are plain, too. One form: `what happened, with which value; what to do next`, as one line without a stop."""
+    wrong, places = [], {True: 0, False: 0}
+    for place, text, logs in log_lines():
+        said = [each for each in ast.walk(text) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        places[logs] += bool(said)
+        wrong += [f"{place}: {found}" for each in said for found in stumbles(each.value)]
+        if logs and not isinstance(text, ast.Constant):
+            wrong.append(f"{place}: a text whose values are arguments of the call")
+        if said and (said[-1].value.rstrip("\n").endswith(".") or said[0].value[:1].isupper()):
+            wrong.append(f"{place}: begins small and ends without a stop")
+    assert wrong == []
+    assert places[True] >= 8
+    assert places[False] >= 20
+
+
 def docstrings() -> Iterator[tuple[str, str]]:
     """Place → the docstring there."""
     for path in package_files():

@@ -221,7 +221,7 @@ def test_a_dying_thread_is_no_endless_wait(executor: Executor, session: FakeSess
     assert "gone" in str(request.error)
     assert request.num_generated == 1
     assert executor.failure is not None
-    assert "the step loop has died" in executor.failure
+    assert "the engine thread has died" in executor.failure
     with pytest.raises(RequestError, match="the runner is closed"):
         executor.add([request_of([1, 2], 10)], Outlet())
     assert executor.step_log() == [[2, 0]]

@@ -85,7 +85,7 @@ def test_a_failure_in_the_middle_fails_whom_it_concerns(caplog: pytest.LogCaptur
     loop.add(requests)
     loop.drain()
     assert isinstance(requests[0].error, RequestError)
-    assert "several steps at a time failed" in caplog.text
+    assert "a call of several steps failed" in caplog.text
     for request in requests:
         tokens = continued(request.tokens[:2].tolist(), 60)
         if bad_token in tokens[:-1]:

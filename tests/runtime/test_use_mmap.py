@@ -48,9 +48,7 @@ def test_who_decides(engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyte
     monkeypatch.setattr("ingot.runtime.session.available_memory", lambda: plan_bytes)  # the KV cache wants some of it
     with caplog.at_level(logging.WARNING):
         assert is_mapped(engine, RuntimeConfig(kv_cache_memory=plan_bytes))
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "weights are used where the file is mapped"
-    ]
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == ["weights are read from the mapped file"]
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def _online(given: dict[str, Any], console: CliConsole) -> OnlineReport:
     report = bench_online(OnlineOptions(**given), console.progress)
     if target is not None:
         plot(report, target)
-        console.note(f"drawn: {target}")
+        console.note(f"wrote the plot to {target}")
     return report
 
 

@@ -113,7 +113,7 @@ def command(
     with opened as runner, CliConsole(LEVELS[log_level]) as console:
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
-            console.warn(f"generation_config.json: {setting} is not followed in this version")
+            console.warn(f"generation_config.json: ingot does not apply {setting}; this setting is ignored")
         requests = [_request(index, *entry, defaults) for index, entry in enumerate(entries)]
         printer = _JsonPrinter(requests, stream) if as_json else _TextPrinter(len(requests), stream)
         with contextlib.closing(stream_text(runner, Tokenizer.from_dir(engine_dir), requests)) as events:

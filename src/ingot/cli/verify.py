@@ -88,7 +88,9 @@ def _compare(
         compared = compare(engine, against, dataclasses.replace(options, target=target.name), console.progress)
         done = compared.logits.positions + compared.logits.left_out
         if asked is not None and done < asked:
-            console.warn(f"{done} tokens were compared, not {asked}: {compared.text} has no more that fill a sequence")
+            console.warn(
+                f"{done} tokens were compared, not {asked}: {compared.text} is too short for more whole sequences"
+            )
         comparisons.append(compared)
         for step in compared.steps:
             console.detail(_line(step))
@@ -119,7 +121,7 @@ def _judge(comparison: Comparison, store: bool, console: CliConsole) -> None:
         console.warn(note)
     if store:
         store_passport(comparison.engine, comparison.target, comparison.passport())
-        console.note(f"the passport is in {comparison.engine}")
+        console.note(f"wrote the passport into {comparison.engine}")
 
 
 def _hashes(report: VerifyReport) -> dict[str, object]:

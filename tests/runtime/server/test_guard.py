@@ -137,5 +137,5 @@ def test_what_is_said_before_it_listens(engine: Path, tmp_path: Path, monkeypatc
     with pytest.raises(UsageError, match="far enough"):
         serve.serve(copy, Opened, config, said.append, lambda host, port: None)  # type: ignore[arg-type]
     assert len(said) == 2
-    assert "num_beams=4 is not followed" in said[0]
-    assert "anybody may use the engine" in said[1]
+    assert "ingot does not apply num_beams=4" in said[0]
+    assert "may use the engine: no --api_key is set" in said[1]

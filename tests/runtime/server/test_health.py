@@ -1,4 +1,4 @@
-"""Readiness follows the tokens: a stuck step and a dead step loop are told, with the reason. Liveness is separate."""
+"""Readiness follows the tokens: a stuck step and a dead thread are told, with the reason. Liveness is separate."""
 
 import asyncio
 import concurrent.futures
@@ -115,17 +115,17 @@ def broken(*_: object) -> None:
 
 @pytest.fixture(params=["ingot.runtime.step_loop.assemble", "ingot.runtime.text_stream.TextStream.new_tokens"])
 def dying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[], None]]:
-    """The loop that dies, and what makes it do so."""
-    loop = {"assemble": "step", "new_tokens": "text"}[request.param.rsplit(".", 1)[1]]
-    return loop, lambda: monkeypatch.setattr(request.param, broken)
+    """The thread that dies, and what makes it do so."""
+    thread = {"assemble": "engine", "new_tokens": "text"}[request.param.rsplit(".", 1)[1]]
+    return thread, lambda: monkeypatch.setattr(request.param, broken)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_loop_fails_its_requests_and_is_told(
+def test_a_dead_thread_fails_its_requests_and_is_told(
     own: Served, dying: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 600.0)
-    loop, die = dying
+    thread, die = dying
     with own.slowly(), own.http() as http, concurrent.futures.ThreadPoolExecutor() as pool:
         body = {"prompt": "The prince", "max_tokens": 500, "ignore_eos": True, "n": 2}
         running = pool.submit(http.post, "/v1/completions", json=body)
@@ -134,26 +134,26 @@ def test_a_dead_loop_fails_its_requests_and_is_told(
         answer = running.result(60)
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
         assert "a bug of ours" in answer.json()["error"]["message"]
-        assert f"the {loop} loop has died" in reason(http)
+        assert f"the {thread} thread has died" in reason(http)
         late = http.post("/v1/completions", json=body)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "not_ready")
         assert http.get("/health/live").status_code == 200
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_loop_ends_the_server(
+def test_a_dead_thread_ends_the_server(
     own: Served,
     dying: tuple[str, Callable[[], None]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("ingot.runtime.server.http_server._LAST_LOOK", 0.1)
-    loop, die = dying
+    thread, die = dying
     die()
     with own.http() as http, contextlib.suppress(httpx.HTTPError):  # it may be gone before it has answered
         http.post("/v1/completions", json={"prompt": "The prince", "max_tokens": 500})
     assert eventually(lambda: own.server.exit_code == 1)
-    assert f"the {loop} loop has died" in caplog.text
+    assert f"the {thread} thread has died" in caplog.text
 
 
 def test_a_pool_tells_overloaded_from_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
