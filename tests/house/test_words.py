@@ -100,12 +100,12 @@ def test_log_lines() -> None:
     """They are plain, too. One form: `what happened, with which value; what to do next`, as one line without a stop."""
     wrong, places = [], {True: 0, False: 0}
     for place, text, logs in log_lines():
-        said = [each for each in ast.walk(text) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        said = [each.value for each in ast.walk(text) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
         places[logs] += bool(said)
-        wrong += [f"{place}: {found}" for each in said for found in stumbles(each.value)]
+        wrong += [f"{place}: {found}" for each in said for found in stumbles(each)]
         if logs and not isinstance(text, ast.Constant):
             wrong.append(f"{place}: a text whose values are arguments of the call")
-        if said and (said[-1].value.rstrip("\n").endswith(".") or said[0].value[:1].isupper()):
+        if said and (said[-1].rstrip("\n").endswith(".") or said[0][:1].isupper()):
             wrong.append(f"{place}: begins small and ends without a stop")
     assert wrong == []
     assert places[True] >= 8
