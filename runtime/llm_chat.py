@@ -60,7 +60,7 @@ class ChatTokenizer:
         check_flag("add_generation_prompt", add_generation_prompt)
         for name in arguments.keys() - self._templates.variables - RESERVED:
             raise RequestError(
-                f"chat_template_kwargs: the chat template asks for no {name!r}",
+                f"chat_template_kwargs: the chat template has no variable {name!r}",
                 where=self._templates.source,
                 hint="leave it out",
             )

@@ -115,7 +115,7 @@ def _kinds(keys: Section, count: int) -> Sequence[int]:
     kinds = [int(each) for each in keys.numbers("token_type")] or [_NORMAL] * count
     if len(kinds) != count or not count or any(kind not in _KINDS for kind in set(kinds)):
         raise CheckpointError(
-            "the tokens of the file do not have a kind each",
+            "the list of token types does not match the tokens",
             where=keys.place("token_type"),
             expected=f"{count} numbers from 1 to 6",
             got=f"{len(kinds)} numbers",

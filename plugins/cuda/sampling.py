@@ -172,7 +172,9 @@ class Sampler:
         """The draws of a step. Raises RequestError where one cannot be."""
         draws, known, vocab = self._sequences.draws(batch), batch.known, self._layout.vocab
         if known is not None and not (within(known.token, vocab) and within(known.top, vocab + 1)):
-            raise RequestError("a known token, or how many are wanted beside it, is out of range")
+            raise RequestError(
+                "a token whose probability is asked for, or the number of most likely tokens, is out of range"
+            )
         longest = max((draw.num_prompt + draw.counter for draw in draws if draw.rules.penalises), default=0)
         if longest >= self._layout.history:
             raise RequestError("a sequence has more tokens than the engine is built for", got=str(longest))

@@ -128,7 +128,7 @@ class CudaTarget:
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CudaSession:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
         if options.threads is not None:
-            raise UsageError("threads is a matter of CPU targets", where="threads", got=str(options.threads))
+            raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
         gpu = self._require_gpu()
         layout = code_weight(plan).layout
         if layout != CODE_LAYOUT + self.architecture.code:

@@ -165,7 +165,7 @@ class TensorRtRtxTarget:
         Raises TargetError, EngineError, CapacityError.
         """
         if options.threads is not None:
-            raise UsageError("threads is a matter of CPU targets", where="threads", got=str(options.threads))
+            raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
         gpu, library = self._require()
         assert options.directory is not None, "the network lies in the engine's directory"
         file = network_file(options.directory, self.name)

@@ -158,7 +158,7 @@ def chat_prompt(
     for name in arguments.keys() - templates.variables - RESERVED:
         raise ApiError(
             400,
-            f"chat_template_kwargs: the chat template asks for no {name[:100]!r}",
+            f"chat_template_kwargs: the chat template has no variable {name[:100]!r}",
             param=f"chat_template_kwargs.{name[:100]}",
             code="unknown_parameter",
         )

@@ -154,7 +154,7 @@ def test_chat_with_another_template(llm: EngineLLM, tmp_path: Path) -> None:
         (ONE, {"tool_choice": "required"}, "there are no tools"),
         (ONE, {"chat_template": TEMPLATE}, "write the template to a file"),
         (ONE, {"chat_template": "nowhere.jinja"}, "cannot be read"),
-        (ONE, {"chat_template_kwargs": {"enable_thinking": False}}, "asks for no 'enable_thinking'"),
+        (ONE, {"chat_template_kwargs": {"enable_thinking": False}}, "has no variable 'enable_thinking'"),
         (ONE, {"chat_template_kwargs": {"messages": []}}, "must not set"),
         (ONE, {"chat_template_kwargs": 3}, "must be a dictionary"),
         (ONE, {"add_generation_prompt": 1}, "add_generation_prompt must be"),

@@ -54,7 +54,7 @@ def _shared(function: Any) -> Any:
             "--temperature", type=float, default=0.0, show_default=True, help="Scale the randomness; 0 is greedy."
         ),
         click.option(
-            "--top_k", type=int, default=0, show_default=True, help="Sample from the k most likely tokens; 0 is all."
+            "--top_k", type=int, default=0, show_default=True, help="Sample from the k most likely tokens; 0 keeps all."
         ),
         click.option(
             "--top_p",

@@ -16,7 +16,11 @@ from ingot.step_table import aligned
 
 @click.command()
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
-@click.option("--input_len", type=positive, help="Prefill this many tokens. Default: 512, or what the engine takes.")
+@click.option(
+    "--input_len",
+    type=positive,
+    help="Prefill this many tokens. Default: 512, or the engine's max_input_len if that is less.",
+)
 @click.option("--context", type=positive, help="Decode after this many tokens. Default: --input_len.")
 @click.option(
     "--batch_size",

@@ -83,10 +83,14 @@ _ONLINE = (
     help="Multiply the trace's prompt and answer lengths by this.",
 )
 @click.option(
-    "--max_input", type=positive, help="Clip prompts to this many tokens (offline: 768, or what the engine takes)."
+    "--max_input",
+    type=positive,
+    help="Clip prompts to this many tokens (--offline: 768, or as many as the engine allows).",
 )
 @click.option(
-    "--max_output", type=positive, help="Clip answers to this many tokens (offline: 256, or what the engine holds)."
+    "--max_output",
+    type=positive,
+    help="Clip answers to this many tokens (--offline: 256, or as many as the engine allows).",
 )
 @click.option(
     "--poisson", is_flag=True, help="Let requests arrive at random (Poisson) instead of at the trace's own times."
@@ -115,15 +119,18 @@ _ONLINE = (
 @click.option("--model", help="--url: ask for this model. Default: the first that the server lists.")
 @click.option("--api_key", help="--url: send this key.")
 @click.option("--chat", is_flag=True, default=None, help="--url: ask for chat completions instead of completions.")
+@click.option("--input_len", type=positive, help="--url without --trace: send prompts of about this many tokens (128).")
+@click.option("--output_len", type=positive, help="--url without --trace: ask for at most this many tokens (64).")
 @click.option(
-    "--input_len", type=positive, help="--url, without a trace: send prompts of about this many tokens (128)."
+    "--ignore_eos",
+    is_flag=True,
+    default=None,
+    help="--url: let answers go on after end tokens, to exactly --output_len; not every server can.",
 )
-@click.option("--output_len", type=positive, help="--url, without a trace: ask for at most this many tokens (64).")
-@click.option("--ignore_eos", is_flag=True, default=None, help="--url: ask for all tokens; not every server knows it.")
 @click.option(
     "--temperature", type=click.FloatRange(min=0), help="--url: send this temperature with every request (0)."
 )
-@click.option("--timeout", type=_above_zero, help="--url: give a request up after this many seconds (600).")
+@click.option("--timeout", type=_above_zero, help="--url: give up a request after this many seconds (600).")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="--url: draw the latencies.")
 @click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: measure this Engine.")
 @click.option(
@@ -156,10 +163,13 @@ _ONLINE = (
 @as_json
 @log_level
 def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
-    """With --url: TTFT, TPOT and ITL that clients of a server see in closed and open loops, and its goodput. A few
-    requests before the first run find out how many tokens a word has.
-    With --offline: the highest rate at which 90 % of a trace's requests meet both limits, with chunked and mixed steps
-    against neither.
+    """Measure how an engine serves many requests.
+
+    With --url: send load to a server, and report the TTFT, TPOT and ITL that its clients see, and its goodput. Before
+    the first run a few requests find out how many tokens a word has.
+
+    With --offline: find the highest rate at which 90 % of a trace's requests meet both limits, with and without chunked
+    and mixed steps.
 
     \b
     Example: ingot bench serve --url http://127.0.0.1:8000 --concurrency 16 --rate 4 --plot latency.png

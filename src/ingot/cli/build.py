@@ -103,14 +103,15 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--no_autotune",
     is_flag=True,
-    help="Skip the timing of kernels: faster to build; threads share work as shipped, and no speed is predicted.",
+    help="Skip the timing of kernels: the build is faster, products use the default split of work among threads, and "
+    "no speed is predicted.",
 )
 @click.option("--dry_run", is_flag=True, help="Decide everything, but write nothing.")
 @click.option(
     "--dump_passes",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write the graph and the calls after each pass.",
+    help="Write the graph as it is after each pass, one file per pass.",
 )
 @click.option("--use_weight_only", is_flag=True, help="Store weights as w8, or as --weight_only_precision says.")
 @click.option(

@@ -20,7 +20,8 @@ from ingot.step_table import aligned
 @click.option("--all", "everything", is_flag=True, help="Print every target with what is missing for it.")
 @as_json
 def command(engines: tuple[Path, ...], everything: bool, as_json: bool) -> None:
-    """What this machine offers, which targets build and run here, and why not; of every ENGINE the same.
+    """Show what this machine offers, and which targets build and run here or why not. With ENGINE: the same for its
+    targets.
 
     \b
     Example: ingot doctor engine --json

@@ -42,11 +42,11 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 @click.option(
     "--temperature", type=float, help="Scale the randomness; 0 is greedy. Default: what generation_config.json says."
 )
-@click.option("--top_k", type=int, help="Sample from the k most likely tokens; 0 is all.")
+@click.option("--top_k", type=int, help="Sample from the k most likely tokens; 0 keeps all.")
 @click.option(
     "--top_p",
     type=float,
-    help="Sample from the smallest set of likely tokens whose probability reaches this; 1 is all.",
+    help="Sample from the smallest set of likely tokens whose probability reaches this; 1 keeps all.",
 )
 @click.option(
     "--min_p", type=float, help="Drop tokens whose probability is less than this share of the most likely one's."

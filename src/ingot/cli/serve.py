@@ -118,7 +118,7 @@ _seconds = click.FloatRange(min=0)
     "cors_origins",
     multiple=True,
     metavar="URL",
-    help="Let pages of this origin call the server; * is all.",
+    help="Let pages of this origin call the server; * allows every origin.",
 )
 @click.option("--no_log_requests", is_flag=True, help="Log no line per request; metrics still count them.")
 @click.option("--log_json", is_flag=True, help="Log JSON lines.")

@@ -142,7 +142,7 @@ SPELLINGS = (
     _fused("multi_block_mode", "attention of a long context is always split among threads or blocks"),
     _fused("context_fmha_fp32_acc", "attention always adds in float32"),
     _fused("bert_context_fmha_fp32_acc", "attention always adds in float32"),
-    _fused("paged_state", "all state of a request is the paged KV cache"),
+    _fused("paged_state", "state is always kept in blocks, like the KV cache"),
     _never("nccl_plugin", _NO_RANKS),
     _never("use_custom_all_reduce", _NO_RANKS),
     _never("reduce_fusion", _NO_RANKS),

@@ -39,7 +39,7 @@ def log_level(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the option `--log_level`."""
     choice = click.Choice(list(LEVELS), case_sensitive=False)
     return click.option(
-        "--log_level", type=choice, default="info", show_default=True, help="Say more or less on stderr."
+        "--log_level", type=choice, default="info", show_default=True, help="Set how much is printed on stderr."
     )(function)
 
 
