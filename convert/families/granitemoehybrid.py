@@ -26,7 +26,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
             "the positions are not supported", where=section.place("position_embedding_type"), got=positions
         )
     if model.activation is not Activation.SILU:
-        raise UnsupportedModelError("Mamba 2 has silu alone here", where=section.place("hidden_act"))
+        raise UnsupportedModelError(
+            "the activation of Mamba 2 is not supported", where=section.place("hidden_act"), expected="silu"
+        )
     layers = range(model.num_layers)
     shared = section.integer("shared_intermediate_size", 1024, minimum=1)
     return dataclasses.replace(

@@ -187,7 +187,7 @@ def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Qu
             raise _unfit(first, part)
     if len(parts) > 1 and (alone := [each for each in ("order", "columns") if each in names]):
         raise CheckpointError(
-            "quantised weights that make one have columns of their own, which is not supported",
+            "quantised weights that are merged into one differ in their column order, which is not supported",
             where=f"{first.name}, {parts[1].name}",
             got=", ".join(alone),
         )

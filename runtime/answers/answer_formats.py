@@ -120,7 +120,7 @@ class AnswerReading:
             return NO_REASONING  # it does not reason, or its grammar leaves it no way to begin
         if end is None or (state == "open" and begin is None):
             raise RequestError(
-                "the marks of this model's reasoning are letters, not tokens: no grammar or budget can go by them",
+                "this model marks its reasoning with text, not with tokens: grammars and budgets cannot follow it",
                 hint="turn the reasoning off, or leave structured outputs and thinking_token_budget out",
             )
         return ReasoningRules(end=end, begin=begin if state == "open" and not harmony else None, budget=budget)

@@ -34,7 +34,7 @@ from ingot.step_table import aligned
     type=positive,
     default=3,
     show_default=True,
-    help="Time each phase at least so often; short phases are repeated for a second.",
+    help="Time each phase at least this many times; short phases are repeated for a second.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts.")
 @click.option("--threads", type=positive, help="Use this many threads. Default: every core.")

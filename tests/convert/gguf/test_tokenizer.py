@@ -146,8 +146,8 @@ def test_no_tokenizer(tmp_path: Path) -> None:
     [
         ({"tokenizer.ggml.model": "bert"}, "not converted(.|\n)*bert"),
         ({"tokenizer.ggml.scores": [0.0]}, "score each"),
-        ({"tokenizer.ggml.token_type": [1, 2]}, "kind each"),
-        ({"tokenizer.ggml.token_type": [99] * 259}, "kind each"),
+        ({"tokenizer.ggml.token_type": [1, 2]}, "list of token types"),
+        ({"tokenizer.ggml.token_type": [99] * 259}, "list of token types"),
         ({"tokenizer.ggml.tokens": 3}, "tokens(.|\n)*a list of strings"),
         ({"tokenizer.ggml.eos_token_id": 5000}, "not in the vocabulary"),
         ({"tokenizer.ggml.remove_extra_whitespaces": True}, "remove_extra_whitespaces"),
