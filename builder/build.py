@@ -335,10 +335,16 @@ def _weight_sources(target_build: TargetBuild, checkpoint: Checkpoint) -> dict[s
     if not kinds:
         return {}
     found = {
-        use.name: dict.fromkeys(kinds[name] for name in _stored_weights(use) if name in kinds)
+        use.name: dict.fromkeys(_source(name, checkpoint) for name in _stored_weights(use) if name in kinds)
         for use in target_build.lowering.uses
     }
     return {name: ", ".join(each) for name, each in found.items() if each}
+
+
+def _source(name: str, checkpoint: Checkpoint) -> str:
+    """The format of a weight, and what ingot's own quantisation has lost."""
+    loss = checkpoint.config.losses.get(name)
+    return checkpoint.config.quantised[name] + ("" if loss is None else f", loss {loss:.2%}")
 
 
 def _stored_weights(use: WeightUse) -> Iterator[str]:

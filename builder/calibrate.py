@@ -9,14 +9,15 @@ between machines, does not change the result.
 import contextlib
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ingot.builder.expressions import WeightReader, matrix_shape
+from ingot.builder.expressions import WeightReader
 from ingot.builder.pack import BLOCK_BYTES, WeightUse
+from ingot.builder.stored_weight import StoredWeight
 from ingot.checkpoint import Checkpoint
 from ingot.companions import TOKENIZER_FILE, read_tokenizer
 from ingot.configs.token_ids import read_token_ids
@@ -93,38 +94,15 @@ class _Measurement:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Measured:
-    """A weight of the checkpoint, a block of its rows in memory at a time. Its products also say what they would lose.
+class _Measured(StoredWeight):
+    """Its products also say what they would lose.
 
     note  gets the squared relative error of each row of a product with int8 inputs
     """
 
-    use: WeightUse
-    reader: WeightReader
     note: Callable[[npt.NDArray[np.float64]], None]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.use.shape
-
-    @property
-    def values(self) -> Array:
-        return self.reader.read_rows(self.use.tensor, 0, matrix_shape(self.use.tensor)[0]).reshape(self.shape)
-
-    def rows(self, numbers: npt.NDArray[np.integer]) -> Array:
-        """Each is read once."""
-        distinct, places = np.unique(numbers, return_inverse=True)
-        found = [self.reader.read_rows(self.use.tensor, int(number), int(number) + 1) for number in distinct]
-        table: Array = np.concatenate(found)[places.reshape(-1)]
-        return table
-
-    def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
-        """One matrix after the other."""
-        assert activations == "f32", "rounded inputs are measured beside the others"
-        for expert, x in parts:
-            yield self._product(expert, x)
-
-    def _product(self, expert: int, x: Array) -> Array:
+    def product(self, expert: int, x: Array) -> Array:
         codes, scale = round_to_int8(x)
         change: Array = codes.astype(np.float32) * scale[:, None] - x
         both = np.concatenate([x, change]).astype(np.float64)  # both at once, so that every weight is read once

@@ -74,6 +74,12 @@ def nibbles_of(tensor: gs.Tensor) -> bool | None:
     return bool(proto.data_type == onnx.TensorProto.INT4)
 
 
+def is_signed_bytes(tensor: gs.Tensor) -> bool:
+    """Whether a tensor is stored codes of eight bits with a sign."""
+    proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
+    return proto is not None and len(proto.dims) == 2 and bool(proto.data_type == onnx.TensorProto.INT8)
+
+
 def is_copy(tensor: gs.Tensor, dtype: DType) -> bool:
     """Whether an expression only moves stored values of `dtype` about: rounding it to that type changes nothing."""
     if isinstance(tensor, gs.Constant):

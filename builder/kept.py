@@ -1,4 +1,5 @@
-"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t or w4ts, and these rows.
+"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t, w4ts or w8, and these
+rows.
 
 A code of 4 bits, a table of 16 values or none, scales of groups of columns, zero points or offsets, and a factor of
 each row or none become `GroupedRows`. Nothing is searched: scales are rounded to float16, after a power of two has gone
@@ -16,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ingot.builder.expressions import Float32, WeightReader, nibbles_of
+from ingot.builder.expressions import Float32, WeightReader, is_signed_bytes, nibbles_of
 from ingot.builder.graph import is_op, producer, small_value, weight_shape
 from ingot.dtypes import DType, Precision
 from ingot.plugins.grouped import GroupedRows, joined
 from ingot.plugins.layouts import PANEL
+from ingot.plugins.quantised import QuantisedRows
 from ingot.weight_formats import W4T
 
 _TOP = 15  # largest exponent of a row's scales
@@ -145,6 +147,36 @@ def kept_rows(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int, gro
             parts.append(_rows(reader, grid, low, high, group))
         start += rows
     return joined(parts)
+
+
+def kept_bytes(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int) -> QuantisedRows | None:
+    """Rows [begin, end) of a weight that is stored as w8 is: signed bytes, and one scale for each row. None for any
+    other, and where a code is -128."""
+    codes, scales, start = [], [], 0
+    for each in _members(tensor):
+        found, rows = _bytes_of(each), math.prod(weight_shape(each)[:-1])
+        if found is None:
+            return None
+        low, high = max(begin - start, 0), min(end - start, rows)
+        if low < high:
+            codes.append(reader.read_numbers(found[0], low, high).astype(np.int8))
+            scales.append(reader.read_numbers(found[1], low, high).astype(np.float32).reshape(-1))
+        start += rows
+    scale = np.concatenate(scales)
+    whole = min((int(part.min(initial=0)) for part in codes), default=0) >= -_LARGEST
+    return QuantisedRows(scale=scale, codes=np.concatenate(codes)) if whole and np.isfinite(scale).all() else None
+
+
+def _bytes_of(tensor: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:
+    """(codes, scale)"""
+    node, shape = producer(tensor), weight_shape(tensor)
+    if is_op(node, "Reshape") and len(shape) == 3 and weight_shape(node.inputs[0])[-1] == shape[2]:
+        return _bytes_of(node.inputs[0])
+    if not is_op(node, "DequantizeLinear") or len(node.inputs) != 2 or len(shape) != 2:
+        return None
+    codes, scale = node.inputs
+    one = node.attrs.get("block_size", 0) >= shape[1] and weight_shape(scale) == (shape[0], 1)
+    return (codes, scale) if one and node.attrs.get("axis", 1) in (1, -1) and is_signed_bytes(codes) else None
 
 
 def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) -> GroupedRows:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
-from ingot.builder.kept import kept_rows
+from ingot.builder.kept import kept_bytes, kept_rows
 from ingot.builder.parallel_map import parallel_map
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
@@ -260,12 +260,23 @@ class Packer:
         if str(use.precision) in KEPT:
             rows = joined([kept_rows(self._reader, use.tensor, *each, use.group) for each in self._ranges(block)])
         else:
-            rows = quantise(values, use.precision)
+            as_stored = self._stored_bytes(block) if use.dtype is DType.W8 else None
+            rows = quantise(values, use.precision) if as_stored is None else as_stored
         squares = None if bad else _squares_of(values, rows.values)
         if use.panels:
             return block, pack_quantised(rows, gated=use.gated), bad, squares
         assert isinstance(rows, QuantisedRows), "tables are w8"
         return block, pack_table(rows), bad, squares
+
+    def _stored_bytes(self, block: _Block) -> QuantisedRows | None:
+        """The rows of a block, if the Checkpoint has them as w8 has."""
+        found = [kept_bytes(self._reader, block.use.tensor, *each) for each in self._ranges(block)]
+        parts = [each for each in found if each is not None]
+        if not parts or len(parts) < len(found):
+            return None
+        return QuantisedRows(
+            scale=np.concatenate([each.scale for each in parts]), codes=np.concatenate([each.codes for each in parts])
+        )
 
     def _ranges(self, block: _Block) -> list[tuple[int, int]]:
         """The rows of a block; gate rows, then up rows."""

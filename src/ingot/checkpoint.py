@@ -56,6 +56,8 @@ class CheckpointConfig:
     sources          file name → SHA-256 of the files it was made from; empty for random weights
     nonfinite        weight → how many of its values are NaN or infinite
     quantised        weight → format in which the source has it, of those that are quantised there
+    losses           weight → relative error of its product's outputs on the calibration text, of those that ingot
+                     quantised
     """
 
     ingot_version: str | None = None
@@ -66,6 +68,7 @@ class CheckpointConfig:
     random_seed: int | None = None
     build_defaults: BuildDefaults = dataclasses.field(default_factory=BuildDefaults)
     quantised: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    losses: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         document: dict[str, Any] = {"schema_version": CHECKPOINT_SCHEMA, **write_record(self)}
@@ -102,7 +105,7 @@ class CheckpointConfig:
                 hint=_AGAIN,
             )
         sources, nonfinite = section.section("sources"), section.section("nonfinite")
-        quantised = section.section("quantised")
+        quantised, losses = section.section("quantised"), section.section("losses")
         config = cls(
             ingot_version=section.text("ingot_version") if section.has("ingot_version") else None,
             model=read_record(ModelConfig, section.section("model")) if section.has("model") else None,
@@ -112,6 +115,7 @@ class CheckpointConfig:
             random_seed=section.integer("random_seed") if section.has("random_seed") else None,
             build_defaults=read_record(BuildDefaults, section.section("build_defaults")),
             quantised={name: quantised.text(name) for name in quantised.unread()},
+            losses={name: losses.number(name) for name in losses.unread()},
         )
         section.refuse_unknown()
         return config

@@ -11,7 +11,7 @@ from ingot.errors import UsageError
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"precision": "w8a8"}, "precision w8a8 cannot be built: calibrated recipes"),
+        ({"precision": "w8a8"}, "precision w8a8 cannot be built: ingot quantize --recipe w8a8"),
         ({"activations": "int4"}, "unknown activations"),
         ({"lm_head_precision": "auto"}, "unknown lm_head_precision"),
         ({"precision": "int3"}, r"unknown precision(.|\n)*auto, f32, bf16, f16"),

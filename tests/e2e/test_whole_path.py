@@ -295,7 +295,7 @@ def test_precision_by_any_of_its_names(
     ("options", "words"),
     [
         (["--precision", "f32", "--gemm_plugin", "bfloat16"], "different precisions"),
-        (["--precision", "w8a8"], "calibrated recipes"),
+        (["--precision", "w8a8"], "ingot quantize --recipe w8a8"),
         (["--precision", "w8", "--use_weight_only", "--weight_only_precision", "int4"], "different precisions"),
         (["--precision", "w8", "--config", "w4_careful"], "different precisions"),
         (["--precision", "w8", "--gemm_plugin", "float32"], "does not fit quantised weights"),

@@ -23,6 +23,7 @@ from ingot.errors import IngotError
 COMMANDS = {
     "quickstart": "The whole path on the small model that ships with ingot.",
     "convert": "Hugging Face directory to Checkpoint.",
+    "quantize": "A model to a Checkpoint with calibrated weights.",
     "build": "Checkpoint to Engine.",
     "run": "Text in, text out.",
     "serve": "OpenAI-compatible HTTP server.",

@@ -1,0 +1,155 @@
+"""What a code may stand for, and the scales of groups of columns under which a row loses least.
+
+    W[n, k] = (level[code[n, k]] - zero[n, j]) * scale[n, j]        j = k // group
+
+The loss of a column counts as often as its input is loud: the squares of inputs, summed over a calibration text, weigh
+the squared errors (the importance matrix of llama.cpp). Scales have 11 bits, so that engines, which keep float16, take
+them as they are.
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+
+_CUTS = np.linspace(0.7, 1.06, 13, dtype=np.float32)  # of the step that holds a group's extreme
+_CHUNK = 1 << 20  # numbers worked on at a time
+_SCALE_BITS = 11  # of float16's significand
+# Denser where weights are: the levels of GGUF's IQ4_NL.
+_UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Levels:
+    """table: levels in ascending order; nothing where codes are levels. zeros: whether groups have zero points."""
+
+    lowest: int
+    highest: int
+    table: tuple[int, ...] = ()
+    zeros: bool = False
+
+    def nearest(self, ratios: Float32, zero: Float32 | None) -> Float32:
+        """The levels, less the zero point, that are nearest to numbers in units of the scale."""
+        if self.table:
+            table = np.array(self.table, np.float32)
+            found: Float32 = table[np.searchsorted((table[1:] + table[:-1]) / 2, ratios)]
+            return found
+        rounded = np.rint(ratios)
+        if zero is None:
+            return np.clip(rounded, self.lowest, self.highest, out=rounded)
+        return np.clip(rounded + zero, self.lowest, self.highest) - zero
+
+    def codes(self, levels: Float32, zero: Float32 | None) -> npt.NDArray[np.int8]:
+        """What is stored for levels less their zero points."""
+        if self.table:
+            return np.searchsorted(np.array(self.table, np.float32), levels).astype(np.int8)
+        return (levels if zero is None else levels + zero).astype(np.int8)
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return "table4" if self.table else ("u4" if self.zeros else "i4") if self.highest < 16 else "i8"
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        return (self.table[0], self.table[-1]) if self.table else (self.lowest, self.highest)
+
+
+EVEN = Levels(lowest=-8, highest=7)
+SHIFTED = Levels(lowest=0, highest=15, zeros=True)
+UNEVEN = Levels(lowest=0, highest=15, table=_UNEVEN)
+BYTES = Levels(lowest=-127, highest=127)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scales:
+    """scale, zero: float32 [rows, groups]; zero: None where levels have none."""
+
+    scale: Float32
+    zero: Float32 | None
+
+
+def search_scales(rows: Float32, squares: Float32, group: int, levels: Levels) -> Scales:
+    """The scales of rows [n, K]. squares: of the inputs of each column, [K]; the last group may be shorter."""
+    n, k = rows.shape
+    groups = -(-k // group)
+    weights = np.zeros(groups * group, np.float32)
+    mean = float(squares.mean())
+    weights[:k] = squares / mean if mean > 0 else 1
+    weights[:k] += np.float32(1e-4)  # a column that was never loud still counts a little
+    scale = np.empty((n, groups), np.float32)
+    zero = np.zeros((n, groups), np.float32) if levels.zeros else None
+    size = max(1, _CHUNK // k)
+    for begin in range(0, n, size):
+        part = np.s_[begin : begin + size]
+        padded = np.zeros((len(rows[part]), groups * group), np.float32)
+        padded[:, :k] = rows[part]
+        values, heavy = padded.reshape(-1, groups, group), weights.reshape(groups, group)
+        scale[part], shift = _shifted(values, heavy, levels) if levels.zeros else _centred(values, heavy, levels)
+        if zero is not None:
+            zero[part] = shift
+    return Scales(scale=scale, zero=zero)
+
+
+def round_scale(scale: Float32) -> Float32:
+    """To the bits that engines keep."""
+    significand, exponent = np.frexp(scale)
+    rounded = np.rint(np.ldexp(significand, _SCALE_BITS))
+    found: Float32 = np.ldexp(rounded, exponent - _SCALE_BITS).astype(np.float32)
+    return found
+
+
+def _centred(values: Float32, weights: Float32, levels: Levels) -> tuple[Float32, Float32]:
+    """(scale, nothing): steps of both signs, since the levels reach further on one side."""
+    high, low = values.max(axis=2), values.min(axis=2)
+    extreme = np.where(high > -low, high, low)
+    best, least = np.zeros_like(extreme), np.full(extreme.shape, np.inf, np.float32)
+    for end in levels.ends if -levels.ends[0] != levels.ends[1] else levels.ends[1:]:
+        for cut in _CUTS:
+            step = round_scale(extreme * (cut / np.float32(end)))
+            for attempt in (step, _fitted(values, weights, step, levels)):
+                error = _errors(values, weights, attempt, None, levels)
+                best, least = np.where(error < least, attempt, best), np.minimum(error, least)
+    return best, np.zeros_like(best)
+
+
+def _shifted(values: Float32, weights: Float32, levels: Levels) -> tuple[Float32, Float32]:
+    """(scale, zero point)"""
+    high, low = np.maximum(values.max(axis=2), 0), np.minimum(values.min(axis=2), 0)
+    best, zero = np.zeros_like(high), np.zeros_like(high)
+    least = np.full(high.shape, np.inf, np.float32)
+    for cut in _CUTS:
+        step = round_scale((high - low) * (cut / np.float32(levels.highest)))
+        ratio = -(low + high) / 2 * _inverse(step) + np.float32(levels.highest / 2)
+        for shift in (np.floor(ratio), np.ceil(ratio)):
+            shift = np.clip(shift, levels.lowest, levels.highest)
+            error = _errors(values, weights, step, shift, levels)
+            better = error < least
+            best, zero, least = np.where(better, step, best), np.where(better, shift, zero), np.minimum(error, least)
+    return best, zero
+
+
+def _errors(values: Float32, weights: Float32, step: Float32, zero: Float32 | None, levels: Levels) -> Float32:
+    shift = None if zero is None else zero[..., None]
+    error = levels.nearest(values * _inverse(step)[..., None], shift) * step[..., None] - values
+    found: Float32 = np.einsum("ngk,gk->ng", error * error, weights)
+    return found
+
+
+def _fitted(values: Float32, weights: Float32, step: Float32, levels: Levels) -> Float32:
+    """The scale that fits best while codes stay."""
+    found = levels.nearest(values * _inverse(step)[..., None], None)
+    along = np.einsum("ngk,gk->ng", found * values, weights)
+    squares = np.einsum("ngk,gk->ng", found * found, weights)
+    fitted: Float32 = np.where(squares > 0, round_scale(along / np.where(squares > 0, squares, 1)), step)
+    return fitted
+
+
+def _inverse(step: Float32) -> Float32:
+    """1 / step, 0 for a group of zeros."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / step
+    found: Float32 = np.where(np.isfinite(inverse), inverse, np.float32(0))
+    return found

@@ -1,0 +1,415 @@
+"""Checkpoint + calibration text → Checkpoint with quantised weights, the main path.
+
+choose the products → the text through the model: each product's weight is quantised on its own inputs, and kept
+(`walk.py`, `methods.py`, `unfinished.py`) → codes and scales beside the other weights, the Graph rewritten
+(`rewrite.py`) → publish
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ingot import __version__
+from ingot.builder.build import graph_errors
+from ingot.builder.calibrated.methods import (
+    ROWS,
+    Found,
+    Inputs,
+    Wanted,
+    quantise_product,
+    quantise_stack,
+    squares_memory,
+)
+from ingot.builder.calibrated.rewrite import Leaf, StoredGraph
+from ingot.builder.calibrated.text import WINDOW, text_hash, windows_of
+from ingot.builder.calibrated.unfinished import Unfinished, unfinished
+from ingot.builder.calibrated.walk import Parts, walk, weight_name
+from ingot.builder.expressions import WeightReader, check_sources, leaves, matrix_shape
+from ingot.builder.float_plan import FloatModel, lower_float
+from ingot.builder.graph import Graph
+from ingot.builder.names import name_nodes
+from ingot.builder.pack import WeightUse
+from ingot.builder.pipeline import require_plugins, run_passes, structure_passes
+from ingot.builder.precision import LM_HEAD, choose_unquantised
+from ingot.builder.stored_weight import StoredWeight
+from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_checkpoint
+from ingot.chunks import Checksums
+from ingot.configs.build import BuildConfig
+from ingot.configs.quantize import QuantizeOptions
+from ingot.dtypes import DType, Precision
+from ingot.errors import CheckpointError, UsageError
+from ingot.output_dir import OutputDir
+from ingot.plan import Limits, Plan, Step
+from ingot.resource_estimate import ResourceEstimate
+from ingot.tensor_file import StoredTensor, TensorFileWriter, TensorSpec
+
+BASE_MEMORY = 160 << 20  # bytes: the process without weights or activations
+WEIGHTS_FILE = "model.safetensors"
+CALIBRATION = "calibration text"  # its name in the record of hashes
+_COPY = 4 << 20  # bytes
+
+Progress = Callable[[str, int, int], None]
+Bits = npt.NDArray[np.generic]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProductReport:
+    """method and format for people; loss, plain: relative error of the product's outputs on the text, and that of
+    rounding to the nearest."""
+
+    name: str
+    format: str
+    method: str
+    loss: float
+    plain: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizeReport:
+    """left: products that stay floats, and why."""
+
+    output_dir: Path
+    products: tuple[ProductReport, ...]
+    left: tuple[str, ...]
+    tokens: int
+    resumed: int
+
+
+def quantize(
+    options: QuantizeOptions,
+    checkpoint_dir: Path,
+    texts: Sequence[str],
+    progress: Progress = lambda what, done, total: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> QuantizeReport:
+    """Write the Checkpoint. texts: what calibrates it. Raises an IngotError; what products were made by then is kept
+    for the next run of the same work, as it is after Ctrl-C."""
+    checkpoint = Checkpoint.open(checkpoint_dir)
+    if checkpoint.config.quantised:
+        raise CheckpointError(
+            "the model is quantised already",
+            where=str(checkpoint_dir),
+            got=", ".join(checkpoint.config.source_formats[:3]),
+            hint="quantise the original weights: a second time loses more",
+        )
+    with graph_errors(checkpoint.graph_path):
+        work = _Work.choose(options, checkpoint, texts)
+    estimate = ResourceEstimate.at(options.output_dir, memory=work.memory, disk=2 * work.stored_bytes)
+    say(f"quantising {estimate}")
+    estimate.check_memory(options.max_mem)
+    with (
+        OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out,
+        WeightReader(checkpoint) as reader,
+    ):
+        out.require_space(estimate.disk)
+        with unfinished(out.target, work.fingerprint) as kept:
+            resumed = sum(number in kept for number in range(len(work.chosen)))
+            if resumed:
+                say(f"going on after {resumed} of {len(work.chosen)} products")
+            work.make(reader, kept, progress)
+            reports = _write(work, kept, reader, texts, out.path, progress)
+    return QuantizeReport(
+        output_dir=options.output_dir,
+        products=tuple(reports),
+        left=work.left,
+        tokens=sum(map(len, work.windows)),
+        resumed=resumed,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Product:
+    """A step whose weight is quantised. leaves: the weights of the Checkpoint that it is made of, in order of rows;
+    norm: weights of the norm that can take a fold."""
+
+    name: str
+    weight: str
+    leaves: tuple[Leaf, ...]
+    norm: tuple[str, ...]
+    precision: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Work:
+    """chosen: the products in the order of the plan."""
+
+    checkpoint: Checkpoint
+    options: QuantizeOptions
+    model: FloatModel
+    plan: Plan
+    windows: list[list[int]]
+    chosen: tuple[_Product, ...]
+    left: tuple[str, ...]
+    graph: StoredGraph
+    fingerprint: str
+
+    @classmethod
+    def choose(cls, options: QuantizeOptions, checkpoint: Checkpoint, texts: Sequence[str]) -> "_Work":
+        """Raises UsageError where the text or the recipe does not fit the model."""
+        graph = Graph.load(checkpoint.graph_path)
+        require_plugins(graph, run_passes(graph, structure_passes()))
+        name_nodes(graph)
+        steering = choose_unquantised(BuildConfig(), Precision(dtype=DType.F32), graph)
+        model = lower_float(graph, checkpoint)
+        windows = windows_of(
+            checkpoint, texts, model.shape.vocab_size, model.shape.positions, options.calibration_tokens
+        )
+        tokens = sum(map(len, windows))
+        limits = Limits(
+            max_batch_size=len(windows),
+            max_input_len=WINDOW,
+            max_seq_len=WINDOW + 1,
+            max_num_tokens=tokens,
+            max_logit_rows=tokens,
+        )
+        plan = model.plan(limits, WINDOW)
+        stored = StoredGraph(onnx.load(checkpoint.graph_path, load_external_data=False))
+        found, left = _products(plan, model.lowering.uses, stored, {*steering, LM_HEAD})
+        if not found:
+            raise UsageError("the model has no product that can be quantised", got="; ".join(left))
+        precisions = options.precisions([each.name for each in found])
+        chosen = tuple(dataclasses.replace(each, precision=precisions[each.name]) for each in found)
+        return cls(
+            checkpoint=checkpoint,
+            options=options,
+            model=model,
+            plan=plan,
+            windows=windows,
+            chosen=chosen,
+            left=tuple(left),
+            graph=stored,
+            fingerprint=_fingerprint(checkpoint, options, windows, precisions),
+        )
+
+    @property
+    def uses(self) -> dict[str, WeightUse]:
+        return {use.name: use for use in self.model.lowering.uses}
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the result, at most."""
+        return sum(sums.nbytes for sums in self.checkpoint.config.weights.values())
+
+    @property
+    def memory(self) -> int:
+        """Bytes: a product's activations, its codes in some ways, squares of its inputs, and copies of some rows."""
+        tokens = sum(map(len, self.windows))
+
+        def needed(product: _Product) -> int:
+            rows, columns = matrix_shape(self.uses[product.weight].tensor)
+            squares = squares_memory(columns) * (4 if product.norm else 2)
+            return 4 * tokens * (columns + 2 * rows) + 4 * rows * columns + squares + 10 * 4 * ROWS * columns
+
+        return BASE_MEMORY + max(map(needed, self.chosen))
+
+    def make(self, reader: WeightReader, kept: Unfinished, progress: Progress) -> None:
+        """Every product that is not kept yet."""
+        numbers = {each.name: number for number, each in enumerate(self.chosen)}
+
+        def quantise(step: Step, weight: StoredWeight, parts: Parts) -> Sequence[Found]:
+            number = numbers[step.name]
+            progress(f"quantising {step.name}", number, len(numbers))
+            if number not in kept:
+                kept.write(number, _quantised(self.chosen[number], self.options, weight, parts))
+            return kept.read(number)
+
+        walk(self.plan, self.model.lowering.uses, reader, self.windows, list(numbers), quantise)
+        progress("quantised", len(numbers), len(numbers))
+
+
+def _quantised(product: _Product, options: QuantizeOptions, weight: StoredWeight, parts: Parts) -> list[Found]:
+    rows, columns = weight.shape[-2:]
+    wanted = Wanted.of(product.precision, options.codes, columns)
+    if len(weight.shape) == 3:
+        return quantise_stack(
+            weight.read, rows, weight.shape[0], lambda expert: Inputs(parts.get(expert, ()), columns), wanted
+        )
+    return [quantise_product(weight.read, rows, Inputs(parts[0], columns), wanted, bool(product.norm))]
+
+
+def _products(
+    plan: Plan, uses: Sequence[WeightUse], stored: StoredGraph, others: set[str]
+) -> tuple[list[_Product], list[str]]:
+    """(products that can be quantised, what is left as it is and why). others: products that never are."""
+    by_name, found, left, seen = {use.name: use for use in uses}, [], [], set[str]()
+    for step in plan.steps:
+        if not step.op.startswith(("matmul", "moe_")) or step.op == "moe_route" or step.name in others:
+            continue
+        use = by_name[weight_name(step)]
+        names = list(leaves(use.tensor))
+        parts = [leaf for leaf in (stored.leaf(name) for name in names) if leaf is not None]
+        if len(parts) != len(names) or sum(leaf.rows for leaf in parts) != matrix_shape(use.tensor)[0]:
+            left.append(f"{step.name}: its weight is stored in a way that codes do not have")
+        elif seen & set(names):
+            left.append(f"{step.name}: it shares its weight with another product")
+        else:
+            norm = stored.norm_before(parts) if len(use.shape) == 2 else None
+            found.append(
+                _Product(name=step.name, weight=use.name, leaves=tuple(parts), norm=tuple(norm or ()), precision="")
+            )
+        seen |= set(names)
+    return found, left
+
+
+def _fingerprint(
+    checkpoint: Checkpoint, options: QuantizeOptions, windows: list[list[int]], precisions: Mapping[str, str]
+) -> str:
+    """What the products are made of."""
+    sums = {name: [each.nbytes, each.crc32] for name, each in checkpoint.config.weights.items()}
+    graph = hashlib.sha256(checkpoint.graph_path.read_bytes()).hexdigest()
+    made_of = [__version__, graph, sums, windows, precisions, options.codes]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Tensor:
+    """A tensor of the result. read: its stored bits, block by block."""
+
+    spec: TensorSpec
+    read: Callable[[], Iterator[Bits]]
+
+
+def _write(
+    work: _Work, kept: Unfinished, reader: WeightReader, texts: Sequence[str], folder: Path, progress: Progress
+) -> list[ProductReport]:
+    """Fill the Checkpoint's directory."""
+    reports, tensors, quantised, losses = [], list[_Tensor](), dict[str, str](), dict[str, float]()
+    vectors = Graph.load(work.checkpoint.graph_path).surgeon.tensors()
+    replaced: set[str] = set()
+    plans: list[Callable[[Mapping[str, StoredTensor]], None]] = []
+    for number, product in enumerate(work.chosen):
+        found = kept.read(number)
+        report = _report(product, found)
+        reports.append(report)
+        for leaf, first in zip(product.leaves, np.cumsum([0, *(leaf.rows for leaf in product.leaves)]), strict=False):
+            made = _pieces(kept, number, leaf, int(first), found)
+            tensors += made.values()
+            replaced.add(leaf.name)
+            quantised[leaf.name] = report.format
+            losses[leaf.name] = float(f"{report.loss:.4g}")
+            plans.append(
+                lambda places, leaf=leaf, made=made, one=found[0]: work.graph.replace(  # type: ignore[misc]
+                    leaf, one.levels, one.group, {kind: places[each.spec.name] for kind, each in made.items()}
+                )
+            )
+        if (fold := found[0].fold) is not None:
+            for name in product.norm:
+                check_sources(vectors[name], work.checkpoint)
+                values = reader.read_rows(vectors[name], 0, len(fold))[:, 0] / fold
+                fresh = f"{name}/folded"
+                spec = TensorSpec(name=fresh, dtype=DType.F32, shape=(len(fold),))
+                tensors.append(_Tensor(spec=spec, read=lambda values=values: iter([values.astype(np.float32)])))  # type: ignore[misc]
+                plans.append(
+                    lambda places, name=name, fresh=fresh: work.graph.replace_vector(name, places[fresh], fresh)  # type: ignore[misc]
+                )
+        del found
+    others = _others(work, replaced)
+    tensors += others
+    places, sums = _write_weights(folder / WEIGHTS_FILE, tensors, progress)
+    for change in plans:
+        change(places)
+    for each in others:
+        work.graph.move(places[each.spec.name])
+    (folder / GRAPH_FILE).write_bytes(work.graph.finish().SerializeToString())
+    for file in work.checkpoint.companions():
+        (folder / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(work.checkpoint.path / file, folder / file)
+    config = dataclasses.replace(
+        work.checkpoint.config,
+        ingot_version=__version__,
+        weights={WEIGHTS_FILE: sums},
+        sources={**work.checkpoint.config.sources, CALIBRATION: text_hash(texts)},
+        quantised=quantised,
+        losses=losses,
+    )
+    (folder / "config.json").write_text(config.to_json(), encoding="utf-8")
+    return reports
+
+
+def _report(product: _Product, found: Sequence[Found]) -> ProductReport:
+    first, energy = found[0], sum(each.energy for each in found) or 1.0
+    grain = f" g{first.group}" if first.group < first.codes.shape[1] else ""
+    return ProductReport(
+        name=product.name,
+        format=f"ingot {first.levels.kind}{grain}, {first.method}",
+        method=first.method,
+        loss=float(np.sqrt(sum(each.loss for each in found) / energy)),
+        plain=float(np.sqrt(sum(each.plain for each in found) / energy)),
+    )
+
+
+def _pieces(kept: Unfinished, number: int, leaf: Leaf, first: int, found: Sequence[Found]) -> dict[str, _Tensor]:
+    """The tensors of a weight, which lies in a product from row `first` on; they are read when they are written."""
+    packed = found[0].levels.highest < 16
+    groups = found[0].scales.scale.shape[1]
+
+    def rows(pick: Callable[[Found], Bits]) -> Bits:
+        return np.concatenate([pick(each) for each in kept.read(number)])[first : first + leaf.rows]
+
+    def codes() -> Iterator[Bits]:
+        stored = rows(lambda each: each.codes)
+        yield _nibbles(stored) if packed else stored
+
+    def piece(kind: str, dtype: DType, columns: int, read: Callable[[], Iterator[Bits]]) -> _Tensor:
+        return _Tensor(spec=TensorSpec(name=f"{leaf.name}/{kind}", dtype=dtype, shape=(leaf.rows, columns)), read=read)
+
+    dtype, columns = (DType.U8, leaf.columns // 2) if packed else (DType.I8, leaf.columns)
+    made = {"codes": piece("codes", dtype, columns, codes)}
+    made["scale"] = piece("scale", DType.F32, groups, lambda: iter([rows(lambda each: each.scales.scale)]))
+    if found[0].levels.zeros:
+        made["zero"] = piece("zero", DType.U8, groups, lambda: iter([rows(_zero).astype(np.uint8)]))
+    return made
+
+
+def _zero(found: Found) -> Bits:
+    assert found.scales.zero is not None, "levels have zero points"
+    return found.scales.zero
+
+
+def _nibbles(codes: Bits) -> Bits:
+    """Two to a byte, the first in the low half."""
+    low = codes.view(np.uint8) & np.uint8(15)
+    packed: Bits = low[:, 0::2] | (low[:, 1::2] << np.uint8(4))
+    return packed
+
+
+def _others(work: _Work, replaced: set[str]) -> list[_Tensor]:
+    """What stays as it is."""
+    return [
+        _Tensor(
+            spec=TensorSpec(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),
+            read=lambda tensor=tensor: _copied(work.checkpoint, tensor),  # type: ignore[misc]
+        )
+        for tensor in work.graph.stored(work.checkpoint)
+        if tensor.name not in replaced
+    ]
+
+
+def _copied(checkpoint: Checkpoint, tensor: StoredTensor) -> Iterator[Bits]:
+    file = checkpoint.open_weights(tensor.file.name)
+    try:
+        for begin in range(0, tensor.nbytes, _COPY):
+            count = min(_COPY, tensor.nbytes - begin)
+            yield np.frombuffer(file.read(tensor.offset + begin, count), np.uint8)
+    finally:
+        file.close()
+
+
+def _write_weights(
+    path: Path, tensors: Sequence[_Tensor], progress: Progress
+) -> tuple[Mapping[str, StoredTensor], Checksums]:
+    done, total = 0, sum(each.spec.nbytes for each in tensors)
+    with TensorFileWriter(path, [each.spec for each in tensors]) as file:
+        for each in tensors:
+            for block in each.read():
+                file.write(block)
+            done += each.spec.nbytes
+            progress("writing weights", done, total)
+    return file.tensors, file.sums()

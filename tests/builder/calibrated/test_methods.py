@@ -1,0 +1,137 @@
+"""One matrix: GPTQ beside the textbook's, losses that never grow, codes and scales within what engines keep."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ingot.builder.calibrated.feedback import Rounded, damped, feedback_of
+from ingot.builder.calibrated.levels import EVEN, SHIFTED, UNEVEN, Float32, Levels, search_scales
+from ingot.builder.calibrated.methods import Inputs, Wanted, quantise_product, quantise_stack
+from ingot.dtypes import Precision
+from ingot.plugins.quantised import round_to_int8
+
+N, K, GROUP = 37, 172, 32  # the last group is shorter
+ALL = pytest.mark.parametrize("levels", [EVEN, SHIFTED, UNEVEN], ids=["even", "shifted", "uneven"])
+
+
+def made_up(tokens: int = 700, columns: int = K) -> tuple[Float32, Float32]:
+    """(weights [N, columns], inputs [tokens, columns] that go together, some of them loud)"""
+    rng = np.random.default_rng(5)
+    mix = rng.standard_normal((columns, columns)) * rng.uniform(0.05, 2, columns)
+    inputs = rng.standard_normal((tokens, columns)) @ mix
+    return (0.1 * rng.standard_normal((N, columns))).astype(np.float32), inputs.astype(np.float32)
+
+
+def textbook(
+    weights: Float32, hessian: npt.NDArray[np.float64], scale: Float32, order: npt.NDArray[np.intp]
+) -> Float32:
+    """GPTQ by the Cholesky factor of H's inverse, column by column (arXiv:2210.17323, algorithm 1)."""
+    left = weights[:, order].astype(np.float64)
+    upper = np.linalg.cholesky(np.linalg.inv(hessian[np.ix_(order, order)])).T
+    made = np.empty_like(left)
+    for i, k in enumerate(order):
+        step = scale[:, k // GROUP]
+        made[:, i] = np.clip(np.rint(left[:, i] / step), -8, 7) * step
+        left[:, i:] -= np.outer((left[:, i] - made[:, i]) / upper[i, i], upper[i, i:])
+    return made[:, np.argsort(order)].astype(np.float32)
+
+
+def test_feedback_is_gptq() -> None:
+    weights, x = made_up()
+    hessian = damped(x.astype(np.float64).T @ x)
+    order = np.argsort(-np.diagonal(hessian), kind="stable")
+    scales = search_scales(weights, np.diagonal(hessian).astype(np.float32), GROUP, EVEN)
+    found = Rounded.start(weights, scales, EVEN, GROUP)
+    found.feed_back(feedback_of(hessian[np.ix_(order, order)]), order)
+    assert (
+        np.abs(weights - found.errors.T - textbook(weights, hessian.astype(np.float64), scales.scale, order)).max()
+        < 1e-6
+    )
+
+
+def test_the_factor_of_several_tiles_is_the_triangular_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.builder.calibrated.feedback._TILE", 48)
+    _, x = made_up()
+    hessian = damped(x.astype(np.float64).T @ x)
+    factor = np.triu(feedback_of(hessian.copy())).astype(np.float64)
+    assert (np.diagonal(factor) == 1).all()
+    inverse = np.linalg.inv(factor)
+    middle = inverse @ hessian @ inverse.T
+    assert np.abs(middle - np.diag(np.diagonal(middle))).max() < 1e-7 * np.abs(hessian).max()
+
+
+@ALL
+def test_each_step_lessens_the_loss(levels: Levels) -> None:
+    weights, x = made_up()
+    hessian = damped(x.astype(np.float64).T @ x)
+    plain = Rounded.start(weights, search_scales(weights, np.ones(K, np.float32), GROUP, levels), levels, GROUP)
+    found = Rounded.start(
+        weights, search_scales(weights, np.diagonal(hessian).astype(np.float32), GROUP, levels), levels, GROUP
+    )
+    losses = [plain.losses(hessian).sum(), found.losses(hessian).sum()]
+    order = np.argsort(-np.diagonal(hessian), kind="stable")
+    found.feed_back(feedback_of(hessian[np.ix_(order, order)]), order)
+    losses.append(found.losses(hessian).sum())
+    for _ in range(2):
+        found.sweep(hessian)
+        losses.append(found.losses(hessian).sum())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[2] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("codes", ["auto", "symmetric", "asymmetric"])
+def test_the_best_is_never_worse_than_the_nearest_and_codes_fit(codes: str) -> None:
+    weights, x = made_up(columns=128)
+    wanted = Wanted.of("w4g32", codes, 128)
+    found = quantise_product(lambda begin, end: weights[begin:end], N, Inputs([x[:300], x[300:]], 128), wanted, True)
+    lost = x @ (weights - found.rows(0, N)).T
+    assert float((lost * lost).sum()) <= found.loss * 1.001  # whose inputs are damped
+    assert found.loss < found.plain
+    assert found.energy == pytest.approx(float(((x @ weights.T) ** 2).sum()), rel=0.05)
+    low, high = (0, 15) if found.levels.lowest == 0 else (-8, 7)
+    assert low <= found.codes.min() <= found.codes.max() <= high
+    half = found.scales.scale / np.float32(2.0 ** np.floor(np.log2(np.abs(found.scales.scale).max())))
+    np.testing.assert_array_equal(half.astype(np.float16).astype(np.float32), half)
+
+
+def test_smoothing_is_for_int8_inputs() -> None:
+    """One column is a hundred times as loud: its share moves into the weights."""
+    weights, _ = made_up(columns=64)
+    x = np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32)
+    x[:, 7] *= 100
+    read, inputs = (lambda begin, end: weights[begin:end]), Inputs([x], 64)
+    plain = quantise_product(read, N, inputs, Wanted.of("w8a8", "auto", 64), False)
+    folded = quantise_product(read, N, inputs, Wanted.of("w8a8", "auto", 64), True)
+    assert plain.fold is None
+    assert folded.fold is not None
+    assert folded.loss < 0.2 * plain.loss
+    codes, scale = round_to_int8(x / folded.fold)
+    lost = x @ weights.T - codes * scale[:, None] * folded.fold @ folded.rows(0, N).T
+    assert float((lost * lost).sum()) == pytest.approx(folded.loss, rel=1e-3)
+
+
+def test_experts_share_levels_and_one_that_saw_nothing_is_made_too() -> None:
+    weights, x = made_up(columns=64)
+    stack = np.concatenate([weights, 3 * weights])
+    found = quantise_stack(
+        lambda begin, end: stack[begin:end],
+        N,
+        2,
+        lambda expert: Inputs([x] if expert == 0 else [], 64),
+        Wanted.of("w4g32", "auto", 64),
+    )
+    assert len({each.levels for each in found}) == 1
+    assert np.abs(found[1].rows(0, N) - 3 * weights).max() < 0.1
+    assert Precision.parse("w4g32").group == found[0].group
+
+
+def test_silent_inputs_and_rows_of_zeros_give_numbers() -> None:
+    weights, x = made_up(columns=64)
+    weights[3] = 0
+    x[:, 5] = 0
+    found = quantise_product(
+        lambda begin, end: weights[begin:end], N, Inputs([x], 64), Wanted.of("w4g32", "asymmetric", 64), True
+    )
+    values = found.rows(0, N)
+    assert np.isfinite(values).all()
+    assert not values[3].any()
