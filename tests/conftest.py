@@ -1,6 +1,7 @@
 """Fixtures that every room's tests share, and the account of skipped tests."""
 
 import gc
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLOW_SECONDS = 1800  # that a test marked slow may take
+
+# Of workers and of what they start, read when numpy is imported: threads of BLAS that wait for others keep cores busy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
