@@ -41,9 +41,17 @@ class EngineLLM(Owned):
     tokenizer  of the engine
     """
 
-    def __init__(self, runner: ModelRunner, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
+        """tool_parser, reasoning_parser: as in `ServeConfig`. `check_formats` has read them."""
         super().__init__()
         self.runner, self.tokenizer = runner, tokenizer
+        self._parsers = tool_parser, reasoning_parser
         self._bridges = LoopBridges()
         self._texts = DetokenizerThread(runner, tokenizer, on_pause=self._bridges.wake)
         self._templates: dict[str | None, ChatTokenizer] = {}
@@ -144,9 +152,8 @@ class EngineLLM(Owned):
         found = self._templates.get(chat_template)
         if found is None:
             templates = ChatTemplates.from_dir(self.runner.engine.directory, chat_template)
-            found = ChatTokenizer(
-                self.tokenizer, templates, AnswerFormats.find(templates.texts.values(), self.tokenizer)
-            )
+            formats = AnswerFormats.find(templates.texts.values(), self.tokenizer, *self._parsers)
+            found = ChatTokenizer(self.tokenizer, templates, formats)
             self._templates[chat_template] = found
         return found
 

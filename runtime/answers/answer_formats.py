@@ -139,6 +139,12 @@ class AnswerReading:
         return tuple(self.formats.tokenizer.encode(form.end.strip(), add_special_tokens=False))
 
 
+def check_formats(tools: str | None, reasoning: str | None) -> None:
+    """Raises UsageError for names that `AnswerFormats.find` does not know."""
+    _choose(tools, WIRE_FORMATS, (), "tool_parser")
+    _choose(reasoning, REASONING_FORMATS, (), "reasoning_parser")
+
+
 def known_formats(templates: Iterable[str]) -> tuple[str | None, str | None]:
     """The names of the formats that chat templates show, of calls and of reasoning."""
     texts = list(templates)

@@ -20,7 +20,7 @@ def with_tools(params: SamplingParams, use: ToolUse, formats: AnswerFormats, gui
         raise RequestError(
             "tools: how this model writes calls is not known from its chat template",
             where="tools",
-            hint="start the server with --tool_parser NAME, or leave tools out",
+            hint="name it: ingot serve --tool_parser NAME or LLM(..., tool_parser=NAME); or leave tools out",
         )
     asked = params.structured_outputs
     if not use.constrained and asked is None:

@@ -67,6 +67,10 @@ class GrammarCache:
         self._made: OrderedDict[tuple[str, str], Matcher] = OrderedDict()
         self._compilers = threading.BoundedSemaphore(_AT_ONCE)
 
+    def __len__(self) -> int:
+        """How many grammars are kept."""
+        return len(self._made)
+
     def new(self, kind: str, text: str) -> Matcher:
         """A matcher of its own. kind: the library's, "json_schema", "regex", "lark". Raises RequestError."""
         with self._lock:

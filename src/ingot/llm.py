@@ -11,6 +11,7 @@ from ingot.engine import is_engine
 from ingot.engine_cache import cached_engine
 from ingot.errors import MissingMethodError, UsageError
 from ingot.plugins.cuda.gpu import find_gpus
+from ingot.runtime.answers.answer_formats import check_formats
 from ingot.runtime.llm import EngineLLM
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
@@ -59,6 +60,7 @@ _WAYS = {
     "disable_log_stats": "leave it out: LLM.stats() counts when it is asked",
     "scheduling_policy": "leave it out: ModelRunner.generate has priority",
     "enable_chunked_prefill": "leave it out, or use ModelRunner.from_dir, which has it",
+    "tool_call_parser": "say tool_parser",
     "max_logprobs": "leave it out: SamplingParams(logprobs=...) takes any number",
     "override_generation_config": "SamplingParams says it",
     "generation_config": "leave it out: it applies in ingot run and ingot serve only",
@@ -114,6 +116,8 @@ class LLM(EngineLLM):
         kv_cache_memory: int | str | None = None,
         policy: str | Policy = Policy.MAX_UTILIZATION,
         use_mmap: bool = False,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
         **others: object,
     ) -> None:
         """model: an engine directory; or a Hugging Face directory or GGUF file, built into a cache the first time, as
@@ -128,10 +132,14 @@ class LLM(EngineLLM):
                                 of the build, as in `ingot build`; refused for an engine, which has its own
         target                  of the build ("cpu" unless given); of an engine with several the one to run
         cache_dir               None: $XDG_CACHE_HOME or ~/.cache
+        tool_parser, reasoning_parser
+                                the formats of calls and of reasoning in `chat`, by name, or "none"; None: those that
+                                the chat template shows
         others                  as in ModelRunner.from_dir
         """
         refuse_unknown("LLM", others, parameters(LLM), _WAYS, UsageError)
         _refuse(tensor_parallel_size, gpu_memory_utilization)
+        check_formats(tool_parser, reasoning_parser)
         directory = read_path("model", model)
         build = BuildConfig(
             target="cpu" if target is None else target,
@@ -167,7 +175,7 @@ class LLM(EngineLLM):
             directory = cached_engine(directory, build, cache, _say)
             run = dataclasses.replace(run, target=None)  # of what was built, whatever fits
         tokenizer = Tokenizer.from_dir(directory)
-        super().__init__(ModelRunner(load_engine(directory, run), run), tokenizer)
+        super().__init__(ModelRunner(load_engine(directory, run), run), tokenizer, tool_parser, reasoning_parser)
 
     def __getattr__(self, name: str) -> object:
         """Python asks here for what the class does not have."""

@@ -14,7 +14,7 @@ from ingot import LLM, SamplingParams
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.engine_cache import cache_key, default_cache
-from ingot.errors import IngotError, MissingMethodError, UsageError
+from ingot.errors import IngotError, MissingMethodError, RequestError, UsageError
 from ingot.llm import _METHODS
 from ingot.quickstart import SHIPPED
 from tests.convert.gguf.test_blocks import write_llama
@@ -102,6 +102,25 @@ def test_logprobs_and_stop_texts_through_the_door(engine: Path) -> None:
 def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         LLM(engine, **arguments)
+
+
+def test_the_formats_of_answers_can_be_named(engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"reasoning_parser(.|\n)*think(.|\n)*got: thoughts"):
+        LLM(engine, reasoning_parser="thoughts")
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    template = tmp_path / "short.jinja"
+    template.write_text("{{ tools[0].function.name }}{{ messages[0].content }}")
+    closed = {"type": "object", "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": closed}}]
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    messages = [{"role": "user", "content": "Hi"}]
+    params = SamplingParams(max_tokens=48, temperature=0)
+    with LLM(engine, tool_parser="glm47") as llm:
+        (answer,) = llm.chat(messages, params, chat_template=str(template), **asked)
+        (call,) = answer.outputs[0].tool_calls
+        assert (call.name, call.arguments, llm.get_tokenizer().formats.names) == ("f", "{}", ("glm47", None))
+    with LLM(engine) as llm, pytest.raises(RequestError, match="tool_parser=NAME"):
+        llm.chat(messages, params, chat_template=str(template), **asked)
 
 
 @pytest.mark.parametrize("value", [np.array(["avx2", "cpu"]), np.array([]), ["cpu"], b"cpu"], ids=repr)

@@ -125,3 +125,20 @@ def test_the_way_of_a_request(engine: Path) -> None:
     assert not modules["engine"] & {"runtime.tokenizer", "runtime.text_stream", "runtime.chat_template"}
     assert not modules["loop"] & {"runtime.tokenizer", "runtime.scheduler", "runtime.step_loop"}
     assert "runtime.scheduler" not in modules["text"] | modules["prepare"]
+
+
+def test_guided_storm(engine: Path) -> None:
+    """Fails by itself for a wrong answer, or where anything is left. 10,000 requests: python -m, as its head says."""
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    counts = run("guided_storm", engine, "--requests", 300).splitlines()[0]
+    assert counts.startswith("300 requests in ")
+    assert all(each in counts for each in ("free", "given up", "guided, whole", "refused"))
+
+
+def test_guided_share(engine: Path) -> None:
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    table = run("guided_share", engine, engine, "--rows", 4, "--rounds", 1, "--context", 16, "--steps", 4)
+    head, *rows = table.splitlines()
+    assert head.startswith("4 rows, ")
+    assert rows[-1].startswith("| share of grammars | ")
+    assert rows[-1].endswith("% |")

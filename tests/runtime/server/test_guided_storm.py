@@ -56,7 +56,7 @@ def test_storm(served: Served) -> None:
     texts = dict(zip(order, found, strict=True))
     assert [texts[GUIDED + place] for place in range(FREE)] == alone, "guided neighbours change no bits"
     assert eventually(served.is_empty)
-    cached = len(served.runner.guides.cache._made)
+    cached = len(served.runner.guides.cache)
 
     def live() -> int:
         gc.collect()
