@@ -1,5 +1,5 @@
-"""Weight expressions: Cast, Transpose, Concat, Reshape, Unsqueeze, Add over initialisers, and what makes the values of
-quantised ones (`dequantise.py`), read in blocks as float32.
+"""Weight expressions: Cast, Transpose, Concat, Slice, Reshape, Unsqueeze, Add over initialisers, and what makes the
+values of quantised ones (`dequantise.py`), read in blocks as float32.
 
 `read_rows` evaluates rows [begin, end) of an expression without ever holding more of the weight in memory. Vectors
 count as matrices with one column.
@@ -16,7 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ingot.builder.dequantise import dequantised_rows, dequantises, is_dequantised, numbers, stored_as
-from ingot.builder.graph import describe, is_op, producer, scalar, weight_shape
+from ingot.builder.graph import describe, is_op, producer, scalar, slice_of, weight_shape
 from ingot.checkpoint import Checkpoint
 from ingot.chunks import CheckedFile
 from ingot.dtypes import DType, from_float32, to_float32
@@ -26,6 +26,7 @@ Float32 = npt.NDArray[np.float32]
 Bits = npt.NDArray[Any]
 Block = tuple[int, int, int, int]  # rows [0, 1), columns [2, 3)
 _RESHAPING = ("Reshape", "Unsqueeze")
+_OF_FIRST = (*_RESHAPING, "Slice")  # whose other inputs are no weights
 
 
 def key(tensor: gs.Tensor) -> tuple[object, ...]:
@@ -48,7 +49,7 @@ def leaves(tensor: gs.Tensor) -> Iterator[str]:
         yield str(tensor.name)
         return
     node = tensor.inputs[0]
-    for each in node.inputs[:1] if node.op in _RESHAPING else node.inputs:
+    for each in node.inputs[:1] if node.op in _OF_FIRST else node.inputs:
         yield from leaves(each)
 
 
@@ -62,7 +63,11 @@ def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
         yield dtype, int(np.prod(tensor.shape)) * dtype.itemsize
         return
     node = tensor.inputs[0]
-    for each in node.inputs[:1] if node.op in _RESHAPING else node.inputs:
+    if node.op == "Slice":
+        dtype, nbytes = next(stored_dtypes(node.inputs[0]))
+        yield dtype, nbytes * int(np.prod(weight_shape(tensor))) // int(np.prod(weight_shape(node.inputs[0])))
+        return
+    for each in node.inputs[:1] if node.op in _OF_FIRST else node.inputs:
         yield from stored_dtypes(each)
 
 
@@ -87,7 +92,7 @@ def is_copy(tensor: gs.Tensor, dtype: DType) -> bool:
     node = tensor.inputs[0]
     if node.op == "Cast":
         return DType.from_onnx(node.attrs["to"]) in (DType.F32, dtype) and is_copy(node.inputs[0], dtype)
-    if node.op in _RESHAPING:
+    if node.op in _OF_FIRST:
         return is_copy(node.inputs[0], dtype)
     return node.op in ("Transpose", "Concat") and all(is_copy(each, dtype) for each in node.inputs)
 
@@ -159,12 +164,10 @@ class WeightReader:
                 raise BuildError("a weight is cast to a type that ingot does not compute with", where=describe(node))
             values = self._read(node.inputs[0], r0, r1, c0, c1)
             return to_float32(from_float32(values, dtype), dtype)
-        if node.op == "Transpose" and len(weight_shape(tensor)) == 2:
-            return self._transposed(node, (r0, r1, c0, c1), bits)
-        if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and len(weight_shape(tensor)) <= 2:
-            return self._concat(node, (r0, r1, c0, c1), bits)
+        if (moved := self._moved(node, tensor, (r0, r1, c0, c1), bits)) is not None:
+            return moved
         if dequantises(node) or (is_dequantised(tensor) and (node.op == "Add" or _moves_rows(tensor))):
-            return np.asarray(dequantised_rows(tensor, r0, r1, self._numbers), np.float32)[:, c0:c1]
+            return self._dequantised(tensor, (r0, r1, c0, c1))
         if node.op == "Add":
             return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
         if node.op == "Reshape" and len(weight_shape(tensor)) == 1:
@@ -178,12 +181,35 @@ class WeightReader:
             return flat[r0 - first * cols : r1 - first * cols, c0:c1]
         raise BuildError("a weight expression cannot be evaluated", where=describe(node))
 
+    def _dequantised(self, tensor: gs.Tensor, block: Block) -> Float32:
+        """A block of what is made of codes and scales, or of values and factors; of a stack whole matrices are read."""
+        r0, r1, c0, c1 = block
+        rows, cols = matrix_shape(tensor)
+        each = rows // weight_shape(tensor)[0]
+        first, last = r0 // each, -(-r1 // each)
+        values = np.asarray(dequantised_rows(tensor, first, last, self._numbers), np.float32).reshape(-1, cols)
+        return values[r0 - first * each : r1 - first * each, c0:c1]
+
     def _flattened(self, matrix: gs.Tensor, begin: int, end: int, bits: bool) -> Bits:
         """Numbers [begin, end) of a matrix, row after row, as a column."""
         cols = matrix_shape(matrix)[1]
         first = begin // cols
         rows = self._read(matrix, first, -(-end // cols), 0, cols, bits=bits)
         return rows.reshape(-1, 1)[begin - first * cols : end - first * cols]
+
+    def _moved(self, node: gs.Node, tensor: gs.Tensor, block: Block, bits: bool) -> Bits | None:
+        """A block of a matrix that has its numbers from elsewhere as they are; None of another weight."""
+        ndim = len(weight_shape(tensor))
+        if node.op == "Transpose" and ndim == 2:
+            return self._transposed(node, block, bits)
+        if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and ndim <= 2:
+            return self._concat(node, block, bits)
+        if node.op == "Slice" and ndim == 2:
+            begin, _, axis = slice_of(node)
+            rows, cols = (begin, 0) if axis == 0 else (0, begin)
+            r0, r1, c0, c1 = block
+            return self._read(node.inputs[0], r0 + rows, r1 + rows, c0 + cols, c1 + cols, bits=bits)
+        return None
 
     def _transposed(self, node: gs.Node, block: Block, bits: bool) -> Bits:
         r0, r1, c0, c1 = block

@@ -19,7 +19,10 @@ from ingot.errors import CheckpointError, PassError
 
 DOMAIN = "ingot"
 WEIGHT_OPS = frozenset(
-    {"Cast", "Transpose", "Concat", "Reshape", "Unsqueeze", "Add", "Mul", "Sub", "Div", "Gather", "DequantizeLinear"}
+    {
+        *("Cast", "Transpose", "Concat", "Slice", "Reshape", "Unsqueeze"),
+        *("Add", "Mul", "Sub", "Div", "Gather", "DequantizeLinear"),
+    }
 )
 SMALL = 4096  # inline constants up to this many elements are facts (shapes, axes, epsilons), not weights
 
@@ -269,6 +272,9 @@ def weight_shape(tensor: gs.Tensor) -> tuple[int, ...]:
     if node.op == "Gather":
         axis = node.attrs.get("axis", 0) % len(shapes[0])
         return (*shapes[0][:axis], *shapes[1], *shapes[0][axis + 1 :])
+    if node.op == "Slice":
+        begin, end, axis = slice_of(node)
+        return (*shapes[0][:axis], end - begin, *shapes[0][axis + 1 :])
     if node.op == "Transpose":
         order = node.attrs.get("perm", list(range(len(shapes[0])))[::-1])
         return tuple(shapes[0][axis] for axis in order)
@@ -276,6 +282,18 @@ def weight_shape(tensor: gs.Tensor) -> tuple[int, ...]:
         axis = node.attrs["axis"] % len(shapes[0])
         return tuple(sum(s[axis] for s in shapes) if i == axis else size for i, size in enumerate(shapes[0]))
     return _reshaped(node, shapes[0])
+
+
+def slice_of(node: gs.Node) -> tuple[int, int, int]:
+    """(begin, end, axis) of a Slice of a weight along one axis. Raises PassError for one of another kind."""
+    shape = weight_shape(node.inputs[0])
+    begins, ends, axes = (small_ints(optional_input(node, index)) for index in (1, 2, 3))
+    steps = [1] if optional_input(node, 4) is None else small_ints(optional_input(node, 4))
+    if begins is None or ends is None or axes is None or len(axes) != 1 or steps != [1]:
+        raise PassError("a weight is not sliced along one axis by constants, one by one", where=describe(node))
+    axis = axes[0] % len(shape)
+    begin, end = (min(max(at + shape[axis] if at < 0 else at, 0), shape[axis]) for at in (begins[0], ends[0]))
+    return begin, max(begin, end), axis
 
 
 def _reshaped(node: gs.Node, shape: tuple[int, ...]) -> tuple[int, ...]:

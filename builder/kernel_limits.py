@@ -6,7 +6,7 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import Graph, optional_input, ours, weight_shape
 from ingot.builder.precision import PRODUCTS, product_weight
-from ingot.builder.select import plan_ops
+from ingot.builder.select import ATTENTIONS, plan_ops
 from ingot.errors import BuildError, NoKernelError
 from ingot.plan import Plan, Rows
 from ingot.plugins.registry import find_op
@@ -23,19 +23,30 @@ def check_graph(graph: Graph, target: Target) -> None:
             _check_state(node)
     for excess in _of_graph(graph, target.limits()):
         _refuse(target, excess)
-    sinks = [node for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
-    if sinks and not target.limits().sinks:
-        raise NoKernelError(
-            f"{target.name} has no kernel that takes attention sinks",
-            where=sinks[0].name,
-            hint="build for a CPU target, or for ref",
-        )
+    limits = target.limits()
+    sinks = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
+    made = [node.name for node in graph.nodes if _makes_values(node)]
+    for where, taken, what in (
+        (sinks, limits.sinks, "that takes attention sinks"),
+        (made, limits.made_values, "for values that are normed, made of keys, or another layer's"),
+    ):
+        if where and not taken:
+            raise NoKernelError(
+                f"{target.name} has no kernel {what}", where=where[0], hint="build for a CPU target, or for ref"
+            )
 
 
 def check_plan(plan: Plan, target: Target) -> None:
     """What depends on the limits of the engine too. Raises BuildError."""
     for excess in _of_plan(plan, target.limits()):
         _refuse(target, excess)
+
+
+def _makes_values(node: gs.Node) -> bool:
+    """Whether an attention's values are anything but parts of its layer's product."""
+    if ours(node, "PagedAttention"):
+        return bool(node.attrs["value_norm"] or node.attrs["keys_as_values"])
+    return ours(node, "SharedAttention")
 
 
 def _check_state(node: gs.Node) -> None:
@@ -63,7 +74,7 @@ def _refuse(target: Target, excess: Excess) -> None:
 
 
 def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
-    attentions = [node for node in graph.nodes if ours(node, "PagedAttention")]
+    attentions = [node for node in graph.nodes if ours(node, *ATTENTIONS)]
     if len(attentions) > limits.layers:
         yield "the layers are", "the graph", f"at most {limits.layers:,}", f"{len(attentions):,}"
     for node in attentions:

@@ -1,6 +1,7 @@
 """Graph of plugins → Program → Plan: steps in execution order, weights by name, buffers in one arena.
 
-PagedAttention becomes rope_kv_write and paged_attention. The last step writes the logits; drawing from them is the
+PagedAttention becomes rope_kv_write and paged_attention; SharedAttention, which reads what another one has written,
+rope_query and paged_attention. The last step writes the logits; drawing from them is the
 session's. Between Program and Plan come the step passes of `pipeline.py`.
 """
 
@@ -15,7 +16,7 @@ from ingot.builder.memory import Use, Value, plan_arena
 from ingot.builder.pack import WeightUse, place_weights, slice_count
 from ingot.builder.positions import UNLIMITED
 from ingot.builder.program import Draft, Program
-from ingot.builder.select import plan_ops
+from ingot.builder.select import ATTENTIONS, plan_ops
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import STATE_WINDOW, Attr, CacheGroup, Limits, Plan, Rows, Step
@@ -51,10 +52,14 @@ class ModelShape:
 def read_shape(graph: Graph) -> ModelShape:
     """Raises PassError for a graph without attention or token embedding."""
     nodes = [node for node in graph.nodes if node.domain == DOMAIN]
-    attentions = [node for node in nodes if ours(node, "PagedAttention")]
+    attentions = [node for node in nodes if ours(node, *ATTENTIONS)]
     if not attentions:
         raise PassError("the graph has no attention", expected="at least one layer with keys and values")
-    layers = {int(n.attrs["layer"]): LayerShape(*(int(n.attrs[key]) for key in _KEPT)) for n in attentions}
+    layers = {
+        int(n.attrs["layer"]): LayerShape(*(int(n.attrs[key]) for key in _KEPT))
+        for n in attentions
+        if ours(n, "PagedAttention")
+    }
     table = next((node.inputs[1] for node in nodes if ours(node, "Embedding")), None)
     head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
     if table is None:
@@ -201,7 +206,7 @@ class Lowering:
 
     def _lower(self, node: gs.Node) -> None:
         kernels = node.attrs["kernel"].split(" ")
-        if ours(node, "PagedAttention"):
+        if ours(node, *ATTENTIONS):
             query = self._new_value(Rows.TOKENS, node.attrs["heads"] * node.attrs["head_dim"])
             first, second = plan_ops(node.op)
             written, sinks = node.inputs[:4], node.inputs[4:]

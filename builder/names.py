@@ -6,9 +6,9 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, ours, producer
 from ingot.builder.precision import is_gate
-from ingot.builder.select import plan_ops
+from ingot.builder.select import ATTENTIONS, plan_ops
 
-_MIXERS = ("PagedAttention", "LinearAttention", "CausalConv")
+_MIXERS = (*ATTENTIONS, "LinearAttention", "CausalConv")
 _ONCE = {"Embedding": "embed", "RopeTable": "rope_table", "GatherRows": "logit_rows"}
 _NORMS = ("RmsNorm", "LayerNorm")
 
@@ -53,7 +53,7 @@ def _roles(graph: Graph, mixers: Mapping[int, tuple[int, gs.Node]]) -> dict[int,
     roles: dict[int, str] = {}
     for layer, node in mixers.values():
         prefix = f"layers.{layer}/"
-        if ours(node, "PagedAttention"):
+        if ours(node, *ATTENTIONS):
             _name_attention(roles, node, prefix)
         elif ours(node, "LinearAttention"):
             _name_linear(roles, node, f"{prefix}linear_")

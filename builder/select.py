@@ -5,7 +5,11 @@ import re
 from ingot.errors import NoKernelError
 from ingot.plugins.target import Target
 
-_SEVERAL = {"PagedAttention": ("rope_kv_write", "paged_attention")}  # plugins that become more than one step
+_SEVERAL = {  # plugins that become more than one step
+    "PagedAttention": ("rope_kv_write", "paged_attention"),
+    "SharedAttention": ("rope_query", "paged_attention"),
+}
+ATTENTIONS = tuple(_SEVERAL)
 
 
 def plan_ops(plugin: str) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ class RopeConfig:
     long_factors   what `factors` could be instead, for texts of any length
     scale          of cosines and sines
     interleaved    pairs are (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2)
+    turning_pairs  the first ones, which turn; the others stand still; 0: all turn
     positions      that the rotation is made for, where they are not the model's; 0: they are
     """
 
@@ -71,6 +72,7 @@ class RopeConfig:
     scale: float = 1.0
     positions: int = 0
     interleaved: bool = False
+    turning_pairs: int = 0
 
 
 class RouterScore(enum.Enum):
@@ -100,6 +102,9 @@ class MoeConfig:
     gate_limit         above 0: experts compute down(g * sigmoid(gate_alpha * g) * (u + 1)) instead, where g is the gate
                        within this limit from above, u the up within it on both sides
     dense_layers       have a plain MLP instead
+    beside_mlp         the layers have a plain MLP too: experts and router read the residual stream through norms of
+                       their own, both results are normed, and their sum is the branch
+    expert_scale       what each expert makes has a factor of its own
     """
 
     experts: int
@@ -119,6 +124,8 @@ class MoeConfig:
     gate_limit: float = 0.0
     gate_alpha: float = 1.0
     dense_layers: tuple[int, ...] = ()
+    beside_mlp: bool = False
+    expert_scale: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +199,14 @@ class ModelConfig:
     tied_embeddings          lm_head is the token table
     head_bias                lm_head adds a bias
     mixer, mixer_layers      what these layers have instead of attention
+    value_norm               values are normed head by head, without a weight
+    full_kv_heads, full_head_dim  of the layers without a window, where they differ; 0: they do not
+    full_keys_as_values      these layers have no product for values: keys, before norm and rotation, serve as such
+    sharing_layers           so many last layers take keys and values of the last one before them with such a window
+    sharing_width            inner width of their MLP; 0: the model's
+    layer_input              a layer's end has a branch with an embedding of the token of its own, so wide; 0: none has
+    layer_input_rows         of the tables of these embeddings
+    layer_scale              what a layer leaves is multiplied by a number of its own
     output_gate              attention is multiplied with the sigmoid of another product, before its output product
     attention_sinks          each head has a score that takes part in its softmax, and no value
     """
@@ -240,6 +255,42 @@ class ModelConfig:
     mixer_layers: tuple[int, ...] = ()
     output_gate: bool = False
     attention_sinks: bool = False
+    value_norm: bool = False
+    full_kv_heads: int = 0
+    full_head_dim: int = 0
+    full_keys_as_values: bool = False
+    sharing_layers: int = 0
+    sharing_width: int = 0
+    layer_input: int = 0
+    layer_input_rows: int = 0
+    layer_scale: bool = False
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer sees, 0 for all."""
+        return self.windows[layer] if self.windows else 0
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads if self.window_of(layer) else self.full_kv_heads or self.kv_heads
+
+    def head_dim_of(self, layer: int) -> int:
+        """Elements of a head."""
+        return self.head_dim if self.window_of(layer) else self.full_head_dim or self.head_dim
+
+    def keys_as_values(self, layer: int) -> bool:
+        """Whether the layer has no product for values."""
+        return self.full_keys_as_values and not self.window_of(layer)
+
+    def writer_of(self, layer: int) -> int:
+        """The layer whose keys and values it attends to: its own number, or that of an earlier one."""
+        first = self.num_layers - self.sharing_layers
+        if layer < first:
+            return layer
+        return max(each for each in range(first) if self.window_of(each) == self.window_of(layer))
+
+    def intermediate_of(self, layer: int) -> int:
+        """Inner width of a layer's plain MLP."""
+        return self.sharing_width if self.sharing_width and self.writer_of(layer) != layer else self.intermediate_size
 
     def mixer_of(self, layer: int) -> Mixer | None:
         """What a layer has instead of attention, None where it has attention."""

@@ -16,10 +16,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot import __version__
-from ingot.configs.model import Activation, ModelConfig, Norm, QkNorm, RopeConfig
+from ingot.configs.model import ModelConfig, Norm, QkNorm, RopeConfig
+from ingot.convert.activations import activated
 from ingot.convert.attention_sinks import with_sinks
 from ingot.convert.dequantise import dequantise
-from ingot.convert.experts import experts
+from ingot.convert.experts import beside_mlp, experts
+from ingot.convert.layer_input import layer_end
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.recurrent import recurrent_mixer
 from ingot.convert.rope import inverse_frequencies
@@ -70,12 +72,14 @@ class _Decoder:
         self._angles: dict[RopeConfig, tuple[str, str]] = {}
         self._masks: dict[int, str] = {}
         self._distances = ""
+        self._kept: dict[int, tuple[str, str]] = {}  # layer → keys and values that later ones share
+        self._embedding = ""
 
     def logits(self) -> None:
         """The whole model."""
         config = self.config
         positions = self.positions()
-        x = self.embedding(positions)
+        x = self._embedding = self.embedding(positions)
         for layer in range(config.num_layers):
             x = self.layer(x, layer, positions)
         x = self.norm(x, "norm")
@@ -107,9 +111,15 @@ class _Decoder:
         if not self.config.shared_norm:
             normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
         moe = self.config.moe_of(layer)
-        branch = self.mlp(normed, path) if moe is None else experts(self, normed, moe, f"{path}/moe")
+        if moe is None:
+            branch = self.mlp(normed, layer)
+        elif moe.beside_mlp:
+            branch = beside_mlp(self, self.mlp(normed, layer), x, moe, self.config, path)
+        else:
+            branch = experts(self, normed, moe, f"{path}/moe")
         branch = self.post_norm(branch, f"{path}/mlp_post_norm")
-        return self.node("Add", [x, self.scaled(branch, f"{path}/mlp")], f"{path}/mlp/residual")
+        x = self.node("Add", [x, self.scaled(branch, f"{path}/mlp")], f"{path}/mlp/residual")
+        return layer_end(self, x, self._embedding, self.config, layer)
 
     def scaled(self, branch: str, path: str) -> str:
         """A branch as it joins the residual stream"""
@@ -173,16 +183,14 @@ class _Decoder:
     def attention(self, x: str, layer: int, positions: str) -> str:
         """q, k, v → norm → rotate → softmax(q . k * scale) v → out; [batch, sequence, hidden]"""
         config, path = self.config, f"layers.{layer}/attn"
-        window = config.windows[layer] if config.windows else 0
-        query, key, value = self.projections(x, path)
-        query = self.heads(query, config.heads, f"{path}/q")
-        key = self.heads(key, config.kv_heads, f"{path}/k")
-        value = self.heads(value, config.kv_heads, f"{path}/v", normed=False)
-        rope = config.local_rope if window and config.local_rope else config.rope
-        if rope and layer not in config.still_layers:
-            query, key = (
-                self.rotated(each, rope, positions, f"{path}/{name}") for each, name in ((query, "q"), (key, "k"))
-            )
+        window, dim = config.window_of(layer), config.head_dim_of(layer)
+        if (writer := config.writer_of(layer)) == layer:
+            query, key, value = self.projections(x, layer)
+            self._kept[layer] = self.keys(key, layer, positions), self.values(key, value, layer)
+        else:
+            query = self.linear(x, f"{path}/q")
+        query = self.rotated(self.heads(query, config.heads, dim, f"{path}/q"), layer, positions, f"{path}/q")
+        key, value = self._kept[writer]
         scale = config.attention_scale / (layer + 1 if config.scale_by_inverse_layer else 1)
         if config.attention_sinks:
             inputs = [query, *with_sinks(self, key, value, config, window, path)]
@@ -192,18 +200,38 @@ class _Decoder:
         cap = {"softcap": config.score_cap} if config.score_cap else {}
         mixed = self.node("Attention", inputs, f"{path}/attention", is_causal=causal, scale=scale, **cap)
         rows = self.node("Transpose", [mixed], f"{path}/merge/transpose", perm=[0, 2, 1, 3])
-        width = config.heads * config.head_dim
+        width = config.heads * dim
         merged = self.node("Reshape", [rows, self.integers(f"rows_{width}", [0, 0, width])], f"{path}/merge/reshape")
         if config.output_gate:
             gate = self.node("Sigmoid", [self.linear(x, f"{path}/gate")], f"{path}/gate/sigmoid")
             merged = self.node("Mul", [merged, gate], f"{path}/gated")
         return self.linear(merged, f"{path}/out")
 
-    def projections(self, x: str, path: str) -> tuple[str, str, str]:
+    def keys(self, key: str, layer: int, positions: str) -> str:
+        """[batch, kv_heads, sequence, head_dim], normed and rotated"""
+        config, path = self.config, f"layers.{layer}/attn/k"
+        key = self.heads(key, config.kv_heads_of(layer), config.head_dim_of(layer), path)
+        return self.rotated(key, layer, positions, path)
+
+    def values(self, key: str, value: str, layer: int) -> str:
+        """[batch, kv_heads, sequence, head_dim]; key: the product that makes the keys, which may be value's too"""
+        config, path = self.config, f"layers.{layer}/attn"
+        dim, shared = config.head_dim_of(layer), f"{path}/k/reshape" if value == key else None
+        split = shared or self.split(value, config.kv_heads_of(layer), dim, f"{path}/v")
+        if config.value_norm:
+            ones = self.constant(f"const/ones_{dim}", np.ones(dim, np.float32))
+            split = self.node(
+                "RMSNormalization", [split, ones], f"{path}/v_norm/rms_norm", axis=-1, epsilon=config.norm_eps
+            )
+        return self.node("Transpose", [split], f"{path}/v/heads", perm=[0, 2, 1, 3])
+
+    def projections(self, x: str, layer: int) -> tuple[str, str, str]:
         """q [batch, sequence, heads * head_dim], k and v [batch, sequence, kv_heads * head_dim]"""
-        config = self.config
+        config, path = self.config, f"layers.{layer}/attn"
         if not config.fused_qkv:
-            return self.linear(x, f"{path}/q"), self.linear(x, f"{path}/k"), self.linear(x, f"{path}/v")
+            key = self.linear(x, f"{path}/k")
+            value = key if config.keys_as_values(layer) else self.linear(x, f"{path}/v")
+            return self.linear(x, f"{path}/q"), key, value
         query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         sizes = self.integers("qkv_sizes", [query, kv, kv])
         parts = [f"{path}/q/split", f"{path}/k/split", f"{path}/v/split"]
@@ -211,27 +239,34 @@ class _Decoder:
         self.nodes.append(helper.make_node("Split", [fused, sizes], parts, f"{path}/split", axis=-1))
         return parts[0], parts[1], parts[2]
 
-    def heads(self, x: str, heads: int, path: str, *, normed: bool = True) -> str:
+    def split(self, x: str, heads: int, dim: int, path: str) -> str:
+        """[batch, sequence, heads * head_dim] → [batch, sequence, heads, head_dim]"""
+        return self.node("Reshape", [x, self.integers(f"heads_{heads}_{dim}", [0, 0, heads, dim])], f"{path}/reshape")
+
+    def heads(self, x: str, heads: int, dim: int, path: str) -> str:
         """[batch, sequence, heads * head_dim] → [batch, heads, sequence, head_dim], normed where the model does so"""
-        kind = self.config.qk_norm if normed else None
+        kind = self.config.qk_norm
         if kind is QkNorm.WIDTH:
             x = self.norm(x, f"{path}_norm")
-        shape = self.integers(f"heads_{heads}", [0, 0, heads, self.config.head_dim])
-        split = self.node("Reshape", [x, shape], f"{path}/reshape")
+        split = self.split(x, heads, dim, path)
         if kind is QkNorm.HEAD:
             split = self.norm(split, f"{path}_norm")
         return self.node("Transpose", [split], f"{path}/heads", perm=[0, 2, 1, 3])
 
-    def rotated(self, x: str, rope: RopeConfig, positions: str, path: str) -> str:
-        """[batch, heads, sequence, head_dim], its first rotary_dim dimensions rotated in pairs"""
+    def rotated(self, x: str, layer: int, positions: str, path: str) -> str:
+        """[batch, heads, sequence, head_dim], in most layers its first rotary_dim dimensions rotated in pairs"""
+        config = self.config
+        rope = config.local_rope if config.window_of(layer) and config.local_rope else config.rope
+        if rope is None or layer in config.still_layers:
+            return x
         inputs = [x, *self.rotary_angles(rope, positions)]
-        partial = rope.rotary_dim if rope.rotary_dim < self.config.head_dim else 0
+        partial = rope.rotary_dim if rope.rotary_dim < config.head_dim_of(layer) else 0
         pairs = {"interleaved": 1} if rope.interleaved else {}
         return self.node("RotaryEmbedding", inputs, f"{path}/rotary", rotary_embedding_dim=partial, **pairs)
 
-    def mlp(self, x: str, path: str) -> str:
+    def mlp(self, x: str, layer: int) -> str:
         """[batch, sequence, hidden]"""
-        path = f"{path}/mlp"
+        path = f"layers.{layer}/mlp"
         if not self.config.gated_mlp:
             return self.linear(self.activated(self.linear(x, f"{path}/up"), path), f"{path}/down")
         if self.config.fused_gate_up:
@@ -243,15 +278,7 @@ class _Decoder:
         return self.linear(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
 
     def activated(self, x: str, path: str) -> str:
-        match self.config.activation:
-            case Activation.SILU:
-                return self.node("Mul", [x, self.node("Sigmoid", [x], f"{path}/sigmoid")], f"{path}/silu")
-            case Activation.GELU:
-                return self.node("Gelu", [x], f"{path}/gelu", approximate="none")
-            case Activation.GELU_TANH:
-                return self.node("Gelu", [x], f"{path}/gelu", approximate="tanh")
-            case Activation.RELU:
-                return self.node("Relu", [x], f"{path}/relu")
+        return activated(self, x, self.config.activation, path)
 
     def pre_norm(self, x: str, path: str) -> str:
         return self.norm(x, path) if self.config.pre_norms else x

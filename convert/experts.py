@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ingot.configs.model import MoeConfig, RouterScore
+from ingot.configs.model import ModelConfig, MoeConfig, RouterScore
 
 SELECT_BIAS = "router/select/bias"
 
@@ -31,6 +31,8 @@ class Nodes(Protocol):
 
     def activated(self, x: str, path: str) -> str: ...
 
+    def norm(self, x: str, path: str) -> str: ...
+
     def float32(self, name: str) -> str: ...
 
     def integers(self, name: str, value: int | Sequence[int]) -> str: ...
@@ -45,6 +47,8 @@ def expert_shapes(moe: MoeConfig, hidden: int, path: str, *, mlp_bias: bool) -> 
     return {
         f"{path}/router/weight": (moe.experts, hidden),
         **({f"{path}/{SELECT_BIAS}": (moe.experts,)} if moe.select_bias else {}),
+        **({f"{path}/router_norm/weight": (hidden,)} if moe.beside_mlp else {}),
+        **({f"{path}/down/scale": (moe.experts,)} if moe.expert_scale else {}),
         f"{path}/gate_up/weight": (moe.experts, 2 * moe.intermediate_size, hidden),
         f"{path}/down/weight": (moe.experts, hidden, moe.intermediate_size),
         **({f"{path}/router/bias": (moe.experts,)} if moe.biases else {}),
@@ -56,9 +60,15 @@ def expert_shapes(moe: MoeConfig, hidden: int, path: str, *, mlp_bias: bool) -> 
     }
 
 
+def beside_shapes(moe: MoeConfig, hidden: int, path: str) -> dict[str, Shape]:
+    """Norms of a layer that has experts beside its MLP."""
+    names = ("mlp_branch_norm", "moe_norm", "moe_branch_norm") if moe.beside_mlp else ()
+    return {f"{path}/{name}/weight": (hidden,) for name in names}
+
+
 def experts(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
     """[batch, sequence, hidden]"""
-    routed = _routed(g, x, moe, path)
+    routed = _routed(g, x, x, moe, path)
     if not moe.shared_size:
         return routed
     shared = f"{path}/shared"
@@ -70,14 +80,26 @@ def experts(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
     return g.node("Add", [routed, made], f"{path}/with_shared")
 
 
-def _routed(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
-    """[batch, sequence, hidden]: experts compute [batch, experts, sequence, .]; most weigh 0."""
-    weights = _weights(g, x, moe, path)
+def beside_mlp(g: Nodes, mlp: str, x: str, moe: MoeConfig, config: ModelConfig, path: str) -> str:
+    """Experts whose input is x itself, the residual stream, normed, as is their router's; plus `mlp`, each normed."""
+    root = g.constant("const/router_scale", np.float32(config.hidden_size**-0.5))
+    factor = g.node("Mul", [g.float32(f"{path}/moe/router_norm/weight"), root], f"{path}/moe/router_norm/factor")
+    routed = g.node(
+        "RMSNormalization", [x, factor], f"{path}/moe/router_norm/rms_norm", axis=-1, epsilon=config.norm_eps
+    )
+    made = _routed(g, g.norm(x, f"{path}/moe_norm"), routed, moe, f"{path}/moe")
+    both = [g.norm(mlp, f"{path}/mlp_branch_norm"), g.norm(made, f"{path}/moe_branch_norm")]
+    return g.node("Add", both, f"{path}/moe/with_mlp")
+
+
+def _routed(g: Nodes, x: str, router: str, moe: MoeConfig, path: str) -> str:
+    """[batch, sequence, hidden]: experts compute [batch, experts, sequence, .]; most weigh 0. router: what it reads."""
+    weights = _weights(g, router, moe, path)
     alike = g.node("Unsqueeze", [x, g.integers("axis_1", [1])], f"{path}/unsqueeze")
     inputs = [_stacked(g, alike, moe, f"{path}/gate_up"), g.integers("expert", [moe.intermediate_size] * 2)]
     gate, up = f"{path}/gate/split", f"{path}/up/split"
     g.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
-    made = _stacked(g, _gated(g, gate, up, moe, path), moe, f"{path}/down")
+    made = _stacked(g, _gated(g, gate, up, moe, path), moe, f"{path}/down", scaled=moe.expert_scale)
     by_expert = g.node("Transpose", [weights], f"{path}/weights/transpose", perm=[0, 2, 1])
     column = g.node("Unsqueeze", [by_expert, g.integers("axis_last", [-1])], f"{path}/weights/unsqueeze")
     weighted = g.node("Mul", [made, column], f"{path}/weighted")
@@ -97,9 +119,14 @@ def _gated(g: Nodes, gate: str, up: str, moe: MoeConfig, path: str) -> str:
     return g.node("Mul", [glu, g.node("Add", [up, one], f"{path}/up/add_one")], f"{path}/gated")
 
 
-def _stacked(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
-    """x @ W (+ bias) of each expert, W stored [experts, out, in]"""
-    weight = g.node("Transpose", [g.float32(f"{path}/weight")], f"{path}/transpose", perm=[0, 2, 1])
+def _stacked(g: Nodes, x: str, moe: MoeConfig, path: str, *, scaled: bool = False) -> str:
+    """x @ W (+ bias) of each expert, W stored [experts, out, in]; scaled: times a factor of the expert's"""
+    stored = g.float32(f"{path}/weight")
+    if scaled:
+        cells = g.integers("cells", [-1, 1, 1])
+        scale = g.node("Reshape", [g.float32(f"{path}/scale"), cells], f"{path}/scale_cells")
+        stored = g.node("Mul", [stored, scale], f"{path}/scaled")
+    weight = g.node("Transpose", [stored], f"{path}/transpose", perm=[0, 2, 1])
     y = g.node("MatMul", [x, weight], f"{path}/matmul")
     if not moe.biases:
         return y

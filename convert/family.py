@@ -77,6 +77,9 @@ WITHOUT_EFFECT = (
 # Keys that change the numbers, or the files, in ways that no family here has.
 REFUSED = ("add_cross_attention", "is_encoder_decoder", "rope_interleaved", "use_bidirectional_attention")
 
+# Their values that say something of images alone, which no text model here reads.
+HARMLESS = {"use_bidirectional_attention": ("vision",)}
+
 # Keys that change the numbers of the families that read them, and would change those of others.
 REFUSED_UNLESS_READ = ("sliding_window",)
 
@@ -213,18 +216,13 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
                 got=str(section.raw(key)),
             )
     for key in REFUSED:
-        _refuse(section, key)
+        _refuse(section, key, unless=HARMLESS.get(key, ()))
     for key in WITHOUT_EFFECT:
         section.has(key)
     if not family.layer_ropes:
         refuse_kinds_of_layers(section)
     config = family.read(section, names)
-    if config.heads % config.kv_heads:
-        raise ConfigError(
-            "the query heads cannot be shared evenly among the key heads",
-            where=section.where,
-            got=f"{config.heads} query heads, {config.kv_heads} key and value heads",
-        )
+    _refuse_uneven_heads(config, section)
     if config.rope is not None and config.rope.positions:
         config = dataclasses.replace(config, max_positions=config.rope.positions)
     _refuse_out_of_range(config, section)
@@ -237,6 +235,16 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
     if "layer_types" in unread:
         _refuse_other_layers(section, config)
     return family, config, (*of_wrapper, *section.unread())
+
+
+def _refuse_uneven_heads(config: ModelConfig, section: Section) -> None:
+    for kv_heads in (config.kv_heads, config.full_kv_heads or 1):
+        if config.heads % kv_heads:
+            raise ConfigError(
+                "the query heads cannot be shared evenly among the key heads",
+                where=section.where,
+                got=f"{config.heads} query heads, {kv_heads} key and value heads",
+            )
 
 
 def _refuse_nulls(section: Section, family: Family) -> None:
@@ -279,7 +287,7 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
     """Raise ConfigError for numbers that no model has, and those that float32 arithmetic cannot follow."""
     for what, most, count in (
         ("the model has too many positions", _MOST_POSITIONS, config.max_positions),
-        ("the heads of the model are too large", _LARGEST_HEAD, config.head_dim),
+        ("the heads of the model are too large", _LARGEST_HEAD, max(config.head_dim, config.full_head_dim)),
     ):
         if count > most:
             raise ConfigError(what, where=section.where, expected=f"at most {most:,}", got=f"{count:,}")
@@ -294,6 +302,7 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
                 raise ConfigError("a soft cap is too small", where=section.where, got=f"{cap:g}")
         for rope in (config.rope, config.local_rope):
             speeds = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
+            speeds = speeds[: rope.turning_pairs if rope and rope.turning_pairs else None]
             if not (np.isfinite(speeds).all() and (speeds > 0).all()):
                 raise ConfigError(
                     "the rotary positions rotate infinitely fast, or not at all",
@@ -303,9 +312,9 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
                 )
 
 
-def _refuse(section: Section, key: str, *, even_falsy: bool = False) -> None:
-    """Raise UnsupportedModelError where the key asks for something; even_falsy: where it is there."""
-    if section.raw(key) or even_falsy:
+def _refuse(section: Section, key: str, *, even_falsy: bool = False, unless: Collection[str] = ()) -> None:
+    """Raise UnsupportedModelError where the key asks for something; even_falsy: where it is there. unless: harmless."""
+    if (section.raw(key) and section.raw(key) not in unless) or even_falsy:
         raise UnsupportedModelError(
             f"the model has a feature that is not supported: {key}",
             where=section.place(key),

@@ -12,7 +12,6 @@ _SHARED = "an expert that all tokens share"
 _SINKS = "attention sinks"
 _ENCODER = "an encoder"
 _PER_LAYER = "embeddings of their own for each layer"
-_TWO_KINDS = "layers whose heads differ in size and share keys with values"
 
 MISSING: dict[str, tuple[str, ...]] = {
     "bert": ("an encoder",),
@@ -27,9 +26,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "falcon_h1": (_STATE,),
     "gemma3n": (_IMAGES, _PER_LAYER, "several residual streams"),
     "gemma3n_text": (_PER_LAYER, "several residual streams"),
-    "gemma4": (_IMAGES, _TWO_KINDS, _PER_LAYER),
-    "gemma4_text": (_TWO_KINDS, _PER_LAYER),
-    "gemma4_unified": (_IMAGES, _TWO_KINDS),
     "glm4_moe_lite": (_MLA, _SIGMOID, _SHARED),
     "glm_moe_dsa": (_MLA, _EXPERTS, _SPARSE),
     "internlm2": ("queries, keys and values stored in groups of heads",),

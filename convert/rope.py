@@ -15,6 +15,8 @@ def inverse_frequencies(rope: RopeConfig) -> Frequencies:
     exponent = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     frequencies = np.float32(1) / np.power(np.float32(rope.theta), exponent)
     frequencies = frequencies / np.float32(rope.linear_factor)
+    if rope.turning_pairs:
+        frequencies[rope.turning_pairs :] = 0
     if rope.factors:
         frequencies = np.float32(1) / (np.array(rope.factors, np.float32) * (np.float32(rope.theta) ** exponent))
     if rope.yarn:

@@ -1,7 +1,8 @@
 """ModelConfig → the weights that its Graph reads, by name, with the shapes in which they are stored."""
 
 from ingot.configs.model import ModelConfig, Norm, QkNorm
-from ingot.convert.experts import expert_shapes
+from ingot.convert.experts import beside_shapes, expert_shapes
+from ingot.convert.layer_input import layer_input_shapes, shared_input_shapes
 from ingot.convert.recurrent import recurrent_shapes
 
 Shape = tuple[int, ...]
@@ -32,7 +33,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         norm(f"{path}/attn_norm", present=config.pre_norms)
         recurrent = recurrent_shapes(config, layer)
         shapes |= recurrent
-        for name, sizes in _attention_sizes(config).items() if not recurrent else ():
+        for name, sizes in _attention_sizes(config, layer).items() if not recurrent else ():
             shapes |= _norms_of_heads(config, layer) if name == "out" else {}
             linear(f"{path}/attn/{name}", *sizes, bias=config.attention_out_bias if name == "out" else config.qkv_bias)
         if config.attention_sinks and not recurrent:
@@ -40,12 +41,14 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         norm(f"{path}/attn_post_norm", present=config.post_norms)
         norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)
         moe = config.moe_of(layer)
-        for name, sizes in _mlp_sizes(config).items() if moe is None else ():
+        for name, sizes in _mlp_sizes(config, layer).items() if moe is None or moe.beside_mlp else ():
             linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
         shapes |= {} if moe is None else expert_shapes(moe, hidden, f"{path}/moe", mlp_bias=config.mlp_bias)
+        shapes |= {} if moe is None else beside_shapes(moe, hidden, path)
         norm(f"{path}/mlp_post_norm", present=config.post_norms)
+        shapes |= layer_input_shapes(config, path)
     norm("norm")
-    return shapes | _head_shapes(config)
+    return shapes | shared_input_shapes(config) | _head_shapes(config)
 
 
 def _head_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -54,26 +57,34 @@ def _head_shapes(config: ModelConfig) -> dict[str, Shape]:
     return {**table, **({"lm_head/bias": (config.vocab_size,)} if config.head_bias else {})}
 
 
-def _attention_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+def _attention_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """The matrices of an attention: how wide their inputs are, and their results."""
-    hidden, query, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    dim = config.head_dim_of(layer)
+    hidden, query, kv = config.hidden_size, config.heads * dim, config.kv_heads_of(layer) * dim
     sizes = {"qkv": query + 2 * kv} if config.fused_qkv else {"q": query, "k": kv, "v": kv}
+    if config.writer_of(layer) != layer:
+        sizes = {"q": query}
+    elif config.keys_as_values(layer):
+        del sizes["v"]
     sizes |= {"gate": query} if config.output_gate else {}
     return {**{name: (hidden, size) for name, size in sizes.items()}, "out": (query, hidden)}
 
 
 def _norms_of_heads(config: ModelConfig, layer: int) -> dict[str, Shape]:
     """Weights of the norms of queries and keys."""
-    heads = {"q": config.heads, "k": config.kv_heads} if config.qk_norm else {}
+    heads = {"q": config.heads, "k": config.kv_heads_of(layer)} if config.qk_norm else {}
+    if config.writer_of(layer) != layer:
+        heads.pop("k", None)
+    dim = config.head_dim_of(layer)
     return {
-        f"layers.{layer}/attn/{name}_norm/weight": (config.head_dim * (1 if config.qk_norm is QkNorm.HEAD else count),)
+        f"layers.{layer}/attn/{name}_norm/weight": (dim * (1 if config.qk_norm is QkNorm.HEAD else count),)
         for name, count in heads.items()
     }
 
 
-def _mlp_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+def _mlp_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """The matrices of an MLP: how wide their inputs are, and their results."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner = config.hidden_size, config.intermediate_of(layer)
     names = ("gate_up",) if config.fused_gate_up else ("gate", "up") if config.gated_mlp else ("up",)
     width = 2 * inner if config.fused_gate_up else inner
     return {**{name: (hidden, width) for name in names}, "down": (inner, hidden)}

@@ -16,11 +16,20 @@ Kind = TypeVar("Kind")
 
 _TEXT = ("language_model.model.", "model.language_model.")  # → "model."
 _HEAD = "language_model.lm_head."  # → "lm_head."
-_PARTS = ("vision_tower.", "visual.", "multi_modal_projector.")
+_PARTS = (
+    *("vision_tower.", "visual.", "multi_modal_projector."),
+    *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."),
+)
 TOWERS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
 
-# Keys of the wrapper that speak of images, of training, or of what is read elsewhere.
+# Keys of the wrapper that speak of images and sounds, of training, or of what is read elsewhere.
 _OF_IMAGES = (
+    "audio_config",
+    "audio_token_id",
+    "boa_token_id",
+    "eoa_token_id",
+    "eoa_token_index",
+    "vision_soft_tokens_per_image",
     "ignore_index",
     "image_seq_length",
     "image_token_id",
@@ -86,6 +95,14 @@ _QWEN3 = {"max_position_embeddings": 128000, "rope_theta": 5e5}
 WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper(
         text={"gemma3_text": "gemma3_text"}, models="Gemma 3 4B to 27B", defaults=_SIZES_OF_GEMMA, tied=True
+    ),
+    "gemma4": Wrapper(text={"gemma4_text": "gemma4_text"}, models="Gemma 4 E2B, E4B, 26B-A4B and 31B", tied=True),
+    "gemma4_unified": Wrapper(
+        text={"gemma4_unified_text": "gemma4_text"},
+        models="Gemma 4 12B",
+        defaults={"max_position_embeddings": 262144, "sliding_window": 1024},
+        always={"hidden_size_per_layer_input": 0, "enable_moe_block": False},
+        tied=True,
     ),
     "llava": Wrapper(
         text={"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, models="LLaVA 1.5", defaults=_SIZES_OF_LLAMA

@@ -70,6 +70,7 @@ class KernelLimits:
     experts            of a layer
     taken_experts      that the rows of a step take in all
     sinks              whether attention takes them
+    made_values        values that are normed, made of keys, or another layer's
     """
 
     head_dim: int = NO_LIMIT
@@ -82,6 +83,7 @@ class KernelLimits:
     experts: int = NO_LIMIT
     taken_experts: int = NO_LIMIT
     sinks: bool = True
+    made_values: bool = True
 
 
 class Target(Protocol):

@@ -24,6 +24,9 @@ class ChooseKernels:
         for node in nodes:
             activations = node.attrs.get("activations")  # of products alone
             dtype = kernel_dtype(node.attrs.get("dtype", "f32"), activations or "")
-            kernels = (choose_kernel(self.target, op, dtype, activations) for op in plan_ops(node.op))
+            kernels = (
+                choose_kernel(self.target, op, "f32" if op == "rope_query" else dtype, activations)
+                for op in plan_ops(node.op)
+            )
             node.attrs["kernel"] = " ".join(kernels)
         return len(nodes)

@@ -1,11 +1,12 @@
 """Everything between the qkv product and the output product → one PagedAttention, and one RopeTable for all layers.
+An attention to keys and values that another one has made → SharedAttention.
 
 qkv ─ Split ┬ Reshape ─ [RmsNorm] ─ Transpose ─ RotaryEmbedding ┐
             ├ Reshape ─ [RmsNorm] ─ Transpose ─ RotaryEmbedding ┼ Attention ─ Transpose ─ Reshape
-            └ Reshape ─ Transpose ──────────────────────────────┤
+            └ Reshape ─ [RmsNorm of ones] ─ Transpose ──────────┤
                                           mask of a window, if any
 
-The mask may have sinks as its last column: `sink_pattern.py`.
+The mask may have sinks as its last column: `sink_pattern.py`. Keys and values may be one part of the product.
 """
 
 import dataclasses
@@ -26,10 +27,14 @@ _UNKNOWN = {"qk_matmul_output_mode": 0, "q_num_heads": None, "kv_num_heads": Non
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Parts:
-    qkv: gs.Tensor
+    """source: the product of q, k and v, or of q alone where `writer` is the attention that makes keys and values."""
+
+    source: gs.Tensor
     q: Side
     k: Side
+    v: Side
     rotation: Rotation | None
+    writer: gs.Node | None = None
 
 
 def _read(graph: Graph, match: Match) -> _Parts | str:
@@ -45,19 +50,63 @@ def _read(graph: Graph, match: Match) -> _Parts | str:
         return f"heads {[side.heads for side in sides]} of {[side.head_dim for side in sides]} do not fit together"
     if v.rotation is not None or (q.rotation is None) != (k.rotation is None):
         return "q and k are not rotated alike, or v is rotated"
-    if v.norm is not None or (q.norm is not None and k.norm is not None and q.norm_eps != k.norm_eps):
-        return "q and k are not normed alike, or v is normed"
+    if len({side.norm_eps for side in sides if side.norm is not None}) > 1:
+        return "q, k and v are not normed alike"
+    if v.norm is not None and not _is_ones(v.norm, v.head_dim):
+        return "v is normed over more than a head, or with a weight"
     if q.rotation is not None and k.rotation is not None and not q.rotation.same_as(k.rotation):
         return "q and k are not rotated alike"
-    split = producer(q.source)
-    if split is None or not is_op(split, "Split") or any(producer(side.source) is not split for side in sides):
+    return _from_product(graph, _Parts(source=q.source, q=q, k=k, v=v, rotation=q.rotation))
+
+
+def _from_product(graph: Graph, parts: _Parts) -> _Parts | str:
+    """The parts with their product, or with the attention that wrote keys and values."""
+    q, k, v = parts.q, parts.k, parts.v
+    split = producer(k.source)
+    if split is None or not is_op(split, "Split") or producer(v.source) is not split:
         return "q, k and v are not parts of one product"
+    writer = _writer(graph, split.inputs[0], parts)
+    if writer is not None and producer(q.source) is not split:
+        return dataclasses.replace(parts, writer=writer)
+    sides = (q, k) if k.source is v.source else (q, k, v)
     if any(tensor is not side.source for tensor, side in zip(split.outputs, sides, strict=False)):
         return "the product does not hold q, k and v in this order"
     sizes = [side.heads * side.head_dim for side in sides]
-    if len(split.outputs) != 3 or (small_ints(optional_input(split, 1)) or sizes) != sizes:
+    if len(split.outputs) != len(sides) or (small_ints(optional_input(split, 1)) or sizes) != sizes:
         return "the product does not hold q, k and v alone"
-    return _Parts(qkv=split.inputs[0], q=q, k=k, rotation=q.rotation)
+    return dataclasses.replace(parts, source=split.inputs[0])
+
+
+def _writer(graph: Graph, qkv: gs.Tensor, parts: _Parts) -> gs.Node | None:
+    """The attention that makes the same keys and values of the same product."""
+    table = None if parts.rotation is None else _find_table(graph, parts.rotation)
+    wanted = _facts(parts)
+    for node in graph.plugins("PagedAttention"):
+        same = [optional_input(node, 1) is table, optional_input(node, 3) is parts.k.norm]
+        if node.inputs[0] is qkv and all(same) and all(node.attrs[name] == each for name, each in wanted.items()):
+            return node
+    return None
+
+
+def _facts(parts: _Parts) -> dict[str, Attr]:
+    """What is made of keys and values."""
+    return {
+        "kv_heads": parts.k.heads,
+        "head_dim": parts.k.head_dim,
+        "interleaved": int(parts.rotation is not None and parts.rotation.interleaved),
+        "norm_eps": max(parts.q.norm_eps, parts.k.norm_eps, parts.v.norm_eps),
+        "value_norm": int(parts.v.norm is not None),
+        "keys_as_values": int(parts.k.source is parts.v.source),
+    }
+
+
+def _kept(window: int, writer: gs.Node) -> bool:
+    """Whether the writer's cache keeps all that a window sees, 0 for everything."""
+    return not writer.attrs["window"] or 0 < window <= int(writer.attrs["window"])
+
+
+def _is_ones(weight: gs.Tensor, size: int) -> bool:
+    return isinstance(weight, gs.Constant) and weight_shape(weight) == (size,) and bool((weight.values == 1).all())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +144,8 @@ def _check(graph: Graph, match: Match) -> str | None:
     parts = _read(graph, match)
     if isinstance(parts, str):
         return parts
+    if parts.writer is not None and (seen.weight is not None or not _kept(seen.window, parts.writer)):
+        return "the attention shares keys and values that are freed before, or has sinks beside them"
     if seen.weight is not None and weight_shape(seen.weight)[1] != parts.q.heads:
         return "the sinks are not one number for each head"
     shape = small_ints(match.root.inputs[1])
@@ -108,18 +159,18 @@ def _rewrite(graph: Graph, match: Match) -> None:
     dim, seen = parts.q.head_dim, _read_seen(graph, match["attention"])
     assert not isinstance(seen, str), "check has read it"
     attrs: dict[str, Attr] = {
-        "layer": len(graph.plugins("PagedAttention")),
+        **_facts(parts),
+        "layer": len(graph.plugins("PagedAttention")) if parts.writer is None else int(parts.writer.attrs["layer"]),
         "heads": parts.q.heads,
-        "kv_heads": parts.k.heads,
-        "head_dim": dim,
         "scale": float(match["attention"].attrs.get("scale") or 1 / np.sqrt(dim)),
-        "interleaved": int(parts.rotation is not None and parts.rotation.interleaved),
         "window": seen.window,
         "softcap": float(match["attention"].attrs.get("softcap", 0.0)),
-        "norm_eps": max(parts.q.norm_eps, parts.k.norm_eps),
     }
     table = None if parts.rotation is None else _rope_table(graph, parts.rotation)
-    inputs = [parts.qkv, table, parts.q.norm, parts.k.norm]
+    if parts.writer is not None:
+        graph.replace(match.output, "SharedAttention", [parts.source, table, parts.q.norm], attrs)
+        return
+    inputs = [parts.source, table, parts.q.norm, parts.k.norm]
     if seen.weight is not None:
         flat = graph.constant(np.array([parts.q.heads], np.int64))
         inputs += graph.insert("Reshape", [seen.weight, flat], {}, domain="")
@@ -128,11 +179,19 @@ def _rewrite(graph: Graph, match: Match) -> None:
 
 def _rope_table(graph: Graph, rotation: Rotation) -> gs.Tensor:
     """The table of these frequencies, made at its first use."""
-    wanted: dict[str, Attr] = {"scale": rotation.scale, "positions": rotation.positions}
+    found = _find_table(graph, rotation)
+    return graph.insert("RopeTable", [rotation.inv_freq], _table_attrs(rotation))[0] if found is None else found
+
+
+def _find_table(graph: Graph, rotation: Rotation) -> gs.Tensor | None:
     for node in graph.plugins("RopeTable"):
-        if key(node.inputs[0]) == key(rotation.inv_freq) and node.attrs == wanted:
+        if key(node.inputs[0]) == key(rotation.inv_freq) and node.attrs == _table_attrs(rotation):
             return node.outputs[0]
-    return graph.insert("RopeTable", [rotation.inv_freq], wanted)[0]
+    return None
+
+
+def _table_attrs(rotation: Rotation) -> dict[str, Attr]:
+    return {"scale": rotation.scale, "positions": rotation.positions}
 
 
 _ATTENTION = Op("Attention", X("q"), X("k"), X("v"), name="attention")

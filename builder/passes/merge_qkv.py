@@ -1,4 +1,4 @@
-"""The three products before an Attention → one product and a Split."""
+"""The products before an Attention, three, or two where keys are values as well → one product and a Split."""
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -29,22 +29,30 @@ def _check(graph: Graph, match: Match) -> str | None:
     products = [producer(tensor) for tensor in sources]
     if all(is_op(product, "Split") for product in products):
         return "q, k and v are one product already"
+    if all(is_op(product, "Split") for product in products[1:]):
+        return "k and v are those of another layer"
     if not all(ours(product, "Matmul") for product in products):
         return "q, k or v is not a product with a weight"
     if any(product.inputs[0] is not products[0].inputs[0] for product in products if product and products[0]):
         return "q, k and v are products of different inputs"
-    if len({id(product) for product in products}) < 3 or not all(plain(graph, product) for product in products):
-        return "q, k or v is used elsewhere or has an epilogue"
-    return None
+    return _used_elsewhere(graph, products)
+
+
+def _used_elsewhere(graph: Graph, products: list[gs.Node | None]) -> str | None:
+    q, k, v = products
+    alone = [each for each in (q, *((k,) if v is k else (k, v))) if each is not None]
+    wrong = q is k or q is v or not all(plain(graph, each) for each in alone)
+    return "q, k or v is used elsewhere or has an epilogue" if wrong else None
 
 
 def _rewrite(graph: Graph, match: Match) -> None:
     sources = _sources(graph, match)
     assert not isinstance(sources, str), "check has read them"
+    sources = list({id(each): each for each in sources}.values())
     products = [tensor.inputs[0] for tensor in sources]
     sizes = np.array([weight_shape(product.inputs[1])[0] for product in products], np.int64)
     merged = graph.insert("Matmul", [products[0].inputs[0], *joined(graph, products)], PLAIN)
-    parts = graph.insert("Split", [*merged, graph.constant(sizes)], {"axis": -1}, domain="", outputs=3)
+    parts = graph.insert("Split", [*merged, graph.constant(sizes)], {"axis": -1}, domain="", outputs=len(sources))
     for old, new in zip(sources, parts, strict=True):
         graph.redirect(old, new)
 

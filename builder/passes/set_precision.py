@@ -8,7 +8,7 @@ import onnx_graphsurgeon as gs
 from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.passes.base import PassReport, Sweep
 from ingot.builder.precision import PRODUCTS, ProductChoice, product_weight
-from ingot.builder.select import choose_kernel, plan_ops
+from ingot.builder.select import ATTENTIONS, choose_kernel, plan_ops
 from ingot.dtypes import DType
 from ingot.errors import BuildError
 from ingot.plugins.quantised import MAX_K
@@ -40,7 +40,7 @@ class SetPrecision:
                 node.attrs |= {"dtype": dtype, "group": choice.precision.group, "activations": rounded}
             elif ours(node, "Embedding"):
                 node.attrs["dtype"] = self.tables.value
-            elif ours(node, "PagedAttention"):
+            elif ours(node, *ATTENTIONS):
                 node.attrs["dtype"] = self.kv.value
             else:
                 continue

@@ -25,7 +25,7 @@ from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
 _LIMITS = KernelLimits(
-    head_dim=256,
+    head_dim=512,
     head_dim_multiple=4,
     heads=4096,
     layers=65535,

@@ -20,7 +20,13 @@ from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOption
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
 LIMITS = KernelLimits(
-    head_dim=MAX_HEAD_DIM, heads=65535, group=MAX_GROUP, one_group=True, extent=(1 << 31) - 1, sinks=False
+    head_dim=MAX_HEAD_DIM,
+    heads=65535,
+    group=MAX_GROUP,
+    one_group=True,
+    extent=(1 << 31) - 1,
+    sinks=False,
+    made_values=False,
 )
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone

@@ -10,8 +10,10 @@ from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.work import OpUse, plain_work
 from ingot.step_work import Work
 
+_FLAGS = ("interleaved", "value_norm", "keys_as_values")
 
-def _rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+
+def rotated(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
     """x [tokens, heads, head_dim]; the first rotary_dim dims rotate in pairs (i, i + half) or (2i, 2i + 1)."""
     half = cos.shape[-1]
     out = x.copy()
@@ -26,7 +28,7 @@ def _rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
     return out
 
 
-def _normed(x: Array, weight: Array | None, eps: float) -> Array:
+def normed(x: Array, weight: Array | None, eps: float) -> Array:
     """x [tokens, width]: RMS norm over each run of as many dims as the weight has."""
     if weight is None:
         return x
@@ -39,6 +41,9 @@ def _normed(x: Array, weight: Array | None, eps: float) -> Array:
 def reference(call: Call) -> tuple[Array, ...]:
     """q, k, v = split(qkv); q, k = rotate(norm(q), norm(k)); cache[slot of each token] = k, v; returns q
 
+    keys_as_values: qkv holds q and k alone, and v is k before its norm. value_norm: v, too, is normed, head by head and
+    without a weight.
+
     An int8 cache takes k and v as `round_to_int8` rounds them, one scale per token and head: a row that is not finite
     becomes NaN, whole.
     """
@@ -46,13 +51,17 @@ def reference(call: Call) -> tuple[Array, ...]:
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     tokens = len(qkv)
     eps = float(attrs["norm_eps"])
-    q = _normed(qkv[:, : heads * dim], call.optional(2), eps).reshape(tokens, heads, dim)
-    k = _normed(qkv[:, heads * dim : (heads + kv_heads) * dim], call.optional(3), eps).reshape(tokens, kv_heads, dim)
-    v = qkv[:, (heads + kv_heads) * dim :].reshape(tokens, kv_heads, dim)
+    q = normed(qkv[:, : heads * dim], call.optional(2), eps).reshape(tokens, heads, dim)
+    keys = qkv[:, heads * dim : (heads + kv_heads) * dim]
+    k = normed(keys, call.optional(3), eps).reshape(tokens, kv_heads, dim)
+    v = keys if attrs["keys_as_values"] else qkv[:, (heads + kv_heads) * dim :]
+    if attrs["value_norm"]:
+        v = normed(v, np.ones(dim, np.float32), eps)
+    v = v.reshape(tokens, kv_heads, dim)
     if cos_sin is not None:
         cos, sin = np.split(cos_sin, 2, axis=-1)
         interleaved = bool(attrs["interleaved"])
-        q, k = _rotate(q, cos, sin, interleaved=interleaved), _rotate(k, cos, sin, interleaved=interleaved)
+        q, k = rotated(q, cos, sin, interleaved=interleaved), rotated(k, cos, sin, interleaved=interleaved)
     positions, sequences, (kv, tables) = call.integers(4), call.integers(5), call.cache(6)
     block_size = kv.group.tokens_per_block
     for t in range(tokens):
@@ -69,7 +78,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     for name, norm, count in (("q_norm", shapes[2], heads), ("k_norm", shapes[3], kv_heads)):
         if norm not in (None, (dim,), (count * dim,)):
             return f"{name} has shape {norm} instead of ({dim},), one head, or ({count * dim},), all heads"
-    return unequal("qkv", shapes[0], (heads + 2 * kv_heads) * dim)
+    return unequal("qkv", shapes[0], (heads + (1 if attrs["keys_as_values"] else 2) * kv_heads) * dim)
 
 
 def work(use: OpUse) -> Work:
@@ -85,14 +94,18 @@ def work(use: OpUse) -> Work:
 
 OP = Op(
     name="rope_kv_write",
-    # [tokens, (heads + 2 kv_heads) * head_dim], [tokens, rotary_dim], [head_dim] or [width of all (key) heads]
+    # [tokens, (heads + 2 kv_heads) * head_dim], without values where keys are, [tokens, rotary_dim],
+    # [head_dim] or [width of all (key) heads]
     inputs=("qkv", "cos_sin?", "q_norm?", "k_norm?", "positions", "token_sequences", "block_tables"),
     outputs=("q",),  # [tokens, heads * head_dim]
-    attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0, "norm_eps": 0.0},
+    attrs={
+        **{"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "interleaved": 0, "norm_eps": 0.0},
+        **{"value_norm": 0, "keys_as_values": 0},
+    },
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["head_dim"]),),
     reference=reference,
     size_problem=size_problem,
-    attr_rules={**HEAD_RULES, "interleaved": is_flag, "norm_eps": not_negative},
+    attr_rules={**HEAD_RULES, "norm_eps": not_negative, **dict.fromkeys(_FLAGS, is_flag)},
     work=work,
     uses_kv=True,
     writes_kv=True,

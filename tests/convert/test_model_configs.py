@@ -112,6 +112,8 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
         small |= {key: 1 for key in ("n_group", "topk_group") if key in config}
     if "full_attention_interval" in config:
         small["full_attention_interval"] = 2
+    if "num_kv_shared_layers" in config:
+        small["num_kv_shared_layers"] = 0  # two layers are one of each kind
     if "num_key_value_heads" in config:
         small["num_key_value_heads"] = max(1, 4 * kv_heads // heads)
     small |= {key: config[key][:2] for key in ("layer_types", "no_rope_layers") if config.get(key)}

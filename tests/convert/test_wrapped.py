@@ -55,7 +55,34 @@ QWEN35_EXPERTS: Config = {
     "shared_expert_intermediate_size": 20,
 }
 
+GEMMA4_TEXT: Config = {
+    **{**TEXT, "head_dim": 12, "global_head_dim": 16, "sliding_window": 8, "final_logit_softcapping": 5.0},
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
+GEMMA4_TOWER: Config = {**TOWER, "head_dim": 8, "num_key_value_heads": 2, "patch_size": 4, "pooling_kernel_size": 2}
+GEMMA4_EARS: Config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 16}
+IDS_OF_GEMMA4: Config = {"image_token_id": 50, "video_token_id": 51, "audio_token_id": 52}
+
 MODELS: dict[str, Config] = {
+    "gemma4": {
+        "text_config": {
+            **{**GEMMA4_TEXT, "model_type": "gemma4_text", "num_kv_shared_layers": 1, "use_double_wide_mlp": True},
+            **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 61},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        "vision_config": GEMMA4_TOWER,
+        "audio_config": GEMMA4_EARS,
+        **IDS_OF_GEMMA4,
+    },
+    "gemma4_unified": {
+        "text_config": {
+            **{**GEMMA4_TEXT, "model_type": "gemma4_unified_text", "attention_k_eq_v": True},
+            "num_global_key_value_heads": 1,
+        },
+        "vision_config": {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 16},
+        "audio_config": {"audio_embed_dim": 16},
+        **IDS_OF_GEMMA4,
+    },
     "gemma3": {
         "text_config": {**TEXT, "model_type": "gemma3_text", "head_dim": 12, "sliding_window": 8},
         "vision_config": {**TOWER, "model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4},

@@ -88,6 +88,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": None,
         "layer_types": ["full_attention", "sliding_attention"],
     },
+    "gemma4_text": {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": None,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "gemma3_text": {
         "final_logit_softcapping": 30.0,
         "sliding_window_pattern": 6,

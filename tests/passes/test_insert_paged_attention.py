@@ -41,6 +41,8 @@ def test_rotated(interleaved: int, scale: float) -> None:
         "window": 0,
         "softcap": 0.0,
         "norm_eps": 0.0,
+        "value_norm": 0,
+        "keys_as_values": 0,
     }
 
 
@@ -120,6 +122,63 @@ def test_q_and_k_norms(norms: str) -> None:
     lengths = [weight_shape(tensor)[0] for tensor in graph.nodes[-1].inputs[2:]]
     assert lengths == ([DIM, DIM] if norms == "head" else [HEADS * DIM, KV_HEADS * DIM])
     assert graph.nodes[-1].attrs["norm_eps"] == 0.25
+
+
+def shared_by_two(
+    g: GraphMaker, *, as_values: bool = False, windows: tuple[int, int] = (0, 0), weight: float = 1.0
+) -> str:
+    """Two attentions to the same keys and normed values, which may be made of one part of the product."""
+    x = g.input()
+    sizes = SIZES[:2] if as_values else SIZES
+    q = g.node("Split", g.linear(x, 8, sum(sizes)), g.constant(sizes), outputs=len(sizes), axis=-1)
+    split = g.node("Reshape", f"{q}.1", g.constant([0, 0, KV_HEADS, DIM]))
+    values = split if as_values else g.node("Reshape", f"{q}.2", g.constant([0, 0, KV_HEADS, DIM]))
+    values = g.node("RMSNormalization", values, g.constant(np.full(DIM, weight, np.float32)), axis=-1, epsilon=0.25)
+    k, v = (g.node("Transpose", each, perm=[0, 2, 1, 3]) for each in (split, values))
+    angles = g.angles(2)
+    k = g.node("RotaryEmbedding", k, *angles)
+    for window in windows:
+        mask = [g.window(window)] if window else []
+        turned = g.node("RotaryEmbedding", g.heads(q, HEADS, DIM), *angles)
+        mixed = g.node("Attention", turned, k, v, *mask, is_causal=1)
+        merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HEADS * DIM]))
+        x = g.linear(merged, HEADS * DIM, 8)
+        q = g.linear(x, 8, HEADS * DIM)
+    return x
+
+
+@pytest.mark.parametrize("as_values", [False, True])
+@pytest.mark.parametrize("windows", [(0, 0), (5, 5), (5, 3)])
+def test_keys_and_values_of_another_attention(as_values: bool, windows: tuple[int, int]) -> None:
+    g = GraphMaker()
+    graph = g.finish(shared_by_two(g, as_values=as_values, windows=windows))
+    recognise_norms.PASS.run(graph)
+    assert PASS.run(graph).fired == 2
+    first, second = (node for node in graph.nodes if node.op.endswith("Attention"))
+    assert (first.op, second.op) == ("PagedAttention", "SharedAttention")
+    for node, window in zip((first, second), windows, strict=True):
+        assert (node.attrs["layer"], node.attrs["window"]) == (0, window)
+        assert (node.attrs["value_norm"], node.attrs["keys_as_values"]) == (1, int(as_values))
+    assert second.inputs[1] is first.inputs[1]
+
+
+@pytest.mark.parametrize("windows", [(3, 5), (3, 0)])
+def test_a_window_that_looks_back_further_than_the_writer_keeps_is_refused(windows: tuple[int, int]) -> None:
+    g = GraphMaker()
+    graph = g.finish(shared_by_two(g, windows=windows))
+    recognise_norms.PASS.run(graph)
+    report = PASS.run(graph)
+    assert (report.fired, list(report.refused)) == (
+        1,
+        ["the attention shares keys and values that are freed before, or has sinks beside them"],
+    )
+
+
+def test_values_that_are_normed_with_a_weight_are_refused() -> None:
+    g = GraphMaker()
+    graph = g.finish(shared_by_two(g, weight=1.5))
+    recognise_norms.PASS.run(graph)
+    assert PASS.run(graph).refused == {"v is normed over more than a head, or with a weight": 2}
 
 
 def test_q_and_k_rotated_differently_are_refused() -> None:
@@ -210,7 +269,7 @@ def test_q_and_k_norms_of_different_epsilon_are_refused() -> None:
     )
     graph = g.finish(g.attention([q, k, v], HEADS, KV_HEADS, DIM))
     recognise_norms.PASS.run(graph)
-    assert run_pass(PASS, graph).refused == {"q and k are not normed alike, or v is normed": 1}
+    assert run_pass(PASS, graph).refused == {"q, k and v are not normed alike": 1}
 
 
 def with_sinks(g: GraphMaker, *, window: int = 0, **changes: Any) -> str:

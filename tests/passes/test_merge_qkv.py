@@ -30,6 +30,24 @@ def test_three_products(rotated: bool, biases: tuple[bool, bool, bool]) -> None:
     assert product_of(graph) == [(32, 8)] + [(32,)] * any(biases)
 
 
+def test_keys_that_are_values_as_well() -> None:
+    g = GraphMaker()
+    x = g.input()
+    q, k = g.heads(g.linear(x, 8, 16), 4, 4), g.heads(g.linear(x, 8, 8), 2, 4)
+    mixed = g.node("Attention", q, k, k, is_causal=1)
+    graph = g.finish(g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, 16])))
+    assert merge(graph).fired == 1
+    assert product_of(graph) == [(24, 8)]
+
+
+def test_keys_and_values_of_another_layer_stay() -> None:
+    g = GraphMaker()
+    x = g.input()
+    q = g.node("Split", g.linear(x, 8, 24), g.constant([8, 8, 8]), outputs=3, axis=-1)
+    graph = g.finish(g.attention([g.linear(x, 8, 8), f"{q}.1", f"{q}.2"], 2, 2, 4))
+    assert merge(graph).refused == {"k and v are those of another layer": 1}
+
+
 def test_one_product_stays() -> None:
     g = GraphMaker()
     q = g.node("Split", g.linear(g.input(), 8, 24), g.constant([8, 8, 8]), outputs=3, axis=-1)
@@ -50,7 +68,7 @@ def test_a_product_that_is_used_elsewhere_is_refused() -> None:
     g = GraphMaker()
     x = g.input()
     shared = g.linear(x, 8, 8)
-    mixed = g.attention([g.linear(x, 8, 8), shared, shared], 2, 2, 4)
+    mixed = g.attention([shared, g.linear(x, 8, 8), shared], 2, 2, 4)
     assert merge(g.finish(mixed)).refused == {"q, k or v is used elsewhere or has an epilogue": 1}
 
 

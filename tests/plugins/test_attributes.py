@@ -16,6 +16,7 @@ GIVEN: dict[str, dict[str, Attr]] = {
     "layer_norm": {"eps": 0.0},
     "paged_attention": {**HEADS, "scale": 1.0},
     "rope_kv_write": HEADS,
+    "rope_query": {"heads": 4, "head_dim": 8},
 }
 
 
@@ -51,6 +52,10 @@ def _problem(op: str, changed: dict[str, Attr]) -> str | None:
         ("rope_kv_write", "head_dim", 1, 0),
         ("rope_kv_write", "interleaved", 1, 2),
         ("rope_kv_write", "norm_eps", 0.0, -1.0),
+        ("rope_kv_write", "value_norm", 1, 2),
+        ("rope_kv_write", "keys_as_values", 1, -1),
+        ("rope_query", "head_dim", 1, 0),
+        ("rope_query", "norm_eps", 0.0, -1.0),
     ],
 )
 def test_rules_at_their_edges(op: str, key: str, allowed: Attr, refused: Attr) -> None:

@@ -248,6 +248,7 @@ def _steps(target: Target | None, kv: DType, windows: Sequence[int]) -> list[Ste
         add("rms_norm", ("x", f"norm{layer}", ""), ("normed", ""), {"eps": 1e-5})
         matmul("normed", f"qkv{layer}", "qkv", dtype=dtype)
         write: dict[str, Attr] = {"layer": layer, "interleaved": 0, "norm_eps": 0.0}
+        write |= {"value_norm": 0, "keys_as_values": 0}
         add("rope_kv_write", ("qkv", "cos_sin", "", ""), ("q",), {**heads, **write}, kv.value)
         attend: dict[str, Attr] = {"layer": layer, "scale": DIM**-0.5, "window": windows[layer], "softcap": 0.0}
         add("paged_attention", ("q",), ("attended",), {**heads, **attend}, kv.value)

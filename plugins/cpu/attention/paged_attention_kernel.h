@@ -62,9 +62,9 @@ class FloatAttention {
   // Whether products are about as fast as memory; with vectors of 8 lanes they take twice as long.
   static constexpr bool kMemoryBound = S::kRegisters >= 32;
   static constexpr int64_t kNear = 512 / sizeof(T);  // what few rows fetch from L2, ahead of its use
-  // Between queries, whatever head_dim is (256 at most), so that a register and constants are their addresses; no power
+  // Between queries, whatever head_dim is (512 at most), so that a register and constants are their addresses; no power
   // of two, which would share few cache sets.
-  static constexpr int64_t kQueryStride = 256 + kKvLanes;
+  static constexpr int64_t kQueryStride = 512 + kKvLanes;
 
   explicit FloatAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
 

@@ -95,9 +95,7 @@ struct AttentionRows {
     }
   }
   // From a query to that of the next token.
-  int64_t source_stride() const {
-    return (args.rope != nullptr ? args.rope->args.heads + 2 * kv.kv_heads : args.heads) * kv.head_dim;
-  }
+  int64_t source_stride() const { return args.rope != nullptr ? args.rope->args.width() : args.heads * kv.head_dim; }
   // Where the query of a row comes from, rotated or not.
   const float* source(const AttentionItem& item, int64_t row) const {
     if (args.rope == nullptr) return args.q + offset(item, row);

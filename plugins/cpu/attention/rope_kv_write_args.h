@@ -9,7 +9,7 @@
 namespace ingot {
 
 struct RopeKvWriteArgs {
-  const float* qkv;      // [tokens, (heads + 2 kv_heads) * head_dim]
+  const float* qkv;      // [tokens, (heads + 2 kv_heads) * head_dim], without values where keys_as_values
   const float* cos_sin;  // [tokens, 2 * half] or null
   float* q;              // [tokens, heads * head_dim] or null: attention rotates the queries itself
   const float* q_norm;   // [q_run] or null: an RMS norm over each run of so many dims before the rotation
@@ -18,6 +18,10 @@ struct RopeKvWriteArgs {
   int64_t heads, half, q_run, k_run;
   float norm_eps;
   bool interleaved;
+  bool value_norm;      // values are normed head by head, without weights
+  bool keys_as_values;  // values are the keys as they are before their norm and rotation
+
+  int64_t width() const { return (heads + (keys_as_values ? 1 : 2) * kv.kv_heads) * kv.head_dim; }
 };
 
 // Queries that attention norms and rotates itself, by the kernel that else would, where norms take each head alone.

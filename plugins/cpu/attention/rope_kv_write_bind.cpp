@@ -5,13 +5,15 @@ namespace ingot {
 namespace {
 
 void bind_rope_kv_write(const Binder& step, BoundStep& bound) {
-  step.check_form(7, 1, 6);
+  step.check_form(7, 1, 8);
   PagedKv kv = step.layer_kv();
   kv.positions = step.given(4, "positions");
   kv.sequence_of = step.given(5, "token_sequences");
   kv.block_tables = step.given(6, "block_tables");
   const int64_t heads = step.attr_int("heads", 1, 4096);
-  const BufferSpec* qkv = step.buffer(step.spec().inputs[0], (heads + 2 * kv.kv_heads) * kv.head_dim);
+  const bool keys_as_values = step.attr_int("keys_as_values", 0, 1) == 1;
+  const int64_t parts = heads + (keys_as_values ? 1 : 2) * kv.kv_heads;
+  const BufferSpec* qkv = step.buffer(step.spec().inputs[0], parts * kv.head_dim);
   const BufferSpec* q = step.buffer(step.spec().outputs[0], heads * kv.head_dim);
   const BufferSpec* cos_sin = step.spec().inputs[1].empty() ? nullptr : step.find_buffer(step.spec().inputs[1]);
   step.check(cos_sin == nullptr || (cos_sin->cols % 2 == 0 && cos_sin->cols <= kv.head_dim),
@@ -38,7 +40,9 @@ void bind_rope_kv_write(const Binder& step, BoundStep& bound) {
                                .q_run = q_run,
                                .k_run = k_run,
                                .norm_eps = step.attr_not_negative("norm_eps"),
-                               .interleaved = step.attr_int("interleaved", 0, 1) == 1};
+                               .interleaved = step.attr_int("interleaved", 0, 1) == 1,
+                               .value_norm = step.attr_int("value_norm", 0, 1) == 1,
+                               .keys_as_values = keys_as_values};
 }
 
 }  // namespace

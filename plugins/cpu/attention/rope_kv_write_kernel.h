@@ -24,7 +24,7 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxHeadDim = 512;
 
 // Dims beyond 2 * half are copied. Products and sums round separately, vector or not. y may be x.
 template <typename S>
@@ -50,7 +50,7 @@ void rotate(const float* x, const float* cos_sin, int64_t half, int64_t dim, boo
   for (int64_t i = 2 * half; i < dim; ++i) y[i] = x[i];
 }
 
-// y = x / rms(x) * weight over each run of x.
+// y = x / rms(x) * weight over each run of x; a weight of null is 1.
 template <typename S>
 void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, float eps, float* y) {
   for (; width > 0; width -= run, x += run, y += run) {
@@ -61,7 +61,8 @@ void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, 
     const typename S::V factor = S::set1(1.0f / std::sqrt(squares / static_cast<float>(run) + eps));
     for (int64_t i = 0; i < run; i += S::kWidth) {
       const int64_t n = run - i;
-      store_lanes<S>(y + i, S::mul(S::mul(load_lanes<S>(x + i, n), factor), load_lanes<S>(weight + i, n)), n);
+      const typename S::V normal = S::mul(load_lanes<S>(x + i, n), factor);
+      store_lanes<S>(y + i, weight == nullptr ? normal : S::mul(normal, load_lanes<S>(weight + i, n)), n);
     }
   }
 }
@@ -187,10 +188,9 @@ void write_half(const float* value, const PagedKv& kv, KvSlot<uint16_t> to) {
     for (int64_t i = 0; i < kKvLanes; ++i) line[2 * i] = row[d + i];
 }
 
-// Queries of token t, normed and rotated → y [heads * head_dim].
-template <typename S>
-void rotate_queries(const RopeKvWriteArgs& args, const float* q, const float* cos_sin, float* y) {
-  const int64_t dim = args.kv.head_dim;
+// Queries of a token, normed and rotated → y [heads * dim].
+template <typename S, typename Args>
+void rotate_queries(const Args& args, int64_t dim, const float* q, const float* cos_sin, float* y) {
   if (args.q_norm) {
     norm_runs<S>(q, args.q_norm, args.heads * dim, args.q_run, args.norm_eps, y);
     q = y;
@@ -208,18 +208,25 @@ inline bool begins(const PagedKv& kv, int64_t t) {
 template <typename S, typename T>
 void write_tokens(const RopeKvWriteArgs& args, int64_t t, int64_t count, float* normed) {
   const PagedKv& kv = args.kv;
-  const int64_t dim = kv.head_dim, width = (args.heads + 2 * kv.kv_heads) * dim, k_width = kv.kv_heads * dim;
+  const int64_t dim = kv.head_dim, width = args.width(), k_width = kv.kv_heads * dim;
   const int64_t block = kv.block_tables[kv.sequence_of[t] * kv.table_width + kv.positions[t] / kv.block_size];
   const int64_t slot = kv.positions[t] % kv.block_size, stride = kv.padded_dim;
   T* keys = reinterpret_cast<T*>(kv.keys + block * kv.block_bytes);
   T* values = reinterpret_cast<T*>(kv.values + block * kv.block_bytes);
-  const float *k = args.qkv + t * width + args.heads * dim, *v = k + k_width;
-  int64_t from_token = width;  // from a token's keys to the next one's
+  const float *k = args.qkv + t * width + args.heads * dim, *v = args.keys_as_values ? k : k + k_width;
+  int64_t from_token = width, from_value = width;  // from a token's keys, or values, to the next one's
   if (args.k_norm) {
     for (int64_t i = 0; i < count; ++i)
       norm_runs<S>(k + i * width, args.k_norm, k_width, args.k_run, args.norm_eps, normed + i * k_width);
     k = normed;
     from_token = k_width;
+  }
+  if (args.value_norm) {
+    float* values_of = normed + (args.k_norm ? kKvLanes * k_width : 0);
+    for (int64_t i = 0; i < count; ++i)
+      norm_runs<S>(v + i * width, nullptr, k_width, dim, args.norm_eps, values_of + i * k_width);
+    v = values_of;
+    from_value = k_width;
   }
   for (int64_t h = 0; h < kv.kv_heads; ++h, k += dim, v += dim) {
     alignas(64) float rotated[kKvLanes * kMaxHeadDim];
@@ -233,27 +240,29 @@ void write_tokens(const RopeKvWriteArgs& args, int64_t t, int64_t count, float* 
       if constexpr (kPair<T> == 2)
         write_half<S>(v, kv, to);
       else
-        write_values<S>(v, width, kv, to);
+        write_values<S>(v, from_value, kv, to);
       write_key<S>(rotated, kv, to);
       continue;
     }
     write_keys<S>(rotated, kv, to);
-    for (int64_t i = 0; i < count; i += kPair<T>, to.slot += kPair<T>) write_values<S>(v + i * width, width, kv, to);
+    for (int64_t i = 0; i < count; i += kPair<T>, to.slot += kPair<T>)
+      write_values<S>(v + i * from_value, from_value, kv, to);
   }
 }
 
 template <typename S, typename T>
 void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
   const PagedKv& kv = args.kv;
-  const int64_t dim = kv.head_dim, width = (args.heads + 2 * kv.kv_heads) * dim, q_width = args.heads * dim;
+  const int64_t dim = kv.head_dim, width = args.width(), q_width = args.heads * dim;
   Team::Range mine = team.share(kv.tokens);
   if (args.q)
     for (int64_t t = mine.begin; t < mine.end; ++t)
-      rotate_queries<S>(args, args.qkv + t * width, args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0),
+      rotate_queries<S>(args, dim, args.qkv + t * width, args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0),
                         args.q + t * q_width);
   if (kv.kv_heads == 0) return;
-  const size_t keys = static_cast<size_t>(kKvLanes * kv.kv_heads * dim);
-  float* normed = args.k_norm ? reinterpret_cast<float*>(team.scratch(keys * sizeof(float))) : nullptr;
+  const size_t rows = (args.k_norm ? 1 : 0) + (args.value_norm ? 1 : 0);  // a line's keys, and its values
+  const size_t bytes = rows * static_cast<size_t>(kKvLanes * kv.kv_heads * dim) * sizeof(float);
+  float* normed = rows > 0 ? reinterpret_cast<float*>(team.scratch(bytes)) : nullptr;
   while (!begins(kv, mine.begin)) ++mine.begin;
   while (!begins(kv, mine.end)) ++mine.end;
   for (int64_t t = mine.begin, count; t < mine.end; t += count) {

@@ -115,8 +115,8 @@ CacheSizes::CacheSizes(const CacheSpec& kv) {
     return;
   }
   require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
-  require(kv.head_dim >= 4 && kv.head_dim <= 256 && kv.head_dim % 4 == 0,
-          "head_dim must be a multiple of 4 from 4 to 256, got " + std::to_string(kv.head_dim));
+  require(kv.head_dim >= 4 && kv.head_dim <= 512 && kv.head_dim % 4 == 0,
+          "head_dim must be a multiple of 4 from 4 to 512, got " + std::to_string(kv.head_dim));
   padded_dim = round_up(kv.head_dim, 16);
   const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
   k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);

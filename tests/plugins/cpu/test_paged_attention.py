@@ -16,7 +16,7 @@ from tests.plugins.cpu.one_step import Packed, batch_of, native_outputs, open_st
 pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith("paged_attention.")]
-HEAD_DIMS = (4, 8, 12, 16, 24, 48, 64, 80, 96, 128, 256)
+HEAD_DIMS = (4, 8, 12, 16, 24, 48, 64, 80, 96, 128, 256, 512)
 FAR = 1 << 30  # a block that no memory has
 TOLERANCE = 8e-6  # absolute; values in the cache are of the order of 1
 ON_TILES = ("amx", "amxemu")  # these kernels round queries and weights to bf16

@@ -119,6 +119,8 @@ def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary
         "head_dim": dim,
         "interleaved": interleaved,
         "norm_eps": 1e-6 if norm else 0.0,
+        "value_norm": 0,
+        "keys_as_values": 0,
     }
     kernel, inputs = f"rope_kv_write.{dtype.value}.sm80", [qkv, cos_sin, *norms]
     expected = reference_outputs(kernel, inputs, attrs, batch, expected_cache)

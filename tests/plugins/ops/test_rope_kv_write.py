@@ -41,6 +41,8 @@ def test_rotation_and_slots(interleaved: int, half: int) -> None:
         "head_dim": DIM,
         "interleaved": interleaved,
         "norm_eps": 0.0,
+        "value_norm": 0,
+        "keys_as_values": 0,
     }
     (q,) = evaluate("rope_kv_write", [qkv, cos_sin, None, None], attrs, batch, cache)
     parts = np.split(qkv.reshape(3, -1, DIM), [HEADS, HEADS + KV_HEADS], axis=1)
@@ -64,6 +66,8 @@ def test_an_int8_cache_rounds_what_has_been_rotated() -> None:
         "head_dim": DIM,
         "interleaved": 0,
         "norm_eps": 0.0,
+        "value_norm": 0,
+        "keys_as_values": 0,
     }
     for each in (cache, exact):
         inputs = [qkv, np.hstack([np.cos(angle), np.sin(angle)]), None, None]
@@ -87,6 +91,34 @@ def test_rounding_to_int8() -> None:
     np.testing.assert_array_equal(scales, np.array([0, 1, np.nan, np.nan, 1e-37 / 127, 3e38 / 127], np.float32))
 
 
+@pytest.mark.parametrize("as_values", [0, 1])
+def test_values_are_normed_and_may_be_the_keys(as_values: int) -> None:
+    """Keys as they are before their norm and rotation; the norm has no weight."""
+    qkv, angle = random_array(3, (HEADS + (2 - as_values) * KV_HEADS) * DIM), random_array(3, 2, seed=1)
+    cache = KvCache(LAYOUT, 6)
+    attrs: dict[str, Attr] = {
+        "layer": 1,
+        "heads": HEADS,
+        "kv_heads": KV_HEADS,
+        "head_dim": DIM,
+        "interleaved": 0,
+        "norm_eps": 0.1,
+        "value_norm": 1,
+        "keys_as_values": as_values,
+    }
+    weight = 1 + random_array(DIM)
+    inputs = [qkv, np.hstack([np.cos(angle), np.sin(angle)]), weight, weight]
+    evaluate("rope_kv_write", inputs, attrs, make_batch([0] * 3, [3], [0], [[4]]), cache)
+    parts = qkv.reshape(3, -1, DIM)
+    keys, values = parts[:, HEADS : HEADS + KV_HEADS], parts[:, -KV_HEADS:]
+    for found, part, factor, turns in (
+        (cache.keys, keys, weight, angle),
+        (cache.values, values, np.ones_like(weight), 0 * angle),
+    ):
+        run = torch.nn.functional.rms_norm(torch.from_numpy(part), [DIM], torch.from_numpy(factor), 0.1).numpy()
+        np.testing.assert_allclose(found[1, 4, :, :3].transpose(1, 0, 2), rotated(run, turns, False), atol=1e-6)
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_norms_come_before_the_rotation(together: bool) -> None:
     """Over each head, or over all heads of q and all of k; values stay as they are."""
@@ -100,6 +132,8 @@ def test_norms_come_before_the_rotation(together: bool) -> None:
         "head_dim": DIM,
         "interleaved": 0,
         "norm_eps": 0.1,
+        "value_norm": 0,
+        "keys_as_values": 0,
     }
     inputs = [qkv, np.hstack([np.cos(angle), np.sin(angle)]), *weights]
     (q,) = evaluate("rope_kv_write", inputs, attrs, make_batch([0] * 3, [3], [0], [[4]]), cache)

@@ -6,7 +6,8 @@ from ingot.plan import Attr
 from ingot.plugins.op import Shape
 from ingot.plugins.registry import find_op
 
-HEADS: dict[str, Attr] = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+HEADS: dict[str, Attr] = {"heads": 4, "kv_heads": 2, "head_dim": 8, "keys_as_values": 0}
+QUERIES: dict[str, Attr] = {"heads": 4, "head_dim": 8}
 PLAIN: dict[str, Attr] = {"gated": 0}
 SILU: dict[str, Attr] = {"activation": "silu"}
 GATED: dict[str, Attr] = {"gated": 1}
@@ -42,6 +43,12 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("rope_kv_write", [(64,), None, (8,), (16,)], HEADS, None),
         ("rope_kv_write", [(64,), None, (16,), (16,)], HEADS, "q_norm has shape (16,)"),
         ("rope_kv_write", [(64,), None, (32,), (32,)], HEADS, "k_norm has shape (32,)"),
+        ("rope_kv_write", [(48,), None, None, None], {**HEADS, "keys_as_values": 1}, None),
+        ("rope_kv_write", [(64,), None, None, None], {**HEADS, "keys_as_values": 1}, "instead of (48,)"),
+        ("rope_query", [(32,), (8,), (8,)], QUERIES, None),
+        ("rope_query", [(32,), (10,), None], QUERIES, "10 rotary dimensions"),
+        ("rope_query", [(31,), None, (32,)], QUERIES, "q has shape (31,) instead of (32,)"),
+        ("rope_query", [(32,), None, (16,)], QUERIES, "q_norm has shape (16,)"),
         ("paged_attention", [(32,), None], HEADS, None),
         ("paged_attention", [(31,), None], HEADS, "q has shape (31,) instead of (32,)"),
         ("paged_attention", [(32,), (2,)], HEADS, "sinks has shape (2,) instead of (4,)"),
