@@ -27,6 +27,7 @@ Bits = npt.NDArray[Any]
 Block = tuple[int, int, int, int]  # rows [0, 1), columns [2, 3)
 _RESHAPING = ("Reshape", "Unsqueeze")
 _OF_FIRST = (*_RESHAPING, "Slice")  # whose other inputs are no weights
+_SWAPPED = [0, 2, 1]
 
 
 def key(tensor: gs.Tensor) -> tuple[object, ...]:
@@ -209,6 +210,8 @@ class WeightReader:
             rows, cols = (begin, 0) if axis == 0 else (0, begin)
             r0, r1, c0, c1 = block
             return self._read(node.inputs[0], r0 + rows, r1 + rows, c0 + cols, c1 + cols, bits=bits)
+        if ndim == 3 and _moves_matrices(node):
+            return self._of_stack(node, block, bits)
         return None
 
     def _transposed(self, node: gs.Node, block: Block, bits: bool) -> Bits:
@@ -216,6 +219,25 @@ class WeightReader:
         if list(node.attrs.get("perm", [1, 0])) == [0, 1]:
             return self._read(node.inputs[0], r0, r1, c0, c1, bits=bits)
         return self._read(node.inputs[0], c0, c1, r0, r1, bits=bits).T
+
+    def _of_stack(self, node: gs.Node, block: Block, bits: bool) -> Bits:
+        """A block of the rows of some matrices of a stack, one matrix after the other: transposed ones, or those of
+        which a Slice takes some rows."""
+        r0, r1, c0, c1 = block
+        _, rows, cols = weight_shape(node.inputs[0])
+        begin, end = slice_of(node)[:2] if node.op == "Slice" else (0, cols)
+        made, pieces = end - begin, []
+        while r0 < r1:
+            matrix, first = divmod(r0, made)
+            last = min(made, first + r1 - r0)
+            if node.op == "Slice":
+                at = matrix * rows + begin
+                pieces.append(self._read(node.inputs[0], at + first, at + last, c0, c1, bits=bits))
+            else:
+                at = matrix * rows
+                pieces.append(self._read(node.inputs[0], at + c0, at + c1, first, last, bits=bits).T)
+            r0 += last - first
+        return np.concatenate(pieces) if pieces else np.empty((0, c1 - c0), np.float32)
 
     def _sum(self, node: gs.Node, shape: tuple[int, int], block: Block) -> Float32:
         """A block of the sum of two weights of one shape, or of a weight and a number."""
@@ -313,6 +335,13 @@ def _unreadable(tensor: gs.Constant, number: int) -> BuildError:
         expected="f32, f16, bf16; integers where DequantizeLinear, or a table and scales, say what they stand for",
         got=onnx.TensorProto.DataType.Name(number),
     )
+
+
+def _moves_matrices(node: gs.Node) -> bool:
+    """Whether a node transposes each matrix of a stack, or takes rows of each."""
+    if node.op == "Slice":
+        return slice_of(node)[2] == 1
+    return bool(node.op == "Transpose" and list(node.attrs.get("perm", ())) == _SWAPPED)
 
 
 def _moves_rows(tensor: gs.Tensor) -> bool:

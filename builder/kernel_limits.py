@@ -19,8 +19,8 @@ Excess = tuple[str, str, str, str]
 def check_graph(graph: Graph, target: Target) -> None:
     """Heads, experts and weights of a graph of plugins. Raises BuildError before any work is done for the target."""
     for node in graph.nodes:
-        if ours(node, "CausalConv", "LinearAttention"):
-            _check_state(node)
+        if ours(node, "CausalConv", "LinearAttention", "LatentAttention", "HeadMatmul"):
+            _check_ranges(node)
     for excess in _of_graph(graph, target.limits()):
         _refuse(target, excess)
     limits = target.limits()
@@ -49,13 +49,13 @@ def _makes_values(node: gs.Node) -> bool:
     return ours(node, "SharedAttention")
 
 
-def _check_state(node: gs.Node) -> None:
-    """The op itself limits the sizes of a state, for every target."""
+def _check_ranges(node: gs.Node) -> None:
+    """The op itself limits the sizes of a state or a latent, for every target."""
     op = find_op(plan_ops(node.op)[0])
     for key, rule in op.attr_rules.items():
         if key in node.attrs and not rule(node.attrs[key]):
             raise BuildError(
-                f"the {key} of a layer that keeps a state is out of range",
+                f"the {key} of a layer that keeps a state or a latent is out of range",
                 where=node.name,
                 got=str(node.attrs[key]),
                 hint=f"plugins/ops/{op.name}.py has the ranges",
@@ -79,6 +79,12 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
         yield "the layers are", "the graph", f"at most {limits.layers:,}", f"{len(attentions):,}"
     for node in attentions:
         yield from _of_attention(node, limits)
+    for node in graph.plugins("LatentAttention"):
+        for key in ("head_dim", "rank"):
+            size = int(node.attrs[key])
+            if size % limits.head_dim_multiple:
+                multiple = f"a multiple of {limits.head_dim_multiple}"
+                yield f"the {key} of latent attention is", node.name, multiple, f"{size:,}"
     groups = {node.attrs["heads"] // node.attrs["kv_heads"] for node in attentions}
     if limits.one_group and len(groups) > 1:
         yield (

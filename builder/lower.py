@@ -23,16 +23,17 @@ from ingot.plan import STATE_WINDOW, Attr, CacheGroup, Limits, Plan, Rows, Step
 from ingot.plugins.registry import find_op
 from ingot.step_inputs import inputs_among
 
-_KEPT = ("window", "kv_heads", "head_dim")  # attributes in the order of LayerShape's fields
+_KEEPING = ("PagedAttention", "LatentAttention")  # attentions whose layers keep keys and values of their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps of each token, and for how many tokens: 0 for all."""
+    """What a layer keeps of each token, and for how many tokens: 0 for all. latent: as of a CacheGroup."""
 
     window: int
     kv_heads: int
     head_dim: int
+    latent: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,14 +53,10 @@ class ModelShape:
 def read_shape(graph: Graph) -> ModelShape:
     """Raises PassError for a graph without attention or token embedding."""
     nodes = [node for node in graph.nodes if node.domain == DOMAIN]
-    attentions = [node for node in nodes if ours(node, *ATTENTIONS)]
+    attentions = [node for node in nodes if ours(node, *ATTENTIONS, "LatentAttention")]
     if not attentions:
         raise PassError("the graph has no attention", expected="at least one layer with keys and values")
-    layers = {
-        int(n.attrs["layer"]): LayerShape(*(int(n.attrs[key]) for key in _KEPT))
-        for n in attentions
-        if ours(n, "PagedAttention")
-    }
+    layers = {int(node.attrs["layer"]): _layer(node) for node in attentions if ours(node, *_KEEPING)}
     table = next((node.inputs[1] for node in nodes if ours(node, "Embedding")), None)
     head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
     if table is None:
@@ -79,6 +76,15 @@ def read_shape(graph: Graph) -> ModelShape:
         layers=tuple(layers[number] for number in sorted(layers)),
         states=_states(nodes),
         kv_dtype=DType(attentions[0].attrs["dtype"]),
+    )
+
+
+def _layer(node: gs.Node) -> LayerShape:
+    return LayerShape(
+        window=int(node.attrs.get("window", 0)),
+        kv_heads=int(node.attrs["kv_heads"]),
+        head_dim=int(node.attrs["head_dim"]),
+        latent=int(node.attrs.get("rank", 0)),
     )
 
 
@@ -128,6 +134,7 @@ def cache_groups(
             head_dim=kind.head_dim,
             tokens_per_block=tokens_per_block,
             dtype=dtype,
+            latent=kind.latent,
         )
         for kind, layers in kinds.items()
     )
@@ -146,7 +153,7 @@ class Lowering:
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
         self._uses: dict[str, WeightUse] = {}
         self._weights: dict[tuple[int, int], str] = {}  # ids of a node and of a weight that it reads → its name
-        self._kv_layers = sum(ours(node, "PagedAttention") for node in graph.nodes)
+        self._kv_layers = sum(ours(node, *_KEEPING) for node in graph.nodes)
         for node in graph.nodes:
             if node.domain == DOMAIN:
                 self._lower(node)

@@ -8,7 +8,7 @@ from ingot.builder.graph import DOMAIN, Graph, ours, producer
 from ingot.builder.precision import is_gate
 from ingot.builder.select import ATTENTIONS, plan_ops
 
-_MIXERS = (*ATTENTIONS, "LinearAttention", "CausalConv")
+_MIXERS = (*ATTENTIONS, "LatentAttention", "LinearAttention", "CausalConv")
 _ONCE = {"Embedding": "embed", "RopeTable": "rope_table", "GatherRows": "logit_rows"}
 _NORMS = ("RmsNorm", "LayerNorm")
 
@@ -55,6 +55,8 @@ def _roles(graph: Graph, mixers: Mapping[int, tuple[int, gs.Node]]) -> dict[int,
         prefix = f"layers.{layer}/"
         if ours(node, *ATTENTIONS):
             _name_attention(roles, node, prefix)
+        elif ours(node, "LatentAttention"):
+            _name_latent(roles, node, prefix)
         elif ours(node, "LinearAttention"):
             _name_linear(roles, node, f"{prefix}linear_")
         else:
@@ -81,6 +83,25 @@ def _name_attention(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
             user = next(_readers(user.outputs[0]), user)
         if ours(user, "Matmul"):
             roles[id(user)] = f"{prefix}attention_out"
+
+
+def _name_latent(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
+    roles[id(node)] = f"{prefix}attention"
+    absorb = node.inputs[0].inputs[0]
+    write = absorb.inputs[0].inputs[0]
+    roles |= {id(absorb): f"{prefix}attention_keys", id(write): f"{prefix}latent_kv_write"}
+    _name_product(roles, write.inputs[1], f"{prefix}latent", f"{prefix}attention_norm")
+    query = producer(write.inputs[0])
+    _name_product(roles, write.inputs[0], f"{prefix}query", "")
+    norm = producer(query.inputs[0]) if query is not None and ours(query, "Matmul") else None
+    if norm is not None and ours(norm, "RmsNorm") and id(norm) not in roles:  # else it is the layer's own
+        roles.setdefault(id(norm), f"{prefix}query_norm")
+        _name_product(roles, norm.inputs[0], f"{prefix}query_latent", "")
+    for spread in _readers(node.outputs[0]):
+        roles[id(spread)] = f"{prefix}attention_values"
+        for user in _readers(spread.outputs[0]):
+            if ours(user, "Matmul"):
+                roles[id(user)] = f"{prefix}attention_out"
 
 
 def _name_linear(roles: dict[int, str], node: gs.Node, prefix: str) -> None:

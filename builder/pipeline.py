@@ -16,6 +16,7 @@ from ingot.builder.passes import (
     fuse_residual_norm,
     insert_add_gated,
     insert_embedding,
+    insert_latent_attention,
     insert_linear_attention,
     insert_matmul,
     insert_moe,
@@ -53,6 +54,7 @@ def structure_passes() -> tuple[Pass, ...]:
         fuse_gate_up.PASS,  # before fuse_activation, which would take the gate's activation
         fuse_activation.PASS,
         merge_qkv.PASS,
+        insert_latent_attention.PASS,
         insert_paged_attention.PASS,  # RoPE + KV write + attention
         insert_scale.PASS,  # after embeddings and rotations, which have factors of their own
         select_logit_rows.PASS,  # before the residuals: the gather goes below the last layer's sums

@@ -19,7 +19,7 @@ from ingot.plugins.target import Target
 from ingot.weight_formats import QUANTISED, TABLE_FORMAT
 
 LM_HEAD = "lm_head"
-PRODUCTS = ("Matmul", "MoeGateUp", "MoeDown")
+PRODUCTS = ("Matmul", "HeadMatmul", "MoeGateUp", "MoeDown")
 Kept = Mapping[str, Precision]
 """product → the precision that keeps its codes"""
 
@@ -108,9 +108,9 @@ def table_dtype(main: Precision) -> DType:
 
 
 def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> dict[str, ProductChoice]:
-    """Choice by product that is never quantised: routers, gates of shared experts, and what says how much of a state
-    stays and how much is added. They have few weights. An error in them may choose other experts, or changes every
-    later token."""
+    """Choice by product that is never quantised: routers, gates of shared experts, what says how much of a state
+    stays and how much is added, and the products of heads with latents. They have few weights. An error in them may
+    choose other experts, or changes every later token."""
     activations = "f32" if config.activations == "f32" else "bf16"
     return {
         node.name: ProductChoice(
@@ -122,10 +122,10 @@ def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> di
 
 
 def _steers(node: gs.Node) -> bool:
-    """Whether a product makes the logits of experts, the gates of a shared one, or the steps or strengths of a
-    recurrence."""
+    """Whether a product makes the logits of experts, the gates of a shared one, the steps or strengths of a
+    recurrence, or what heads read of latents."""
     made = node.outputs[0]
-    return any(
+    return ours(node, "HeadMatmul") or any(
         ours(user, "MoeRoute")
         or is_gate(made, user)
         or (ours(user, "LinearAttention") and any(made is each for each in user.inputs[1:3]))

@@ -48,7 +48,7 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
         return Tuning(tactics={}, table=(), notes=(f"nothing is timed for {target.name}: {why}",) if told else ())
     cache = TimingCache(target.machine(), cache_path)
     notes = [f"the timing cache holds nothing of this machine, only of: {each}" for each in cache.other_machines()]
-    packed = [(step, find_op(step.op).packed) for step in plan.steps]
+    packed = [(step, op.packed) for step in plan.steps if not (op := find_op(step.op)).stacked]
     steps = {step.name: _product(plan, step, place) for step, place in packed if place is not None}
     most: dict[Product, int] = {}
     for step in plan.steps:

@@ -169,6 +169,21 @@ class ShortConvConfig:
     bias: bool
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention: all heads read one latent of `kv_rank` numbers for each token, of which each makes
+    keys of key_dim and values of value_dim; and a key of rope_dim numbers, which turns with the position.
+
+    q_rank  of the latent that queries are made of; 0: they are products of the layer's input
+    """
+
+    q_rank: int
+    kv_rank: int
+    key_dim: int
+    rope_dim: int
+    value_dim: int
+
+
 Mixer = LinearAttentionConfig | ShortConvConfig | Mamba2Config
 
 
@@ -207,6 +222,7 @@ class ModelConfig:
     layer_input              a layer's end has a branch with an embedding of the token of its own, so wide; 0: none has
     layer_input_rows         of the tables of these embeddings
     layer_scale              what a layer leaves is multiplied by a number of its own
+    latent                   keys and values are products of a latent; head_dim is that of queries
     output_gate              attention is multiplied with the sigmoid of another product, before its output product
     attention_sinks          each head has a score that takes part in its softmax, and no value
     """
@@ -255,6 +271,7 @@ class ModelConfig:
     mixer_layers: tuple[int, ...] = ()
     output_gate: bool = False
     attention_sinks: bool = False
+    latent: LatentConfig | None = None
     value_norm: bool = False
     full_kv_heads: int = 0
     full_head_dim: int = 0

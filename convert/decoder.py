@@ -21,6 +21,7 @@ from ingot.convert.activations import activated
 from ingot.convert.attention_sinks import with_sinks
 from ingot.convert.dequantise import dequantise
 from ingot.convert.experts import beside_mlp, experts
+from ingot.convert.latent import latent_attention
 from ingot.convert.layer_input import layer_end
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.recurrent import recurrent_mixer
@@ -183,6 +184,8 @@ class _Decoder:
     def attention(self, x: str, layer: int, positions: str) -> str:
         """q, k, v → norm → rotate → softmax(q . k * scale) v → out; [batch, sequence, hidden]"""
         config, path = self.config, f"layers.{layer}/attn"
+        if config.latent is not None:
+            return latent_attention(self, x, config, config.latent, positions, path)
         window, dim = config.window_of(layer), config.head_dim_of(layer)
         if (writer := config.writer_of(layer)) == layer:
             query, key, value = self.projections(x, layer)

@@ -81,9 +81,11 @@ def with_gated_shared_expert(section: Section, moe: MoeConfig, size: int) -> Moe
     return dataclasses.replace(moe, shared_size=shared, shared_gate=True)
 
 
-def read_groups(section: Section, experts: int, per_token: int) -> tuple[int, int]:
-    """(groups of the experts, groups that a token takes experts of) of a family that ranks them by their two best."""
-    groups, top = (section.integer(key, 1, minimum=1) for key in ("n_group", "topk_group"))
+def read_groups(section: Section, experts: int, per_token: int, usual: tuple[int, int] = (1, 1)) -> tuple[int, int]:
+    """(groups of the experts, groups that a token takes experts of) of a family that ranks them by their two best.
+    usual: the family's defaults."""
+    keys = zip(("n_group", "topk_group"), usual, strict=True)
+    groups, top = (section.integer(key, default, minimum=1) for key, default in keys)
     if groups > 1 and (experts % groups or experts < 2 * groups):
         raise ConfigError(
             "the experts cannot be shared evenly among the groups, two or more to each",
@@ -125,6 +127,11 @@ def expert_rows(
         Row(f"{path}/gate_up/weight", OneOf((*per_expert(gate, up), *stacked("gate_up_proj")))),
         Row(f"{path}/down/weight", OneOf((*per_expert(down), *stacked("down_proj")))),
     )
+
+
+def select_bias_row(name: str) -> Row:
+    """Where the bias comes from that only selects, of a family whose table is made of one without."""
+    return Row("layers.{i}/moe/router/select/bias", Take(name))
 
 
 def shared_rows(*blocks: str, scale: str = "") -> tuple[Row, ...]:

@@ -2,6 +2,7 @@
 
 from ingot.configs.model import ModelConfig, Norm, QkNorm
 from ingot.convert.experts import beside_shapes, expert_shapes
+from ingot.convert.latent import latent_shapes
 from ingot.convert.layer_input import layer_input_shapes, shared_input_shapes
 from ingot.convert.recurrent import recurrent_shapes
 
@@ -31,12 +32,14 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     for layer in range(config.num_layers):
         path = f"layers.{layer}"
         norm(f"{path}/attn_norm", present=config.pre_norms)
-        recurrent = recurrent_shapes(config, layer)
-        shapes |= recurrent
-        for name, sizes in _attention_sizes(config, layer).items() if not recurrent else ():
+        own = recurrent_shapes(config, layer)
+        if config.latent is not None and not own:
+            own = latent_shapes(config, config.latent, f"{path}/attn")
+        shapes |= own
+        for name, sizes in _attention_sizes(config, layer).items() if not own else ():
             shapes |= _norms_of_heads(config, layer) if name == "out" else {}
             linear(f"{path}/attn/{name}", *sizes, bias=config.attention_out_bias if name == "out" else config.qkv_bias)
-        if config.attention_sinks and not recurrent:
+        if config.attention_sinks and not own:
             shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
         norm(f"{path}/attn_post_norm", present=config.post_norms)
         norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)

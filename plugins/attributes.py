@@ -38,3 +38,10 @@ HEAD_RULES: Mapping[str, AttrRule] = {
     "head_dim": between(1, LARGEST),
     "layer": between(0, LARGEST),
 }
+# Of ops over a cache of latents; head_dim counts all numbers of a row, rank those that are the value too.
+LATENT_RULES: Mapping[str, AttrRule] = {
+    **HEAD_RULES,
+    "kv_heads": one_of(1),
+    "head_dim": between(4, 1024),
+    "rank": between(4, 1024),
+}

@@ -54,7 +54,7 @@ class KvCache:
 
     group                     the cache group whose pool this is; layers are given by their numbers
     keys, values              float32 [layers of the group, blocks, kv_heads, tokens_per_block, head_dim], rounded to
-                              the cache's dtype; int8: the codes
+                              the cache's dtype; int8: the codes; latent: values are a view of keys
     key_scales, value_scales  float32 [layers of the group, blocks, kv_heads, tokens_per_block]: what they are
                               multiplied with to give keys and values; 1 where the dtype is not int8
     """
@@ -62,12 +62,13 @@ class KvCache:
     def __init__(self, group: CacheGroup, num_blocks: int) -> None:
         self.group = group
         shape = (len(group.layers), num_blocks, group.kv_heads, group.tokens_per_block, group.head_dim)
-        self.keys, self.values = (np.full(shape, np.nan, dtype=np.float32) for _ in range(2))
+        self.keys = np.full(shape, np.nan, dtype=np.float32)
+        self.values = self.keys[..., : group.latent] if group.latent else np.full_like(self.keys, np.nan)
         fresh = np.nan if group.dtype is DType.I8 else 1
         self.key_scales, self.value_scales = (np.full(shape[:-1], fresh, dtype=np.float32) for _ in range(2))
 
     def write(self, layer: int, block: int, slot: int, key: Array, value: Array) -> None:
-        """Store one token's key and value, each [kv_heads, head_dim]."""
+        """Store one token's key [kv_heads, head_dim] and value [kv_heads, value_dim]."""
         slots = np.s_[self.place(layer), block, :, slot]
         self.keys[slots], self.key_scales[slots] = self._stored(key)
         self.values[slots], self.value_scales[slots] = self._stored(value)
@@ -77,12 +78,12 @@ class KvCache:
         return self.group.layers.index(layer)
 
     def read(self, layer: int, blocks: npt.NDArray[np.int32]) -> tuple[Array, Array]:
-        """Keys and values of the tokens of some blocks, each [tokens, kv_heads, head_dim]."""
+        """Keys [tokens, kv_heads, head_dim] and values [tokens, kv_heads, value_dim] of the tokens of some blocks."""
         place = self.place(layer)
         gathered = [
             (numbers[place, blocks] * scales[place, blocks][..., None])
             .transpose(0, 2, 1, 3)
-            .reshape(-1, self.group.kv_heads, self.group.head_dim)
+            .reshape(-1, self.group.kv_heads, numbers.shape[-1])
             for numbers, scales in ((self.keys, self.key_scales), (self.values, self.value_scales))
         ]
         return gathered[0], gathered[1]
@@ -239,6 +240,7 @@ class Op:
     routes        its first output names the experts that each row takes
     copies_rows   its output is rows of its first input: nothing is computed
     experts       that weight has a matrix for each expert; the second input names those that a row takes
+    stacked       that weight has a matrix for each head
     tables        inputs that are tables, weights of which it reads single rows → how many rows a plan needs there
     vectors       inputs that are weights with one dimension, float32
     derived       inputs that are weights made of the packed one: rows of that, quantised → the same rows of this
@@ -251,6 +253,7 @@ class Op:
     of_tokens     its activations count tokens, never logit rows
     uses_kv       it reads or writes the KV cache: its attributes layer, kv_heads and head_dim are those of a plan's
     writes_kv     it writes there; else it only reads. Several steps may read what one has written
+    latent        values there are the first numbers of keys: its attribute rank says how many
     overwrites    an output may have the bytes of any input, not only those of `in_place`: each is read before that
     is_step       plans have steps of it; else sessions do it beside their steps
     state         attrs → float32 numbers that a sequence keeps in the layer, for an op whose cache group has states
@@ -275,6 +278,7 @@ class Op:
     packed: int | None = None
     gated: Callable[[Mapping[str, Attr]], bool] = lambda attrs: False
     experts: bool = False
+    stacked: bool = False
     tables: Mapping[int, Callable[[Plan], int]] = dataclasses.field(default_factory=dict)
     vectors: tuple[int, ...] = ()
     derived: Mapping[int, Callable[[QuantisedRows], QuantisedRows]] = dataclasses.field(default_factory=dict)
@@ -285,6 +289,7 @@ class Op:
     of_tokens: bool = False
     uses_kv: bool = False
     writes_kv: bool = False
+    latent: bool = False
     overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False

@@ -166,7 +166,7 @@ def _rewrite(graph: Graph, match: Match) -> None:
         "window": seen.window,
         "softcap": float(match["attention"].attrs.get("softcap", 0.0)),
     }
-    table = None if parts.rotation is None else _rope_table(graph, parts.rotation)
+    table = None if parts.rotation is None else rope_table(graph, parts.rotation)
     if parts.writer is not None:
         graph.replace(match.output, "SharedAttention", [parts.source, table, parts.q.norm], attrs)
         return
@@ -177,7 +177,7 @@ def _rewrite(graph: Graph, match: Match) -> None:
     graph.replace(match.output, "PagedAttention", inputs, attrs)
 
 
-def _rope_table(graph: Graph, rotation: Rotation) -> gs.Tensor:
+def rope_table(graph: Graph, rotation: Rotation) -> gs.Tensor:
     """The table of these frequencies, made at its first use."""
     found = _find_table(graph, rotation)
     return graph.insert("RopeTable", [rotation.inv_freq], _table_attrs(rotation))[0] if found is None else found

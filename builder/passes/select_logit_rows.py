@@ -8,7 +8,7 @@ from ingot.builder.graph import Graph, is_op, is_weight, ours, producer
 from ingot.builder.passes.base import Sweep
 from ingot.errors import PassError
 
-_PRODUCTS = ("Matmul", "MoeRoute", "MoeGateUp", "MoeDown")
+_PRODUCTS = ("Matmul", "HeadMatmul", "MoeRoute", "MoeGateUp", "MoeDown")
 _ROW_BY_ROW = (
     *(*_PRODUCTS, "RmsNorm", "LayerNorm", "GatedNorm", "SigmoidGate"),
     *("Activation", "AddGated", "Softcap", "Scale"),

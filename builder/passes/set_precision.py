@@ -40,6 +40,9 @@ class SetPrecision:
                 node.attrs |= {"dtype": dtype, "group": choice.precision.group, "activations": rounded}
             elif ours(node, "Embedding"):
                 node.attrs["dtype"] = self.tables.value
+            elif ours(node, "LatentKvWrite", "LatentAttention"):
+                _check_latent(node.name, self.kv)
+                node.attrs["dtype"] = self.kv.value
             elif ours(node, *ATTENTIONS):
                 node.attrs["dtype"] = self.kv.value
             else:
@@ -53,6 +56,17 @@ class SetPrecision:
             return choice.activations
         (op,) = plan_ops(node.op)
         return self.target.activations(choose_kernel(self.target, op, choice.precision.dtype.value))
+
+
+def _check_latent(name: str, kv: DType) -> None:
+    if kv is DType.I8:
+        raise BuildError(
+            "a cache of latents cannot be int8: one scale for a latent and its rotated key loses too much of both",
+            where=name,
+            expected="bf16 or f32",
+            got=kv.value,
+            hint="leave --kv_cache_dtype out: a latent is small already",
+        )
 
 
 def _check_depth(name: str, k: int, rounded: str) -> None:

@@ -7,35 +7,50 @@ from ingot.configs.model import ModelConfig, MoeConfig, QkNorm, RouterScore
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3
 from ingot.convert.hf_moe import expert_rows, read_experts, read_groups, shared_rows
-from ingot.errors import UnsupportedModelError
+from ingot.errors import ConfigError, UnsupportedModelError
 
 _KNOWN = ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor")
+_USUAL = MoeConfig(experts=128, per_token=8, intermediate_size=1408, normalized=True, dense_layers=(0,))
 _OF_ALL = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}  # some files say what is so in every model
 
 
-def read_sigmoid_experts(section: Section, layers: int) -> MoeConfig | None:
-    """The experts as GLM and its relatives configure them; None where every layer has a plain MLP."""
-    for key, usual in _OF_ALL.items():
-        if section.has(key) and section.raw(key) != usual:
+def read_sigmoid_experts(
+    section: Section, layers: int, dense_layers: tuple[int, ...] | None = None, *, usual: MoeConfig = _USUAL
+) -> MoeConfig | None:
+    """The experts as GLM and its relatives configure them; None where every layer has a plain MLP.
+
+    dense_layers  where others than first_k_dense_replace says; usual: the family's defaults in transformers
+    """
+    for key, only in _OF_ALL.items():
+        if section.has(key) and section.raw(key) != only:
             raise UnsupportedModelError(
                 "the router is of another kind than the family's",
                 where=section.place(key),
-                expected=usual,
+                expected=only,
                 got=repr(section.raw(key))[:200],
             )
-    inner = section.integer("moe_intermediate_size", 1408, minimum=1)
-    dense = min(section.integer("first_k_dense_replace", 1), layers)
+    inner = section.integer("moe_intermediate_size", usual.intermediate_size, minimum=1)
+    if dense_layers is None:
+        dense_layers = tuple(range(min(section.integer("first_k_dense_replace", len(usual.dense_layers)), layers)))
     moe = read_experts(
         section,
-        experts=128,
-        per_token=8,
+        experts=usual.experts,
+        per_token=usual.per_token,
         intermediate_size=inner,
         normalized=section.boolean("norm_topk_prob", True),
-        dense_layers=tuple(range(dense)),
-        known=(*_KNOWN, *_OF_ALL),
+        dense_layers=dense_layers,
+        known=(*_KNOWN, *_OF_ALL, "num_shared_experts"),
         count_key="n_routed_experts",
     )
-    groups, group_top = read_groups(section, moe.experts, moe.per_token)
+    shared = section.integer("n_shared_experts", 1, minimum=1)
+    if section.integer("num_shared_experts", shared) != shared:  # a second name, which transformers does not know
+        raise ConfigError(
+            "the number of shared experts is given twice",
+            where=section.place("num_shared_experts"),
+            expected=f"as n_shared_experts: {shared}",
+            got=str(section.raw("num_shared_experts")),
+        )
+    groups, group_top = read_groups(section, moe.experts, moe.per_token, (usual.groups, usual.group_top))
     moe = dataclasses.replace(
         moe,
         score=RouterScore.SIGMOID,
@@ -43,10 +58,10 @@ def read_sigmoid_experts(section: Section, layers: int) -> MoeConfig | None:
         groups=groups,
         group_top=group_top,
         sum_offset=1e-20,
-        scale=section.number("routed_scaling_factor", 1.0, above=0),
-        shared_size=inner * section.integer("n_shared_experts", 1, minimum=1),
+        scale=section.number("routed_scaling_factor", usual.scale, above=0),
+        shared_size=inner * shared,
     )
-    return None if dense == layers else moe
+    return None if len(dense_layers) == layers else moe
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:

@@ -5,7 +5,7 @@
 
 pair: two dims of a key, two tokens of a value, in a bf16 cache; else 1. A line of 16 pairs is a row of the right
 operand of an AMX product, and 16 lines are one of its tiles. Behind the codes of each head of an int8 cache lie the
-scales of its tokens, float32 [tokens_per_block].
+scales of its tokens, float32 [tokens_per_block]. Rows of tokens lie one after another in a latent group.
 """
 
 import numpy as np
@@ -43,6 +43,12 @@ def unpack_values(data: bytes, layout: CacheGroup) -> tuple[Array, Array]:
     numbers, scales = _numbers(data, layout)
     lines = numbers.reshape(layout.kv_heads, layout.padded_dim // LANES, -1, LANES, _pair(layout))
     return lines.transpose(0, 2, 4, 1, 3).reshape(layout.kv_heads, layout.tokens_per_block, -1), scales
+
+
+def unpack_rows(data: bytes, layout: CacheGroup) -> Array:
+    """The rows of a block of a latent group, [1, tokens_per_block, head_dim]."""
+    numbers = to_float32(np.frombuffer(data, layout.dtype.storage), layout.dtype)
+    return numbers.reshape(1, layout.tokens_per_block, layout.head_dim)
 
 
 def _pair(layout: CacheGroup) -> int:

@@ -51,8 +51,8 @@ using StepTuple = std::tuple<std::string, std::string, std::string, std::vector<
 using CallTuple = std::tuple<std::string, std::vector<std::string>, bool, bool>;
 using VariantTuple = std::tuple<std::string, int64_t, std::vector<CallTuple>>;
 using LimitsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
-using CacheTuple =
-    std::tuple<int64_t, std::vector<int64_t>, int64_t, int64_t, int64_t, std::string, int64_t, std::vector<int64_t>>;
+using CacheTuple = std::tuple<int64_t, std::vector<int64_t>, int64_t, int64_t, int64_t, std::string, int64_t,
+                              std::vector<int64_t>, int64_t>;
 
 template <typename T>
 std::span<const T> span_of(const In<T>& array) {

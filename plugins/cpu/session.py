@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ingot.errors import CapacityError, EngineError
 from ingot.plan import Attr, CacheGroup, Plan, Step
-from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_values
+from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_rows, unpack_values
 from ingot.plugins.cpu.machine import check_memory, pool_bytes
 from ingot.plugins.cpu.native import _cpu, contract, enough_threads, num_threads
 from ingot.plugins.target import SessionOptions
@@ -134,13 +134,17 @@ class CpuSession:
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Give a block of a cache group the contents of another one, in all its layers."""
-        parts = (False,) if self._caches[group].state else (False, True)
+        alone = self._caches[group].state or self._caches[group].latent
+        parts = (False,) if alone else (False, True)
         for layer, values in itertools.product(self._caches[group].layers, parts):
             self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, those of an int8 cache times their scales."""
         group = next(each for each in self._caches if layer in each.layers)
+        if group.latent:
+            rows = unpack_rows(self.native.read_kv(layer, block, False), group)
+            return rows, rows[..., : group.latent]
         keys, key_scales = unpack_keys(self.native.read_kv(layer, block, False), group)
         values, value_scales = unpack_values(self.native.read_kv(layer, block, True), group)
         return keys * key_scales[..., None], values[..., : group.head_dim] * value_scales[..., None]
@@ -211,9 +215,9 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
     return CpuSession(native, plan.caches, options.num_blocks)
 
 
-def _cache_tuple(group: CacheGroup, num_blocks: int) -> tuple[int, list[int], int, int, int, str, int, list[int]]:
+def _cache_tuple(group: CacheGroup, num_blocks: int) -> tuple[int, list[int], int, int, int, str, int, list[int], int]:
     sizes = group.kv_heads, group.head_dim, group.tokens_per_block
-    return group.window, list(group.layers), *sizes, group.dtype.value, num_blocks, list(group.state)
+    return group.window, list(group.layers), *sizes, group.dtype.value, num_blocks, list(group.state), group.latent
 
 
 def _step_tuple(plan: Plan, step: Step) -> tuple[str, str, str, list[str], list[str], dict[str, Attr]]:

@@ -13,7 +13,7 @@ from ingot.step_work import Work
 _FLAGS = ("interleaved", "value_norm", "keys_as_values")
 
 
-def rotated(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+def rotate(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
     """x [tokens, heads, head_dim]; the first rotary_dim dims rotate in pairs (i, i + half) or (2i, 2i + 1)."""
     half = cos.shape[-1]
     out = x.copy()
@@ -61,7 +61,7 @@ def reference(call: Call) -> tuple[Array, ...]:
     if cos_sin is not None:
         cos, sin = np.split(cos_sin, 2, axis=-1)
         interleaved = bool(attrs["interleaved"])
-        q, k = rotated(q, cos, sin, interleaved=interleaved), rotated(k, cos, sin, interleaved=interleaved)
+        q, k = rotate(q, cos, sin, interleaved=interleaved), rotate(k, cos, sin, interleaved=interleaved)
     positions, sequences, (kv, tables) = call.integers(4), call.integers(5), call.cache(6)
     block_size = kv.group.tokens_per_block
     for t in range(tokens):

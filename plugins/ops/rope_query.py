@@ -7,7 +7,7 @@ import numpy as np
 from ingot.plan import Attr
 from ingot.plugins.attributes import HEAD_RULES, is_flag, not_negative
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
-from ingot.plugins.ops.rope_kv_write import normed, rotated
+from ingot.plugins.ops.rope_kv_write import normed, rotate
 
 
 def reference(call: Call) -> tuple[Array, ...]:
@@ -16,7 +16,7 @@ def reference(call: Call) -> tuple[Array, ...]:
     heads, dim = int(attrs["heads"]), int(attrs["head_dim"])
     q = normed(q, call.optional(2), float(attrs["norm_eps"])).reshape(len(q), heads, dim)
     if cos_sin is not None:
-        q = rotated(q, *np.split(cos_sin, 2, axis=-1), interleaved=bool(attrs["interleaved"]))
+        q = rotate(q, *np.split(cos_sin, 2, axis=-1), interleaved=bool(attrs["interleaved"]))
     return (np.ascontiguousarray(q.reshape(len(q), heads * dim)),)
 
 

@@ -69,6 +69,8 @@ class _Checker:
             return f"layer {layer} of {self._plan.num_layers}"
         if kv.state:
             return f"layer {layer} keeps a state, no keys and values"
+        if int(attrs.get("rank", 0)) != kv.latent:
+            return f"values are the first {attrs.get('rank', 0)} numbers of keys, the cache has {kv.latent}"
         if (attrs["kv_heads"], attrs["head_dim"]) != (kv.kv_heads, kv.head_dim):
             return f"{attrs['kv_heads']} KV heads of {attrs['head_dim']}, the cache has {kv.kv_heads} of {kv.head_dim}"
         if kv.window and not 0 < int(attrs.get("window", kv.window)) <= kv.window:
@@ -164,7 +166,7 @@ def _same_place(one: Buffer, other: Buffer) -> bool:
 
 def _product_problem(weight: Weight, step: Step, op: Op) -> str | None:
     """What is wrong with the packed weight of a product."""
-    dimensions, gated = 3 if op.experts else 2, op.gated(step.attrs)
+    dimensions, gated = 3 if op.experts or op.stacked else 2, op.gated(step.attrs)
     group, rounded = int(step.attrs["group"]), step.attrs["activations"] == "int8"
     if len(weight.shape) != dimensions or (gated and weight.shape[-2] % 2):
         return f"weight {weight.name} has the shape {weight.shape}"

@@ -81,7 +81,7 @@ class Session:
         steps: Sequence[tuple[str, str, str, Sequence[str], Sequence[str], Mapping[str, int | float | str]]],
         variants: Sequence[tuple[str, int, Sequence[tuple[str, Sequence[str], bool, bool]]]],
         limits: tuple[int, int, int, int, int],
-        caches: Sequence[tuple[int, Sequence[int], int, int, int, str, int, Sequence[int]]],
+        caches: Sequence[tuple[int, Sequence[int], int, int, int, str, int, Sequence[int], int]],
         arena_bytes: int,
         logits: str,
         threads: int,

@@ -138,9 +138,11 @@ class CacheGroup:
             table says where the state lies after the tokens of a block: `-1` in the middle of a step's tokens keeps
             nothing there, a slot of its own is a snapshot. Its window is 2 (a token needs the state that the token
             before it left), its dtype f32, it has no heads
+    latent  0; or how many of a key's numbers, its first ones, are the value too: such a group has one head, and a
+            token's head_dim numbers lie there once, row after row
 
     K block: kv_heads * tokens_per_block * head_dim numbers
-    V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16
+    V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16; latent: none
 
     int8: behind the codes of each head of a block lie the scales of its tokens, float32 [tokens_per_block].
     How numbers lie in a block is the target's affair: no file holds a cache (docs/engine_format.md).
@@ -149,10 +151,11 @@ class CacheGroup:
     window: Annotated[int, Between(0, (1 << 31) - 1)] = 0
     layers: tuple[Layer, ...]
     kv_heads: Annotated[int, Between(0, 4096)]
-    head_dim: Annotated[int, Between(0, 256), MultipleOf(4)]
+    head_dim: Annotated[int, Between(0, 1024), MultipleOf(4)]
     tokens_per_block: Annotated[int, Between(16, 512), MultipleOf(16)]
     dtype: DType
     state: tuple[Count, ...] = ()
+    latent: Annotated[int, Between(0, 1024), MultipleOf(4)] = 0
 
     @property
     def state_offsets(self) -> tuple[int, ...]:
@@ -161,8 +164,13 @@ class CacheGroup:
         return (0, *itertools.accumulate(sizes))
 
     @property
+    def value_dim(self) -> int:
+        """Numbers of a value."""
+        return self.latent or self.head_dim
+
+    @property
     def padded_dim(self) -> int:
-        return -(-self.head_dim // 16) * 16
+        return -(-self.value_dim // 16) * 16
 
     @property
     def scale_bytes(self) -> int:
@@ -177,6 +185,8 @@ class CacheGroup:
     @property
     def v_block_bytes(self) -> int:
         """Bytes of one block's values in one layer."""
+        if self.latent:
+            return 0
         return self.kv_heads * self.tokens_per_block * (self.padded_dim * self.dtype.itemsize + self.scale_bytes)
 
     def blocks_of(self, num_tokens: int) -> int:

@@ -16,7 +16,10 @@ _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 _MOST_DIMENSIONS = 3
 _MOST_STATE = 1 << 40  # numbers of a slot
+_MOST_HEAD = 256  # numbers of a head where values lie apart from keys
 _SPLIT = "rope_kv_write"  # another call may compute its queries, while its own writes keys and values
+_WRITES = (_SPLIT, "latent_kv_write")
+_READS = ("paged_attention", "latent_attention")
 
 
 def check_plan(plan: Plan, where: str = "plan") -> None:
@@ -70,9 +73,9 @@ def _caches(plan: Plan) -> Iterable[tuple[str, str]]:
     windows, written = {layer: group.window for group in plan.caches for layer in group.layers}, set[int]()
     for step in plan.steps:
         layer = _whole(step.attrs.get("layer"))
-        if step.op == _SPLIT:
+        if step.op in _WRITES:
             written.add(layer)
-        elif step.op == "paged_attention" and layer in windows and layer not in written:
+        elif step.op in _READS and layer in windows and layer not in written:
             yield f"steps.{step.name}.layer", f"{layer}, whose keys and values no step before has written"
         kept, window = windows.get(_whole(step.attrs.get("layer"))), _whole(step.attrs.get("window"))
         if kept and step.op == "paged_attention" and not 0 < window <= kept:
@@ -93,8 +96,12 @@ def _group(where: str, group: CacheGroup) -> Iterable[tuple[str, str]]:
         return
     if group.kv_heads < 1:
         yield f"{where}.kv_heads", f"{group.kv_heads}, expected from 1 to 4096"
-    if group.head_dim < 4:
-        yield f"{where}.head_dim", f"{group.head_dim}, expected from 4 to 256"
+    if group.latent:
+        if group.kv_heads != 1 or group.window or group.dtype is DType.I8 or group.latent > group.head_dim:
+            found = f"{group.kv_heads} heads, a window of {group.window}, {group.dtype.value}, {group.latent} values"
+            yield where, f"{found}, expected one head, no window, no int8, values within keys of {group.head_dim}"
+    elif not 4 <= group.head_dim <= _MOST_HEAD:
+        yield f"{where}.head_dim", f"{group.head_dim}, expected from 4 to {_MOST_HEAD}"
 
 
 def _whole(value: Attr | None) -> int:

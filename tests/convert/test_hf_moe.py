@@ -24,7 +24,17 @@ from tests.handmade import write_safetensors
 from tests.tiny import tiny_model
 
 PARTS = ("model.onnx", "model.safetensors")
-FAMILIES = ("ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2", "mixtral", "qwen2_moe", "qwen3_moe")
+FAMILIES = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "hy_v3",
+    "minimax_m2",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+)
 
 
 def read(config: Mapping[str, Any]) -> MoeConfig | None:

@@ -27,6 +27,8 @@ SIZES: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "granitemoehybrid": {"layer_types": ["full_attention"] * 3},
     "lfm2_moe": {"layer_types": ["full_attention"] * 3},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    **{name: {"num_key_value_heads": 32} for name in ("deepseek_v3", "glm4_moe_lite")},
     **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("gpt2", "gpt_bigcode")
@@ -116,7 +118,7 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
         small["num_kv_shared_layers"] = 0  # two layers are one of each kind
     if "num_key_value_heads" in config:
         small["num_key_value_heads"] = max(1, 4 * kv_heads // heads)
-    small |= {key: config[key][:2] for key in ("layer_types", "no_rope_layers") if config.get(key)}
+    small |= {key: config[key][:2] for key in ("layer_types", "no_rope_layers", "mlp_layer_types") if config.get(key)}
     return small
 
 

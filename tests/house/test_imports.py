@@ -64,6 +64,7 @@ FENCES = {
     "onnx": (
         "ingot.convert.decoder",
         "ingot.convert.experts",
+        "ingot.convert.latent",
         "ingot.convert.recurrent",
         "ingot.builder",
         "ingot.plugins.tensorrt",

@@ -2,6 +2,7 @@
 
 REFUSED_FAMILIES = (
     *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),  # latent attention
     *("granite", "cohere", "cohere2"),  # op scale
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
     "gpt_oss",  # attention sinks

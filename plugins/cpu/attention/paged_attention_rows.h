@@ -98,7 +98,7 @@ struct AttentionRows {
   int64_t source_stride() const { return args.rope != nullptr ? args.rope->args.width() : args.heads * kv.head_dim; }
   // Where the query of a row comes from, rotated or not.
   const float* source(const AttentionItem& item, int64_t row) const {
-    if (args.rope == nullptr) return args.q + offset(item, row);
+    if (args.rope == nullptr) return args.q + place(item, row) * kv.head_dim;
     return args.rope->args.qkv + token(item, row) * source_stride() + (item.head * group + row % group) * kv.head_dim;
   }
   // Calls f(numbers, count) for the queries of each token of an item where they come from.
@@ -109,14 +109,14 @@ struct AttentionRows {
       f(source(item, row), (next - row) * kv.head_dim);
     }
   }
-  float* output(const AttentionItem& item, int64_t row) const { return args.y + offset(item, row); }
+  float* output(const AttentionItem& item, int64_t row) const { return args.y + place(item, row) * kv.value_dim; }
   const int32_t* blocks(int64_t s) const { return kv.block_tables + s * kv.table_width; }
   int64_t block(int64_t s, int64_t position) const { return blocks(s)[position / kv.block_size]; }
 
  private:
   int64_t token(const AttentionItem& item, int64_t row) const { return kv.query_starts[item.sequence] + row / group; }
-  int64_t offset(const AttentionItem& item, int64_t row) const {
-    return (token(item, row) * args.heads + item.head * group + row % group) * kv.head_dim;
+  int64_t place(const AttentionItem& item, int64_t row) const {
+    return token(item, row) * args.heads + item.head * group + row % group;
   }
   // `count` queries of a token → to [count * head_dim].
   void rotate_queries(int64_t token, const float* queries, int64_t count, float* to) const {
@@ -199,7 +199,7 @@ template <typename S, typename Inner>
 void PagedAttention<S, Inner>::allocate(const Team& team) {
   const int64_t state =
       kItemRows * (kv_.padded_dim + 2);  // padded_dim, kItemRows: multiples of 16, so all stays aligned
-  const int64_t rotated = kItemRows * kv_.padded_dim;
+  const int64_t rotated = rows_.args.rope == nullptr ? 0 : kItemRows * kv_.padded_dim;
   float* next = reinterpret_cast<float*>(
       team.scratch(static_cast<size_t>(2 * state + rotated + Inner::floats(kv_)) * sizeof(float)));
   for (RowState* each : {&first_, &later_}) {
@@ -352,10 +352,10 @@ void PagedAttention<S, Inner>::finish(const AttentionItem& item, int64_t row, co
     sum = S::fma(sum, keep, exp<S>(S::sub(S::set1(sink), top)));
   }
   const V part = S::div(keep, sum);
-  for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
+  for (int64_t i = 0; i < kv_.value_dim; i += S::kWidth) {
     const V each = S::load(out + i);
     const V kept = rows_.args.sinks == nullptr ? each : S::mul(each, keep);
-    store_lanes<S>(y + i, Inner::kDividesOnce ? S::mul(each, part) : S::div(kept, sum), kv_.head_dim - i);
+    store_lanes<S>(y + i, Inner::kDividesOnce ? S::mul(each, part) : S::div(kept, sum), kv_.value_dim - i);
   }
 }
 

@@ -13,7 +13,9 @@ struct PagedKv {
   std::byte* keys;
   std::byte* values;
   int64_t block_bytes;
-  int64_t kv_heads, head_dim, padded_dim, block_size;
+  int64_t kv_heads, head_dim;
+  int64_t value_dim, padded_dim;  // numbers of a value, and these rounded up to 16
+  int64_t block_size;
   int64_t group;                // of the plan's cache groups: the one that the layer is in
   const int32_t* block_tables;  // of the group, [sequences, table_width]
   int64_t table_width;

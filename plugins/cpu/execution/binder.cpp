@@ -103,7 +103,7 @@ const int32_t* Binder::given(size_t index, const std::string& name) const {
   return name == "logit_rows" ? batch_.logit_rows.data() : nullptr;
 }
 
-PagedKv Binder::layer_kv() const {
+PagedKv Binder::layer_kv(bool latent) const {
   const int64_t layer = attr_int("layer", 0, 65534);
   check(layer < plan_.num_layers(), "no cache group has layer " + std::to_string(layer));
   const LayerPlace at = find_layer(plan_.caches, layer);
@@ -111,6 +111,7 @@ PagedKv Binder::layer_kv() const {
   const CacheSpec& kv = plan_.caches[group];
   const CacheSizes& sizes = caches_[group];
   check(kv.state.empty(), "layer " + std::to_string(layer) + " keeps a state, no keys and values");
+  check((kv.latent != 0) == latent, "layer " + std::to_string(layer) + " keeps its values in another way");
   check(kernel_->dtype() == kv.dtype,
         "the KV cache is " + kv.dtype + ", kernel " + kernel_->name + " takes " + std::string(kernel_->dtype()));
   attr_int("kv_heads", kv.kv_heads, kv.kv_heads);
@@ -120,6 +121,7 @@ PagedKv Binder::layer_kv() const {
                  .block_bytes = sizes.block,
                  .kv_heads = kv.kv_heads,
                  .head_dim = kv.head_dim,
+                 .value_dim = kv.latent == 0 ? kv.head_dim : kv.latent,
                  .padded_dim = sizes.padded_dim,
                  .block_size = kv.tokens_per_block,
                  .group = at.group,

@@ -220,8 +220,9 @@ class Binder {
   int64_t attr_group(std::string_view dtype) const;
   // Of a product, which has one more attribute where a build has timed its ways: a digit for each class of rows.
   void bind_form(BoundStep& bound, size_t inputs, size_t attrs, const Kernel& timed) const;
-  // The step's layer of the KV cache; attributes must agree with the layer's cache group.
-  PagedKv layer_kv() const;
+  // The step's layer of the KV cache; attributes must agree with the layer's cache group. latent: values are the first
+  // numbers of keys there.
+  PagedKv layer_kv(bool latent = false) const;
   // The step's layer of a cache group with states, which must have so many numbers there.
   StateSlots layer_state(int64_t numbers) const;
   const CacheSpec& cache(const PagedKv& kv) const { return plan_.caches[static_cast<size_t>(kv.group)]; }

@@ -115,8 +115,20 @@ CacheSizes::CacheSizes(const CacheSpec& kv) {
     return;
   }
   require(kv.kv_heads >= 1 && kv.kv_heads <= 4096, "kv_heads is out of range");
-  require(kv.head_dim >= 4 && kv.head_dim <= 512 && kv.head_dim % 4 == 0,
-          "head_dim must be a multiple of 4 from 4 to 512, got " + std::to_string(kv.head_dim));
+  const int64_t most = kv.latent == 0 ? 512 : 1024;
+  require(
+      kv.head_dim >= 4 && kv.head_dim <= most && kv.head_dim % 4 == 0,
+      "head_dim must be a multiple of 4 from 4 to " + std::to_string(most) + ", got " + std::to_string(kv.head_dim));
+  if (kv.latent != 0) {
+    require(kv.latent >= 4 && kv.latent <= kv.head_dim && kv.latent % 4 == 0 && kv.kv_heads == 1 && kv.window == 0 &&
+                kv.dtype != "int8",
+            "a latent cache group has one head, no window, no int8, and values within its keys");
+    padded_dim = round_up(kv.latent, 16);
+    k_block = kv.tokens_per_block * kv.head_dim * itemsize;
+    block = product(static_cast<int64_t>(kv.layers.size()), k_block);
+    total = product(kv.num_blocks, block);
+    return;
+  }
   padded_dim = round_up(kv.head_dim, 16);
   const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
   k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);

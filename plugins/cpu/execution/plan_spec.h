@@ -57,6 +57,7 @@ struct CacheSpec {
   std::string dtype;
   int64_t num_blocks;
   std::vector<int64_t> state;  // float32 numbers in each layer; empty: keys and values
+  int64_t latent;              // how many of a key's numbers are the value too; 0: values lie apart
 };
 
 struct LimitsSpec {

@@ -153,7 +153,8 @@ def place(plan: Plan, step: Step, weight: str, row: int, col: int) -> str:
     shape = next(each.shape for each in plan.weights if each.name == weight)
     column = f"column {col}"
     if len(shape) == 3:
-        return f"expert {row // shape[1]}, row {row % shape[1]}, {column}"
+        stack = "head" if find_op(step.op).stacked else "expert"
+        return f"{stack} {row // shape[1]}, row {row % shape[1]}, {column}"
     if len(shape) == 1:
         return f"element {row}"
     op, role = find_op(step.op), step.inputs.index(weight)
@@ -166,7 +167,7 @@ def place(plan: Plan, step: Step, weight: str, row: int, col: int) -> str:
     reader, writer = _reader(plan, index, step.outputs[0]), _writer(plan, index, step.inputs[0])
     if writer is not None and find_op(writer.op).reads_kv:
         column += f" (head {col // int(writer.attrs['head_dim'])})"
-    if reader is not None and find_op(reader.op).writes_kv:
+    if reader is not None and find_op(reader.op).writes_kv and not find_op(reader.op).latent:
         return f"row {row} ({_head(reader, row)}), {column}"
     if step.attrs.get("gated"):
         half = shape[0] // 2

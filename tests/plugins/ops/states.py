@@ -11,7 +11,10 @@ from ingot.plugins.registry import find_op
 from tests.plugins.ops.calls import make_batch, with_arrays
 
 BLOCK = 16
-STATE_OPS = {"causal_conv", "linear_attention", "gated_norm", "sigmoid_gate"}  # no GPU target has kernels of them
+CPU_OPS = {  # no GPU target has kernels of them
+    *("causal_conv", "linear_attention", "gated_norm", "sigmoid_gate"),
+    *("head_matmul", "latent_attention", "latent_kv_write"),
+}
 
 
 def state_group(op: str, attrs: dict[str, Attr]) -> CacheGroup:

@@ -25,7 +25,7 @@ from ingot.plugins.tensorrt.lowering import lower
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import Result, ingot
 from tests.handmade import TINY_LLAMA, write_model
-from tests.plugins.ops.states import STATE_OPS
+from tests.plugins.ops.states import CPU_OPS
 from tests.plugins.tensorrt.emulated_runtime import EmulatedRuntime, EmulatedTensorRt
 
 NAMES = ["tensorrt/sm120", "tensorrt/sm100", "tensorrt/sm90", "tensorrt/sm89", "tensorrt/sm86", "tensorrt/sm80"]
@@ -66,7 +66,7 @@ def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
     for target in TARGETS:
         ops = {kernel.split(".")[0] for kernel in target.kernels()}
         without = {"sample", "screened_matmul", "scale", "add_gated", "moe_route", "moe_gate_up", "moe_down"}
-        assert ops == set(op_names()) - without - STATE_OPS
+        assert ops == set(op_names()) - without - CPU_OPS
 
 
 def _with_wheels(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], module: str = "json") -> None:

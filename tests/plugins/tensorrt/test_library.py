@@ -18,7 +18,7 @@ from ingot.plugins.tensorrt.plugin import AttentionPlugin
 from ingot.plugins.tensorrt.target import TARGETS, network_file
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
-from tests.plugins.ops.states import STATE_OPS
+from tests.plugins.ops.states import CPU_OPS
 
 NAMES = ["tensorrt-rtx", "tensorrt-rtx/sm120", "tensorrt-rtx/sm89", "tensorrt-rtx/sm86", "tensorrt-rtx/sm80"]
 WHEEL_CLASSES = {
@@ -37,7 +37,7 @@ def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
     for target in TARGETS:
         ops = {kernel.split(".")[0] for kernel in target.kernels()}
         without = {"sample", "screened_matmul", "scale", "add_gated", "moe_route", "moe_gate_up", "moe_down"}
-        assert ops == set(op_names()) - without - STATE_OPS
+        assert ops == set(op_names()) - without - CPU_OPS
 
 
 def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""How config.json and the files of Hugging Face spell multi-head latent attention."""
+
+import math
+
+from ingot.configs.model import LatentConfig, ModelConfig, Norm
+from ingot.configs.read import Section
+from ingot.convert.family import takes
+from ingot.convert.hf_config import read_activation, read_kv_heads
+from ingot.convert.hf_rope import interleaved, read_rope, rope_section
+from ingot.convert.weights import OneOf, Row, Take
+from ingot.errors import ConfigError, UnsupportedModelError
+
+_MOST_ROW = 1024  # numbers that are kept of a token
+
+# Keys of the training, and one that says what is so in every model.
+_OF_TRAINING = ("aux_loss_alpha", "auto_map", "ep_size", "num_nextn_predict_layers", "num_mtp_layers", "seq_aux")
+
+
+def read_latent(
+    section: Section,
+    latent: LatentConfig,
+    *,
+    positions: int,
+    eps: float,
+    kv_heads: int | None = None,
+    interleave: bool | None = None,
+) -> ModelConfig:
+    """A model with latent attention, its experts left out. The arguments are the family's defaults in transformers.
+
+    kv_heads None: one per query head. interleave: whether pairs of dimensions that rotate lie side by side in every
+    model; None: config.json may say not
+    """
+    _read_training(section)
+    hidden, heads = section.integer("hidden_size", minimum=1), section.integer("num_attention_heads", minimum=1)
+    if (stated := read_kv_heads(section, heads, kv_heads)) != heads:
+        raise ConfigError(
+            "all heads read one latent, each with keys of its own",
+            where=section.place("num_key_value_heads"),
+            expected=str(heads),
+            got=str(stated),
+        )
+    latent = _read_sizes(section, latent)
+    head_dim = latent.key_dim + latent.rope_dim
+    for key in ("head_dim", "qk_head_dim"):  # which follow from the others
+        section.has(key)
+    most = section.integer("max_position_embeddings", positions, minimum=1)
+    rope = read_rope(section, latent.rope_dim, most)
+    turns_pairs = section.boolean("rope_interleave", True) if interleave is None else interleave
+    bias = section.boolean("attention_bias", False)
+    return ModelConfig(
+        family=section.text("model_type"),
+        vocab_size=section.integer("vocab_size", minimum=1),
+        hidden_size=hidden,
+        intermediate_size=section.integer("intermediate_size", minimum=1),
+        num_layers=section.integer("num_hidden_layers", minimum=1),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        max_positions=most,
+        norm=Norm.RMS,
+        norm_eps=section.number("rms_norm_eps", eps, above=0),
+        activation=read_activation(section, "hidden_act", "silu"),
+        gated_mlp=True,
+        rope=interleaved(rope) if turns_pairs else rope,
+        attention_scale=head_dim**-0.5 * _score_factor(section),
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        tied_embeddings=section.boolean("tie_word_embeddings", False),
+        latent=latent,
+    )
+
+
+def _read_sizes(section: Section, latent: LatentConfig) -> LatentConfig:
+    """latent: the family's defaults."""
+    q_rank = 0 if section.is_null("q_lora_rank") else section.integer("q_lora_rank", latent.q_rank, minimum=1)
+    latent = LatentConfig(
+        q_rank=q_rank,
+        kv_rank=_fours(section, "kv_lora_rank", latent.kv_rank),
+        key_dim=section.integer("qk_nope_head_dim", latent.key_dim, minimum=1),
+        rope_dim=_fours(section, "qk_rope_head_dim", latent.rope_dim),
+        value_dim=section.integer("v_head_dim", latent.value_dim, minimum=1),
+    )
+    if latent.kv_rank + latent.rope_dim > _MOST_ROW:
+        raise ConfigError(
+            "the latent of a token is too large",
+            where=section.place("kv_lora_rank"),
+            expected=f"at most {_MOST_ROW} numbers with those that turn",
+            got=f"{latent.kv_rank} + {latent.rope_dim}",
+        )
+    return latent
+
+
+def _read_training(section: Section) -> None:
+    """Keys without effect, and one that must say what is so in every model."""
+    for key in _OF_TRAINING:
+        section.has(key)
+    if section.has("moe_layer_freq") and section.raw("moe_layer_freq") != 1:
+        raise UnsupportedModelError(
+            "only some layers have experts", where=section.place("moe_layer_freq"), expected="1"
+        )
+
+
+def _fours(section: Section, key: str, default: int) -> int:
+    """A size that rows of the cache are made of."""
+    size = section.integer(key, default, minimum=4)
+    if size % 4:
+        raise UnsupportedModelError("a size of the latent is no multiple of 4", where=section.place(key), got=str(size))
+    return size
+
+
+def _score_factor(section: Section) -> float:
+    """What stretched rotations multiply the scores with: they have their share of it in cosines and sines too."""
+    rope = rope_section(section)
+    if rope.text("rope_type", rope.text("type", "default")) == "default":
+        return 1.0
+    weight = rope.number("mscale_all_dim", 0.0)
+    factor = rope.number("factor", 1.0, above=0)
+    return (0.1 * weight * math.log(factor) + 1) ** 2 if weight and factor > 1 else 1.0
+
+
+def dense_layers(section: Section, layers: int, *, usual: int) -> tuple[int, ...]:
+    """Layers with a plain MLP, as mlp_layer_types says; where it is absent the first `usual` ones."""
+    types: object = ["dense" if layer < usual else "sparse" for layer in range(layers)]
+    if section.has("mlp_layer_types"):
+        types = section.raw("mlp_layer_types")
+    if not isinstance(types, list) or len(types) != layers or any(each not in ("dense", "sparse") for each in types):
+        raise ConfigError(
+            "the types of the layers' MLPs are not usable",
+            where=section.place("mlp_layer_types"),
+            expected=f"{layers} times dense or sparse",
+            got=repr(types)[:200],
+        )
+    dense = tuple(layer for layer, kind in enumerate(types) if kind == "dense")
+    if section.has("first_k_dense_replace") and dense != tuple(range(section.integer("first_k_dense_replace"))):
+        raise ConfigError(
+            "two keys name other layers with a plain MLP",
+            where=section.place("first_k_dense_replace"),
+            expected=f"the layers {list(dense)}",
+            got=str(section.raw("first_k_dense_replace")),
+        )
+    return dense
+
+
+_ATTN = "model.layers.{i}.self_attn"
+
+LATENT_ROWS = (
+    Row("layers.{i}/attn/q/weight", OneOf((Take(f"{_ATTN}.q_b_proj.weight"), Take(f"{_ATTN}.q_proj.weight")))),
+    *takes(
+        {
+            "layers.{i}/attn/q_a/weight": f"{_ATTN}.q_a_proj.weight",
+            "layers.{i}/attn/q_a/bias": f"{_ATTN}.q_a_proj.bias",
+            "layers.{i}/attn/q_a_norm/weight": f"{_ATTN}.q_a_layernorm.weight",
+            "layers.{i}/attn/latent/weight": f"{_ATTN}.kv_a_proj_with_mqa.weight",
+            "layers.{i}/attn/latent/bias": f"{_ATTN}.kv_a_proj_with_mqa.bias",
+            "layers.{i}/attn/latent_norm/weight": f"{_ATTN}.kv_a_layernorm.weight",
+            "layers.{i}/attn/kv/weight": f"{_ATTN}.kv_b_proj.weight",
+            "layers.{i}/attn/out/weight": f"{_ATTN}.o_proj.weight",
+            "layers.{i}/attn/out/bias": f"{_ATTN}.o_proj.bias",
+        }
+    ),
+)

@@ -1,0 +1,22 @@
+// What kernels of latent_kv_write take.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/paged_kv.h"
+
+namespace ingot {
+
+struct LatentKvWriteArgs {
+  const float* q;        // [tokens, heads * q_dim]
+  const float* latent;   // [tokens, head_dim]
+  const float* cos_sin;  // [tokens, 2 * half]; null without rotation
+  const float* norm;     // [value_dim]
+  float* y;              // as q; may be q
+  PagedKv kv;
+  int64_t heads, q_dim, half;
+  bool interleaved;
+  float norm_eps;
+};
+
+}  // namespace ingot

@@ -1,0 +1,156 @@
+"""Latent attention from one end to the other: the same bits in chunks, in company, after prefix hits and preemption, on
+every target that runs here; what a token takes of memory; quantised engines beside the exact one.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.runtime import RuntimeConfig
+from ingot.convert.convert import convert
+from ingot.convert.families.deepseek_v3 import FAMILY
+from ingot.engine import open_engine, read_plan
+from ingot.errors import BuildError, NoKernelError
+from ingot.inspect import inspect
+from ingot.plugins.registry import find_target, targets
+from ingot.plugins.target import Target
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.request import Request
+from tests.runtime.test_bit_identity import everything, generations
+from tests.runtime.tiny_engine import make_loop, open_session, poisoned_runner
+from tests.runtime.tiny_plan import TinyModel
+
+SIZE, VOCAB, LONGEST = 16, 61, 128
+RUNNABLE = [each.name for each in targets() if not each.on_gpu and each.run_blocker() is None]
+COLD = RuntimeConfig(enable_prefix_cache=False)
+LAYERS, ROW = 3, 20 + 8  # kv_lora_rank and qk_rope_head_dim
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("latent")
+    (folder / "config.json").write_text(json.dumps(dict(FAMILY.tiny)))
+    convert(ConvertOptions(config=folder / "config.json", random_weights=3, output_dir=folder / "c"))
+    return folder / "c"
+
+
+@pytest.fixture(scope="module", params=["f32", "bf16"])
+def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Path:
+    folder = checkpoint.parent / str(request.param)
+    config = BuildConfig(target=",".join(RUNNABLE), precision=request.param, tokens_per_block=SIZE, autotune=False)
+    build(dataclasses.replace(config, max_seq_len=LONGEST), checkpoint, folder)
+    return folder
+
+
+@pytest.fixture(params=RUNNABLE)
+def target(request: pytest.FixtureRequest) -> Target:
+    return find_target(request.param)
+
+
+@pytest.fixture
+def model(engine: Path, target: Target) -> TinyModel:
+    opened = open_engine(engine, target=target.name)
+    return TinyModel(plan=opened.plan, weights=opened.weights, logical={})
+
+
+def prompts_of(*lengths: int, head: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    shared = rng.integers(0, VOCAB, head).tolist()
+    return [shared + rng.integers(0, VOCAB, length).tolist() for length in lengths]
+
+
+def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> None:
+    prompts, alone = prompts_of(1, 70, 33, 5), []
+    for prompt in prompts:
+        with poisoned_runner(model, target, 60, config=COLD) as runner:
+            alone += everything(runner, [prompt])
+    for chunk in (1, 7, 64):
+        limits = dataclasses.replace(model.plan.limits, max_num_tokens=chunk)
+        with poisoned_runner(model, target, 60, limits, seed=chunk) as runner:
+            assert everything(runner, prompts) == alone, f"chunks of {chunk}"
+
+
+def test_prefix_hits_and_preemption_change_no_bit(model: TinyModel, target: Target) -> None:
+    for head in range(0, 5 * SIZE, SIZE):
+        prompts, calm = prompts_of(5, 11, 3, head=head), []
+        for prompt in prompts:
+            with poisoned_runner(model, target, 60, config=COLD) as runner:
+                calm += generations(runner, [prompt])
+        with poisoned_runner(model, target, 60, seed=head) as runner:
+            assert [generations(runner, [prompt])[0] for prompt in prompts] == calm, f"{head} tokens in common"
+            assert runner.stats()["prefix_hit_tokens"] >= 2 * head
+    prompts = prompts_of(2, 9, 5, 1, head=17)
+    with poisoned_runner(model, target, 200) as runner:
+        calm = generations(runner, prompts, 36)
+    with poisoned_runner(model, target, 8) as runner:
+        assert generations(runner, prompts, 36) == calm
+        assert runner.stats()["preemptions"] > 0
+        assert runner.stats()["blocks_used"] == 0
+
+
+def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Target) -> None:
+    prompt, found = prompts_of(21)[0], []
+    for preempts in (False, True):
+        session = open_session(model, target, 12)
+        loop, scheduler, _ = make_loop(session, model.plan.limits, SIZE)
+        request = Request(np.array(prompt, np.int32), max_new_tokens=40)
+        loop.add([request])
+        while loop.step():
+            if preempts and request in scheduler.running:
+                scheduler.preempt([request])
+        session.close()
+        assert scheduler.preemptions > 35 if preempts else scheduler.preemptions == 0
+        found.append((request.generated().tolist(), request.log_probs))
+    assert found[0] == found[1]
+
+
+def test_64_requests_at_once(model: TinyModel, target: Target) -> None:
+    if target.name == "ref":
+        pytest.skip("slow, and the same sums for every batch")
+    prompts, alone = prompts_of(*range(1, 65)), []
+    with poisoned_runner(model, target, 400, config=COLD) as runner:
+        for prompt in prompts:
+            alone += generations(runner, [prompt], 4)
+    with poisoned_runner(model, target, 400, config=COLD) as runner:
+        assert generations(runner, prompts, 4) == alone
+
+
+def test_a_token_takes_its_latent_alone(engine: Path) -> None:
+    (group,) = read_plan(engine).caches
+    assert group.block_bytes == LAYERS * SIZE * ROW * group.dtype.itemsize
+    assert (group.kv_heads, group.head_dim, group.latent) == (1, ROW, 20)
+    bytes_per_token = LAYERS * ROW * group.dtype.itemsize
+    assert f"{bytes_per_token} bytes a token" in str(inspect(engine))
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("w8", 0.02), ("w4g32", 0.12)])
+def test_quantised_engines_are_near(precision: str, bound: float, checkpoint: Path) -> None:
+    """The weights of heads, which are few, keep what they were; so do those of the router."""
+    found, prompt = [], prompts_of(60)[0]
+    for each in ("f32", precision):
+        folder = checkpoint.parent / f"{each}_cpu"
+        if not folder.exists():
+            build(BuildConfig(target="cpu", precision=each, tokens_per_block=SIZE), checkpoint, folder)
+        with ModelRunner.from_dir(folder) as runner:
+            out = runner.generate([prompt], max_new_tokens=1, return_dict=True, output_context_logits=True)
+            found.append(out["context_logits"][0])
+    error = np.sqrt(np.mean((found[0] - found[1]) ** 2)) / np.std(found[0])
+    assert 0 < error < bound
+    kernels = {step.op: step.kernel for step in read_plan(folder).steps}
+    assert kernels["head_matmul"].split(".")[1] in ("f32", "bf16")
+
+
+def test_an_int8_cache_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"a cache of latents cannot be int8(.|\n)*kv_cache_dtype"):
+        build(BuildConfig(target="cpu", precision="bf16", kv_cache_dtype="int8"), checkpoint, tmp_path / "e")
+
+
+def test_gpus_refuse_it(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoKernelError, match="head_matmul"):
+        build(BuildConfig(target="cuda/sm90", precision="bf16"), checkpoint, tmp_path / "e")

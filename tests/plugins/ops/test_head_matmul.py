@@ -1,0 +1,27 @@
+"""head_matmul: a matrix for each head, beside columns that stay."""
+
+import numpy as np
+import pytest
+
+from ingot.plan import Attr
+from ingot.plugins.registry import find_op
+from tests.plugins.ops.calls import evaluate, random_array
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_each_head_has_its_own_matrix(kept: int) -> None:
+    x, weight = random_array(5, 4 * (6 + kept), seed=1), random_array(4, 7, 6, seed=2)
+    attrs: dict[str, Attr] = {"heads": 4, "kept": kept, "activations": "f32", "group": 0}
+    (y,) = evaluate("head_matmul", [x, weight], attrs)
+    for head in range(4):
+        columns = x[:, head * (6 + kept) : (head + 1) * (6 + kept)]
+        made = y[:, head * (7 + kept) : (head + 1) * (7 + kept)]
+        np.testing.assert_allclose(made[:, :7], columns[:, :6] @ weight[head].T, atol=1e-5)
+        assert np.array_equal(made[:, 7:], columns[:, 6:])
+
+
+def test_sizes() -> None:
+    problem, attrs = find_op("head_matmul").size_problem, {"heads": 4, "kept": 3}
+    assert problem(((36,), (4, 7, 6)), attrs) is None
+    assert "cannot be multiplied" in str(problem(((35,), (4, 7, 6)), attrs))
+    assert "the weight has 2" in str(problem(((18,), (2, 7, 6)), attrs))
