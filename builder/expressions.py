@@ -345,9 +345,11 @@ def _moves_matrices(node: gs.Node) -> bool:
 
 
 def _moves_rows(tensor: gs.Tensor) -> bool:
-    """Whether a Reshape changes the rows and columns of its matrix."""
+    """Whether a Reshape changes the columns of each row, in another way than by laying rows one behind the other."""
     node = tensor.inputs[0]
-    return node.op == "Reshape" and matrix_shape(tensor) != matrix_shape(node.inputs[0])
+    if node.op != "Reshape" or matrix_shape(tensor) == matrix_shape(node.inputs[0]):
+        return False
+    return weight_shape(tensor)[0] == weight_shape(node.inputs[0])[0]
 
 
 def _onnx_number(dtype: npt.DTypeLike | int) -> int:

@@ -127,9 +127,10 @@ def _steers(node: gs.Node) -> bool:
     made = node.outputs[0]
     return ours(node, "HeadMatmul") or any(
         ours(user, "MoeRoute")
-        or is_gate(made, user)
-        or (ours(user, "LinearAttention") and any(made is each for each in user.inputs[1:3]))
-        for user in made.outputs
+        or is_gate(each, user)
+        or (ours(user, "LinearAttention") and any(each is taken for taken in user.inputs[1:3]))
+        for each in (made, *(user.outputs[0] for user in made.outputs if ours(user, "Scale")))
+        for user in each.outputs
     )
 
 

@@ -145,8 +145,12 @@ class Mamba2Config:
     """Layers with Mamba 2 instead of attention: a state [state_dim, head_dim] per head, behind a causal convolution of
     conv_width tokens. Heads of a group have the same input and output vectors.
 
+    bias, out_bias         of the products before and behind
+    norm_groups            how many parts of the columns are normed by themselves, behind the gate; 0: there is no norm
+    in_scale               factor of the input
+    part_scales            factors of the gate, the values, the input vectors, the output vectors and the steps, before
+                           the convolution and the steps' own bias; empty: none
     least_step, most_step  bounds of the steps, the latter 0 for none
-    norm_groups            how many parts of the columns are normed by themselves
     """
 
     heads: int
@@ -156,7 +160,10 @@ class Mamba2Config:
     conv_width: int
     conv_bias: bool
     bias: bool
+    out_bias: bool
     norm_groups: int
+    in_scale: float = 1.0
+    part_scales: tuple[float, ...] = ()
     least_step: float = 0.0
     most_step: float = 0.0
 
@@ -223,6 +230,11 @@ class ModelConfig:
     layer_input_rows         of the tables of these embeddings
     layer_scale              what a layer leaves is multiplied by a number of its own
     latent                   keys and values are products of a latent; head_dim is that of queries
+    mixer_beside             they have it beside attention: both read the same norm, and are added
+    mixer_scale              factor of what a mixer adds
+    attention_in_scale, attention_out_scale
+                             factors of what attention reads, and of what it adds
+    gate_scale, mlp_scale    factors of the gate of an MLP, before its activation, and of what an MLP adds
     output_gate              attention is multiplied with the sigmoid of another product, before its output product
     attention_sinks          each head has a score that takes part in its softmax, and no value
     """
@@ -269,6 +281,12 @@ class ModelConfig:
     head_bias: bool = False
     mixer: Mixer | None = None
     mixer_layers: tuple[int, ...] = ()
+    mixer_beside: bool = False
+    mixer_scale: float = 1.0
+    attention_in_scale: float = 1.0
+    attention_out_scale: float = 1.0
+    gate_scale: float = 1.0
+    mlp_scale: float = 1.0
     output_gate: bool = False
     attention_sinks: bool = False
     latent: LatentConfig | None = None
@@ -310,8 +328,12 @@ class ModelConfig:
         return self.sharing_width if self.sharing_width and self.writer_of(layer) != layer else self.intermediate_size
 
     def mixer_of(self, layer: int) -> Mixer | None:
-        """What a layer has instead of attention, None where it has attention."""
+        """What a layer has instead of attention or beside it, None where it has attention alone."""
         return self.mixer if layer in self.mixer_layers else None
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer keeps keys and values."""
+        return self.mixer_beside or self.mixer_of(layer) is None
 
     def moe_of(self, layer: int) -> MoeConfig | None:
         """The experts of a layer, None where it has a plain MLP."""

@@ -24,7 +24,7 @@ from ingot.convert.experts import beside_mlp, experts
 from ingot.convert.latent import latent_attention
 from ingot.convert.layer_input import layer_end
 from ingot.convert.quantised.form import Quantised
-from ingot.convert.recurrent import recurrent_mixer
+from ingot.convert.recurrent import recurrent_mixer, times
 from ingot.convert.rope import inverse_frequencies
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor
@@ -106,7 +106,7 @@ class _Decoder:
         """[batch, sequence, hidden]"""
         path, given = f"layers.{layer}", x
         normed = self.pre_norm(x, f"{path}/attn_norm")
-        branch = recurrent_mixer(self, normed, self.config, layer) or self.attention(normed, layer, positions)
+        branch = self.mixers(normed, layer, positions)
         branch = self.post_norm(branch, f"{path}/attn_post_norm")
         x = self.node("Add", [x, self.scaled(branch, f"{path}/attn")], f"{path}/attn/residual")
         if not self.config.shared_norm:
@@ -118,16 +118,27 @@ class _Decoder:
             branch = beside_mlp(self, self.mlp(normed, layer), x, moe, self.config, path)
         else:
             branch = experts(self, normed, moe, f"{path}/moe")
+        branch = times(self, branch, self.config.mlp_scale, f"{path}/mlp_out")
         branch = self.post_norm(branch, f"{path}/mlp_post_norm")
         x = self.node("Add", [x, self.scaled(branch, f"{path}/mlp")], f"{path}/mlp/residual")
         return layer_end(self, x, self._embedding, self.config, layer)
 
+    def mixers(self, x: str, layer: int, positions: str) -> str:
+        """Attention, or what the layer has instead, or both; [batch, sequence, hidden]"""
+        config, path = self.config, f"layers.{layer}/mixer"
+        made = recurrent_mixer(self, x, config, layer)
+        if made is not None:
+            made = times(self, made, config.mixer_scale, path)
+            if not config.has_attention(layer):
+                return made
+        read = times(self, x, config.attention_in_scale, f"layers.{layer}/attn_in")
+        mixed = self.attention(read, layer, positions)
+        mixed = times(self, mixed, config.attention_out_scale, f"layers.{layer}/attn_out")
+        return mixed if made is None else self.node("Add", [made, mixed], f"{path}/with_attention")
+
     def scaled(self, branch: str, path: str) -> str:
         """A branch as it joins the residual stream"""
-        if self.config.residual_scale == 1:
-            return branch
-        scale = self.constant("const/residual_scale", np.float32(self.config.residual_scale))
-        return self.node("Mul", [branch, scale], f"{path}/scale")
+        return times(self, branch, self.config.residual_scale, path)
 
     def positions(self) -> str:
         """int64 [batch, sequence]: 0, 1, 2, ..., never beyond the model's last position."""
@@ -278,6 +289,7 @@ class _Decoder:
             self.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
         else:
             gate, up = self.linear(x, f"{path}/gate"), self.linear(x, f"{path}/up")
+        gate = times(self, gate, self.config.gate_scale, f"{path}/gate")
         return self.linear(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
 
     def activated(self, x: str, path: str) -> str:

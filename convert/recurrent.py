@@ -68,13 +68,15 @@ def _mamba_shapes(mixer: Mamba2Config, hidden: int, path: str) -> dict[str, Shap
     products = {"z": (inner, hidden), "xbc": (channels, hidden), "dt": (mixer.heads, hidden), "out": (hidden, inner)}
     return {
         **{f"{path}/{name}/weight": shape for name, shape in products.items()},
-        **{f"{path}/{name}/bias": shape[:1] for name, shape in products.items() if mixer.bias and name != "dt"},
+        **{f"{path}/{name}/bias": products[name][:1] for name in ("z", "xbc") if mixer.bias},
+        **({f"{path}/dt_in/bias": (mixer.heads,)} if mixer.bias else {}),
+        **({f"{path}/out/bias": (hidden,)} if mixer.out_bias else {}),
         f"{path}/dt/bias": (mixer.heads,),
         f"{path}/a_log/weight": (mixer.heads,),
         f"{path}/d/weight": (mixer.heads,),
         f"{path}/conv/weight": (channels, 1, mixer.conv_width),
         **({f"{path}/conv/bias": (channels,)} if mixer.conv_bias else {}),
-        f"{path}/norm/weight": (inner,),
+        **({f"{path}/norm/weight": (inner,)} if mixer.norm_groups else {}),
     }
 
 
@@ -84,7 +86,7 @@ def _mamba_channels(mixer: Mamba2Config) -> int:
 
 
 def recurrent_mixer(nodes: Nodes, x: str, config: ModelConfig, layer: int) -> str | None:
-    """What the layer's mixer adds to the residual stream, [batch, sequence, hidden]; None where it is attention."""
+    """What the layer's mixer adds to the residual stream, [batch, sequence, hidden]; None where it has none."""
     if isinstance(mixer := config.mixer_of(layer), LinearAttentionConfig):
         return _linear_attention(nodes, x, mixer, config, f"layers.{layer}/linear")
     if isinstance(mixer, ShortConvConfig):
@@ -92,10 +94,15 @@ def recurrent_mixer(nodes: Nodes, x: str, config: ModelConfig, layer: int) -> st
     return None if mixer is None else _mamba(nodes, x, mixer, config, f"layers.{layer}/mamba")
 
 
-def _conv(nodes: Nodes, x: str, channels: int, width: int, path: str, *, bias: bool = False) -> str:
-    """Each channel over the last `width` tokens, [batch, sequence, channels]"""
+def _conv(
+    nodes: Nodes, x: str, channels: int, width: int, path: str, *, bias: bool = False, factors: np.ndarray | None = None
+) -> str:
+    """Each channel over the last `width` tokens, [batch, sequence, channels]. factors [channels, 1, 1]: of x."""
     transposed = nodes.node("Transpose", [x], f"{path}/turn", perm=[0, 2, 1])
-    inputs = [transposed, nodes.float32(f"{path}/weight"), *([nodes.float32(f"{path}/bias")] if bias else [])]
+    weight = nodes.float32(f"{path}/weight")
+    if factors is not None:
+        weight = nodes.node("Mul", [weight, nodes.constant("const/conv_factors", factors)], f"{path}/factor")
+    inputs = [transposed, weight, *([nodes.float32(f"{path}/bias")] if bias else [])]
     made = nodes.node("Conv", inputs, path, group=channels, kernel_shape=[width], pads=[width - 1, 0])
     return nodes.node("Transpose", [made], f"{path}/turn_back", perm=[0, 2, 1])
 
@@ -133,8 +140,17 @@ def _linear_attention(nodes: Nodes, x: str, mixer: LinearAttentionConfig, config
 def _mamba(nodes: Nodes, x: str, mixer: Mamba2Config, config: ModelConfig, path: str) -> str:
     inner, vectors = mixer.heads * mixer.head_dim, mixer.groups * mixer.state_dim
     channels = _mamba_channels(mixer)
+    gate_scale, *mixed_scales, step_scale = mixer.part_scales or (1.0,) * 5
+    x = times(nodes, x, mixer.in_scale, f"{path}/in")
+    factors = np.repeat(np.float32(mixed_scales), [inner, vectors, vectors]).reshape(-1, 1, 1)
     mixed = _conv(
-        nodes, nodes.linear(x, f"{path}/xbc"), channels, mixer.conv_width, f"{path}/conv", bias=mixer.conv_bias
+        nodes,
+        nodes.linear(x, f"{path}/xbc"),
+        channels,
+        mixer.conv_width,
+        f"{path}/conv",
+        bias=mixer.conv_bias,
+        factors=factors if mixer.part_scales else None,
     )
     parts = [f"{path}/{name}/split" for name in ("v", "k", "q")]
     sizes = nodes.integers("mamba_sizes", [inner, vectors, vectors])
@@ -147,7 +163,7 @@ def _mamba(nodes: Nodes, x: str, mixer: Mamba2Config, config: ModelConfig, path:
         _repeated(nodes, _heads(nodes, part, groups, dim, path_of), groups, mixer.heads, dim, path_of)
         for part, path_of in zip(parts[1:], (f"{path}/k", f"{path}/q"), strict=True)
     )
-    steps = nodes.node("Softplus", [nodes.linear(x, f"{path}/dt")], f"{path}/softplus")
+    steps = nodes.node("Softplus", [_mamba_steps(nodes, x, mixer, step_scale, path)], f"{path}/softplus")
     if mixer.least_step or mixer.most_step:
         most = mixer.most_step or np.finfo(np.float32).max
         bounds = [
@@ -162,12 +178,28 @@ def _mamba(nodes: Nodes, x: str, mixer: Mamba2Config, config: ModelConfig, path:
     out = nodes.node("Add", [out, nodes.node("Mul", [value, factor], f"{path}/skip")], f"{path}/with_skip")
     rows = nodes.integers(f"rows_{inner}", [0, 0, inner])
     merged = nodes.node("Reshape", [out, rows], f"{path}/merge")
-    gated = nodes.node("Mul", [merged, _silu(nodes, nodes.linear(x, f"{path}/z"), f"{path}/z")], f"{path}/gated")
+    gate = times(nodes, nodes.linear(x, f"{path}/z"), gate_scale, f"{path}/z")
+    gated = nodes.node("Mul", [merged, _silu(nodes, gate, f"{path}/z")], f"{path}/gated")
     return nodes.linear(_grouped_norm(nodes, gated, mixer, config, f"{path}/norm"), f"{path}/out")
+
+
+def _mamba_steps(nodes: Nodes, x: str, mixer: Mamba2Config, scale: float, path: str) -> str:
+    """Before their softplus: scale * (product + its bias) + bias, with the factor last; [batch, sequence, heads]"""
+    bias = nodes.float32(f"{path}/dt/bias")
+    if scale != 1:
+        inverse = nodes.constant("const/inverse_step_scale", np.float32(1 / scale))
+        bias = nodes.node("Mul", [bias, inverse], f"{path}/dt/unscaled_bias")
+    if mixer.bias:
+        bias = nodes.node("Add", [bias, nodes.float32(f"{path}/dt_in/bias")], f"{path}/dt/both_biases")
+    weight = nodes.node("Transpose", [nodes.float32(f"{path}/dt/weight")], f"{path}/dt/transpose", perm=[1, 0])
+    product = nodes.node("MatMul", [x, weight], f"{path}/dt/matmul")
+    return times(nodes, nodes.node("Add", [product, bias], f"{path}/dt/add_bias"), scale, f"{path}/dt")
 
 
 def _grouped_norm(nodes: Nodes, x: str, mixer: Mamba2Config, config: ModelConfig, path: str) -> str:
     """Root mean squares over each group of columns, then a factor for every column."""
+    if not mixer.norm_groups:
+        return x
     weight = nodes.float32(f"{path}/weight")
     if mixer.norm_groups == 1:
         return nodes.node("RMSNormalization", [x, weight], path, axis=-1, epsilon=config.norm_eps)
@@ -205,6 +237,13 @@ def _scan(nodes: Nodes, body: onnx.GraphProto, tensors: Sequence[str], state: Se
         )
     )
     return out
+
+
+def times(nodes: Nodes, x: str, factor: float, path: str) -> str:
+    """x times a number, which is no node where it is 1."""
+    if factor == 1:
+        return x
+    return nodes.node("Mul", [x, nodes.constant(f"const/factor_{factor!r}", np.float32(factor))], f"{path}/scale")
 
 
 def _silu(nodes: Nodes, x: str, path: str) -> str:

@@ -7,9 +7,6 @@ _IMAGES = "an image encoder"
 _LINEAR = "layers of linear attention"
 _STATE = "layers with a recurrent state"
 _ALIBI = "a bias of the scores that grows with distance (ALiBi)"
-_SIGMOID = "a router that scores experts by sigmoid, and a bias that only selects"
-_SHARED = "an expert that all tokens share"
-_SINKS = "attention sinks"
 _ENCODER = "an encoder"
 _PER_LAYER = "embeddings of their own for each layer"
 
@@ -21,7 +18,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "deepseek_v32": (_MLA, _EXPERTS, _SPARSE),
     "deepseek_v4": (_MLA, _EXPERTS, _SPARSE),
     "falcon": ("queries, keys and values stored in groups of heads", _ALIBI),
-    "falcon_h1": (_STATE,),
     "gemma3n": (_IMAGES, _PER_LAYER, "several residual streams"),
     "gemma3n_text": (_PER_LAYER, "several residual streams"),
     "glm_moe_dsa": (_MLA, _EXPERTS, _SPARSE),

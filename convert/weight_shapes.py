@@ -32,14 +32,13 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     for layer in range(config.num_layers):
         path = f"layers.{layer}"
         norm(f"{path}/attn_norm", present=config.pre_norms)
-        own = recurrent_shapes(config, layer)
-        if config.latent is not None and not own:
-            own = latent_shapes(config, config.latent, f"{path}/attn")
-        shapes |= own
-        for name, sizes in _attention_sizes(config, layer).items() if not own else ():
+        own = latent_shapes(config, config.latent, f"{path}/attn") if config.latent is not None else {}
+        attends = config.has_attention(layer)
+        shapes |= recurrent_shapes(config, layer) | (own if attends else {})
+        for name, sizes in _attention_sizes(config, layer).items() if attends and not own else ():
             shapes |= _norms_of_heads(config, layer) if name == "out" else {}
             linear(f"{path}/attn/{name}", *sizes, bias=config.attention_out_bias if name == "out" else config.qkv_bias)
-        if config.attention_sinks and not own:
+        if config.attention_sinks and attends:
             shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
         norm(f"{path}/attn_post_norm", present=config.post_norms)
         norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)

@@ -123,13 +123,15 @@ def _rewrite_norm(graph: Graph, match: Match) -> None:
     graph.replace(match.output, "GatedNorm", [match["o"], gate[0], match["weight"]], attrs)
 
 
-def _check_gated(graph: Graph, match: Match) -> str | None:
+def _check_gated(graph: Graph, match: Match, *, normed: bool = True) -> str | None:
     attention = producer(match["o"])
     if attention is None or not ours(attention, "LinearAttention"):
         return "no linear attention"
     width = attention.attrs["heads"] * attention.attrs["value_dim"]
     if small_ints(match["merge"].inputs[1]) not in ([0, 0, width], [0, 0, -1]):
         return "the heads are not merged"
+    if not normed:
+        return None
     if "split" in match.bindings:
         return _check_groups(match, width)
     return None if weight_shape(match["weight"]) == (width,) else "the norm does not run over all columns"
@@ -156,6 +158,18 @@ def _rewrite_gated(graph: Graph, match: Match) -> None:
         "activation": "silu",
     }
     graph.replace(match.output, "GatedNorm", [match["o"], match["z"], match["weight"]], attrs)
+
+
+def _check_ungrouped(graph: Graph, match: Match) -> str | None:
+    """The gate alone, behind which there is no norm that has a rule of its own."""
+    users = match.output.outputs
+    if any(is_op(user, "Reshape") or ours(user, "RmsNorm") for user in users):
+        return "a norm behind the gate is part of it"
+    return _check_gated(graph, match, normed=False)
+
+
+def _rewrite_ungrouped(graph: Graph, match: Match) -> None:
+    graph.replace(match.output, "Activation", [match["z"], match["o"]], {"activation": "silu"})
 
 
 def _check_gate(graph: Graph, match: Match) -> str | None:
@@ -205,6 +219,7 @@ PASS = Fusion(
             check=_check_gated,
             rewrite=_rewrite_gated,
         ),
+        Rule(pattern=_GATED, check=_check_ungrouped, rewrite=_rewrite_ungrouped),
         Rule(pattern=Op("Mul", _ATTENTION, Op("Sigmoid", X("gate"))), check=_check_gate, rewrite=_rewrite_gate),
     ],
 )

@@ -3,16 +3,14 @@
 import dataclasses
 from collections.abc import Collection
 
-import numpy as np
-
 from ingot.configs.model import Activation, Mamba2Config, ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import granite, granitemoe
-from ingot.convert.family import takes
 from ingot.convert.hf_config import mixer_layers
+from ingot.convert.hf_mamba import mamba_rows, read_mamba
 from ingot.convert.hf_moe import read_experts
-from ingot.convert.weights import KeyGroups, Row, Split, Take
-from ingot.errors import ConfigError, UnsupportedModelError
+from ingot.convert.weights import Row, Split, Take
+from ingot.errors import UnsupportedModelError
 
 _KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # older files' names
 
@@ -41,6 +39,11 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
 
 
+def _read_mamba(section: Section, hidden: int) -> Mamba2Config:
+    mamba = read_mamba(section, section.integer("mamba_expand", 2, minimum=1) * hidden)
+    return dataclasses.replace(mamba, out_bias=mamba.bias, norm_groups=mamba.groups)
+
+
 def _read_experts(section: Section, inner: int, shared: int) -> MoeConfig | None:
     """None where the MLP that all tokens share is the only one."""
     if not section.integer("num_local_experts", 8):
@@ -50,75 +53,7 @@ def _read_experts(section: Section, inner: int, shared: int) -> MoeConfig | None
     return dataclasses.replace(moe, shared_size=shared)
 
 
-def _read_mamba(section: Section, hidden: int) -> Mamba2Config:
-    inner = section.integer("mamba_expand", 2, minimum=1) * hidden
-    heads, groups = (section.integer(f"mamba_n_{x}", usual, minimum=1) for x, usual in (("heads", 128), ("groups", 1)))
-    automatic = section.has("mamba_d_head") and section.raw("mamba_d_head") == "auto"
-    dim = inner // heads if automatic else section.integer("mamba_d_head", inner // heads, minimum=1)
-    if dim * heads != inner or heads % groups or inner % groups:
-        raise ConfigError(
-            "the heads of Mamba 2 do not fit the model",
-            where=section.place("mamba_n_heads"),
-            expected=f"{inner} columns, shared evenly by heads and by {groups} groups",
-            got=f"{heads} heads of {dim}",
-        )
-    least, most = _step_bounds(section)
-    return Mamba2Config(
-        heads=heads,
-        head_dim=dim,
-        groups=groups,
-        state_dim=section.integer("mamba_d_state", 256, minimum=1),
-        conv_width=section.integer("mamba_d_conv", 4, minimum=2),
-        conv_bias=section.boolean("mamba_conv_bias", True),
-        bias=section.boolean("mamba_proj_bias", False),
-        norm_groups=groups,
-        least_step=least,
-        most_step=most,
-    )
-
-
-def _step_bounds(section: Section) -> tuple[float, float]:
-    """The least step, and the most, 0 where it is infinite, for which transformers writes an object."""
-    said = section.has("time_step_limit") or section.is_null("time_step_limit")
-    given = section.raw("time_step_limit") if said else [0.0, {"__float__": "Infinity"}]
-    values = [_number(each) for each in given] if isinstance(given, list) else []
-    if len(values) != 2 or values[0] is None or values[1] is None or not 0 <= values[0] < values[1]:
-        raise ConfigError(
-            "a value is not usable",
-            where=section.place("time_step_limit"),
-            expected="a list of the least and the most step",
-            got=repr(given)[:200],
-        )
-    return values[0], values[1] if values[1] <= float(np.finfo(np.float32).max) else 0.0
-
-
-def _number(value: object) -> float | None:
-    if value == {"__float__": "Infinity"}:
-        return np.inf
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 _LAYER = "model.layers.{i}"
-_IN = ("gate", "mixed", "head")
-_TAKEN = {
-    "dt/bias": "dt_bias",
-    "a_log/weight": "A_log",
-    "d/weight": "D",
-    "conv/weight": "conv1d.weight",
-    "conv/bias": "conv1d.bias",
-    "norm/weight": "norm.weight",
-    "out/weight": "out_proj.weight",
-    "out/bias": "out_proj.bias",
-}
-MAMBA_ROWS = (
-    *takes({f"layers.{{i}}/mamba/{ours}": f"{_LAYER}.mamba.{theirs}" for ours, theirs in _TAKEN.items()}),
-    *(
-        Row(f"layers.{{i}}/mamba/{name}/{kind}", KeyGroups(Take(f"{_LAYER}.mamba.in_proj.{kind}"), _IN, (part,)))
-        for part, name in enumerate(("z", "xbc", "dt"))
-        for kind in ("weight", "bias")
-        if (name, kind) != ("dt", "bias")
-    ),
-)
 _SHARED = f"{_LAYER}.shared_mlp"
 _MLP_ROWS = tuple(
     Row(f"layers.{{i}}/{path}/{name}/weight", expr)
@@ -134,7 +69,9 @@ FAMILY = dataclasses.replace(
     granite.FAMILY,
     name="granitemoehybrid",
     read=read,
-    rows=tuple(row for row in granitemoe.FAMILY.rows if "/mlp/" not in row.name) + MAMBA_ROWS + _MLP_ROWS,
+    rows=tuple(row for row in granitemoe.FAMILY.rows if "/mlp/" not in row.name)
+    + mamba_rows(f"{_LAYER}.mamba")
+    + _MLP_ROWS,
     nullable=("num_key_value_heads", "position_embedding_type", "layer_types"),
     tiny={
         **granite.FAMILY.tiny,

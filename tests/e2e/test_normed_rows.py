@@ -27,6 +27,7 @@ NO_NORM_BEFORE_PRODUCTS = {
     "cohere",
     "cohere2",
     "exaone4",
+    "falcon_h1",
     "granitemoehybrid",
     "olmo2",
     "olmo3",

@@ -5,6 +5,7 @@ REFUSED_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),  # latent attention
     *("granite", "cohere", "cohere2"),  # op scale
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
+    "falcon_h1",  # states beside keys and values
     "gpt_oss",  # attention sinks
     "gemma4_text",  # two kinds of heads, values that are normed
 )
