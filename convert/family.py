@@ -157,7 +157,8 @@ def _filling(model: ModelConfig, names: Collection[str]) -> Filling:
         sizes = {"gate": inner, "mixed": inner + 2 * mamba.groups * mamba.state_dim, "head": mamba.heads}
         return dataclasses.replace(filling, key_groups=1, key_sizes=sizes)
     if not isinstance(mixer := model.mixer, LinearAttentionConfig):
-        return filling
+        sizes = {"queries": model.heads // model.kv_heads * model.head_dim, "kv_head": model.head_dim}
+        return dataclasses.replace(filling, key_groups=model.kv_heads, key_sizes=sizes)
     served = mixer.heads // mixer.key_heads
     sizes = {"key": mixer.key_dim, "value": served * mixer.value_dim, "head": served}
     return dataclasses.replace(filling, key_groups=mixer.key_heads, key_sizes=sizes)

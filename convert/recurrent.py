@@ -142,7 +142,7 @@ def _mamba(nodes: Nodes, x: str, mixer: Mamba2Config, config: ModelConfig, path:
     channels = _mamba_channels(mixer)
     gate_scale, *mixed_scales, step_scale = mixer.part_scales or (1.0,) * 5
     x = times(nodes, x, mixer.in_scale, f"{path}/in")
-    factors = np.repeat(np.float32(mixed_scales), [inner, vectors, vectors]).reshape(-1, 1, 1)
+    factors = np.repeat(np.array(mixed_scales, np.float32), [inner, vectors, vectors]).reshape(-1, 1, 1)
     mixed = _conv(
         nodes,
         nodes.linear(x, f"{path}/xbc"),

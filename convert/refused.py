@@ -17,7 +17,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "deepseek_ref": (_MLA, _EXPERTS, _SPARSE),
     "deepseek_v32": (_MLA, _EXPERTS, _SPARSE),
     "deepseek_v4": (_MLA, _EXPERTS, _SPARSE),
-    "falcon": ("queries, keys and values stored in groups of heads", _ALIBI),
     "gemma3n": (_IMAGES, _PER_LAYER, "several residual streams"),
     "gemma3n_text": (_PER_LAYER, "several residual streams"),
     "glm_moe_dsa": (_MLA, _EXPERTS, _SPARSE),

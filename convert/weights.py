@@ -89,9 +89,10 @@ class Regroup:
 
 @dataclasses.dataclass(frozen=True)
 class KeyGroups:
-    """groups, sizes: of the key heads, and rows of each part in one of them; filled in by the model's linear attention.
+    """groups, sizes: of the key heads, and rows of each part in one of them; filled in by the model.
 
-    kinds  of the parts: "key" rows of a key head, "value" those of the value heads that it serves, "head" one of each
+    kinds  of the parts. Linear attention: "key" rows of a key head, "value" those of the value heads that it serves,
+           "head" one of each; attention: "queries" of the heads that a key head serves, "kv_head" of one head
     """
 
     of: "Expr"

@@ -9,6 +9,7 @@ from ingot.convert.families import llama
 from ingot.convert.hf_moe import expert_rows, read_experts, shared_rows
 from ingot.convert.hf_rope import interleaved
 from ingot.convert.weights import FirstRow, Row, Take
+from ingot.errors import ConfigError
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
@@ -16,6 +17,14 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     model = llama.read_llama(
         section, positions=131072, kv_heads=4, eps=1e-5, theta=5e5, tied=True, has_attention_bias=False
     )
+    both = [section.integer(key, minimum=1) for key in ("moe_k", "num_experts_per_tok") if section.has(key)]
+    if len(set(both)) > 1:
+        raise ConfigError(
+            "two names of one key do not agree",
+            where=section.place("num_experts_per_tok"),
+            expected=f"{both[0]}, as moe_k",
+            got=str(both[1]),
+        )
     bias = section.boolean("use_bias", False)
     layers = range(model.num_layers)
     start, step = section.integer("moe_layer_start_index", 1), section.integer("moe_layer_interval", 1, minimum=1)

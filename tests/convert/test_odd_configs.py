@@ -129,7 +129,7 @@ def activations(base: Config) -> Iterator[Config]:
     """Every name that transformers knows, and one that it does not. Names of one function are tried in one family, for
     all read the same table; a key that ingot does not read has one value that would be another model."""
     known = tuple(word for word in ACT2CLS if base["model_type"] == "llama" or word not in OTHER_NAMES)
-    for key in ("hidden_act", "hidden_activation", "activation_function"):
+    for key in ("hidden_act", "hidden_activation", "activation_function", "activation"):
         if of_ingot({**base, key: "silu"}) == of_ingot({**base, key: "gelu"}) is not None:
             yield {key: "relu"}
         else:
@@ -249,6 +249,10 @@ def test_all_of_them_as_checkpoints(name: str, tmp_path: Path) -> None:
         ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}),
         ("qwen3_moe", {"decoder_sparse_step": 4}),
         ("gpt2", {"n_inner": None, "num_hidden_layers": 2}),
+        ("falcon", {"new_decoder_architecture": False}),
+        ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None, "bias": False}),
+        ("falcon", {"new_decoder_architecture": False, "parallel_attn": False, "ffn_hidden_size": 60}),
+        ("falcon", {"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
         ("granitemoehybrid", {"mamba_proj_bias": True}),
         ("falcon_h1", {"mamba_proj_bias": True, "projectors_bias": True, "attention_bias": True, "mlp_bias": True}),
         ("falcon_h1", {"mamba_rms_norm": False, "mamba_conv_bias": False, "mamba_d_ssm": None, "mamba_n_groups": 2}),
@@ -271,6 +275,16 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
         ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "list of 5 numbers above 0"),
         ("falcon_h1", {"mlp_multipliers": [1.0, 0.0]}, "list of 2 numbers above 0"),
         ("falcon_h1", {"mamba_norm_before_gate": True}, "norm of Mamba 2 before its gate"),
+        (
+            "ernie4_5_moe",
+            {"num_experts_per_tok": 2},
+            "two names of one key(.|\n)*num_experts_per_tok(.|\n)*3, as moe_k",
+        ),
+        ("ernie4_5_moe", {"num_experts": 8}, "number of experts is given twice"),
+        ("falcon", {"alibi": True}, "grows with distance"),
+        ("falcon", {"new_decoder_architecture": False, "multi_query": False}, "does not fit the older layers"),
+        ("falcon", {"parallel_attn": False}, "norms do not fit the layers"),
+        ("falcon", {"num_ln_in_parallel_attn": 3}, "norms do not fit the layers"),
         ("falcon_h1", {"mamba_n_heads": 5}, "heads of Mamba 2 do not fit"),
         ("mistral", {"num_key_value_heads": None}, "config.json:num_key_value_heads"),
         ("mistral", {"sliding_window": 0}, "config.json:sliding_window(.|\n)*at least 1"),

@@ -15,7 +15,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.convert.convert import convert
-from ingot.convert.families import falcon_h1, granitemoehybrid, lfm2, lfm2_moe
+from ingot.convert.families import falcon_h1, granitemoehybrid, lfm2, lfm2_moe, qwen3_5_moe_text, qwen3_next
 from ingot.convert.families.qwen3_5_text import FAMILY
 from ingot.convert.family import Family
 from ingot.engine import open_engine, read_plan
@@ -132,7 +132,9 @@ def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Targ
 
 
 @pytest.mark.parametrize(
-    "family", [lfm2.FAMILY, lfm2_moe.FAMILY, granitemoehybrid.FAMILY, falcon_h1.FAMILY], ids=lambda family: family.name
+    "family",
+    [each.FAMILY for each in (lfm2, lfm2_moe, granitemoehybrid, falcon_h1, qwen3_5_moe_text, qwen3_next)],
+    ids=lambda family: family.name,
 )
 def test_other_layers_with_states(family: Family, tmp_path: Path) -> None:
     """Short convolutions and Mamba 2: chunks, company, hits and preemption, on two levels of instructions."""
