@@ -38,7 +38,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "mpt": (_ALIBI,),
     "nemotron-nas": ("layers of different shapes",),
     "nemotron_h": (_STATE,),
-    "opt": ("learned positions that begin at the third row",),
     "phi3_v": (_IMAGES,),
     "roberta": (_ENCODER,),
     "rwkv5": (_STATE,),

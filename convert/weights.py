@@ -12,6 +12,7 @@
     Unpair(e, heads=8)               rows that lie as pairs in each head, [heads, n, 2] → halves, [heads, 2, n]; in a
                                      family's table heads=0 means one head an expert, over all rows of a stack
     FirstRow(e)                      the only row of a matrix, as a vector
+    Skip(e, rows=2)                  without its first rows
     PerExpert(e)                     in a family's table: a Stack with "{e}" in names replaced by 0, 1, 2, ...
     OneOf((e, f))                    in a family's table: the first whose first tensor is in the files
 
@@ -114,6 +115,12 @@ class FirstRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class Skip:
+    of: "Expr"
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PerExpert:
     of: "Expr"
 
@@ -123,7 +130,7 @@ class OneOf:
     of: tuple["Expr", ...]
 
 
-Expr = Take | Transpose | Concat | Stack | Split | Regroup | KeyGroups | Unpair | FirstRow | PerExpert | OneOf
+Expr = Take | Transpose | Concat | Stack | Split | Regroup | KeyGroups | Unpair | FirstRow | Skip | PerExpert | OneOf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +165,16 @@ def sources(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Take(name):
             return (name,)
-        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of) | PerExpert(of):
+        case (
+            Transpose(of)
+            | Split(of)
+            | Regroup(of)
+            | KeyGroups(of)
+            | Unpair(of)
+            | FirstRow(of)
+            | Skip(of)
+            | PerExpert(of)
+        ):
             return sources(of)
         case Concat(of) | Stack(of) | OneOf(of):
             return tuple(name for part in of for name in sources(part))
@@ -169,7 +185,16 @@ def rename(expr: Expr, old: str, new: str) -> Expr:
     match expr:
         case Take(name):
             return Take(name.replace(old, new))
-        case Transpose(of) | Split(of) | Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of) | PerExpert(of):
+        case (
+            Transpose(of)
+            | Split(of)
+            | Regroup(of)
+            | KeyGroups(of)
+            | Unpair(of)
+            | FirstRow(of)
+            | Skip(of)
+            | PerExpert(of)
+        ):
             return dataclasses.replace(expr, of=rename(of, old, new))
         case Concat(of) | Stack(of) | OneOf(of):
             return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
@@ -185,7 +210,7 @@ def filled(expr: Expr, filling: Filling) -> Expr:
         case KeyGroups(of, kinds):
             sizes = tuple(filling.key_sizes[kind] for kind in kinds)
             return dataclasses.replace(expr, of=filled(of, filling), groups=filling.key_groups, sizes=sizes)
-        case Transpose(of) | Split(of) | FirstRow(of):
+        case Transpose(of) | Split(of) | FirstRow(of) | Skip(of):
             return dataclasses.replace(expr, of=filled(of, filling))
         case Unpair(of, heads):
             return Unpair(filled(of, filling), heads=heads or filling.experts)
@@ -211,7 +236,7 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             if shape[axis] % parts:
                 raise _unfit(expr, f"axis {axis} divisible by {parts}", str(list(shape)))
             return dtype, (*shape[:axis], shape[axis] // parts, *shape[axis + 1 :])
-        case Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of):
+        case Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of) | Skip(of):
             dtype, shape = infer(of, tensors)
             return dtype, _rows_of(expr, shape)
         case Concat(of, axis):
@@ -224,7 +249,7 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             raise AssertionError("a family's table is filled in before its rows are made")
 
 
-def _rows_of(expr: Regroup | KeyGroups | Unpair | FirstRow, shape: Shape) -> Shape:
+def _rows_of(expr: Regroup | KeyGroups | Unpair | FirstRow | Skip, shape: Shape) -> Shape:
     """The shape of what has the rows of an expression in another order, or some of them."""
     match expr:
         case Regroup(_, parts, heads):
@@ -239,6 +264,10 @@ def _rows_of(expr: Regroup | KeyGroups | Unpair | FirstRow, shape: Shape) -> Sha
             if len(shape) != 2 or shape[0] != 1:
                 raise _unfit(expr, "one row", str(list(shape)))
             return shape[1:]
+        case Skip(_, rows):
+            if shape[0] <= rows:
+                raise _unfit(expr, f"more than {rows} rows", str(list(shape)))
+            return shape[0] - rows, *shape[1:]
 
 
 def _shared_evenly(expr: Expr, shape: Shape, rows: int, parts: int, heads: int) -> Shape:
@@ -334,6 +363,8 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
             return rows.reshape(heads, -1, 2, *width).swapaxes(1, 2).reshape(rows.shape)
         case FirstRow(of):
             return _evaluate(of, tensors).reshape(-1)
+        case Skip(of, rows):
+            return _evaluate(of, tensors)[rows:]
         case Concat(of, axis):
             return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
         case Stack(of):

@@ -13,7 +13,7 @@ from ingot.chunks import Summer
 from ingot.configs.read import Section
 from ingot.convert.family import read_model
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Concat, Expr, FirstRow, KeyGroups, Split, Stack, Transpose, Unpair, sources
+from ingot.convert.weights import Concat, Expr, FirstRow, KeyGroups, Skip, Split, Stack, Transpose, Unpair, sources
 from ingot.dtypes import DType, from_float32
 
 Bits = npt.NDArray[np.generic]
@@ -105,6 +105,9 @@ def _taken_apart(expr: Expr, bits: Bits) -> Iterator[tuple[str, Bits]]:
         return
     if isinstance(expr, KeyGroups):
         yield from _taken_apart(expr.of, np.resize(bits, (expr.groups * sum(expr.sizes), *bits.shape[1:])))
+        return
+    if isinstance(expr, Skip):
+        yield from _taken_apart(expr.of, np.concatenate([bits[: expr.rows], bits]))
         return
     if isinstance(expr, Split):
         yield from _taken_apart(expr.of, np.concatenate([bits] * expr.parts, expr.axis))
