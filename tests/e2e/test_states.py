@@ -212,3 +212,17 @@ def test_quantised_engines_stay_near_the_exact_one(
     assert len(kept) == 2 * 4
     assert set(kept.values()) <= {"bf16", "f32"}
     assert all(dtype == "f32" for name, dtype in kept.items() if not name.endswith("weight"))
+
+
+@pytest.mark.parametrize("family", [qwen3_5_moe_text.FAMILY, qwen3_next.FAMILY], ids=lambda family: family.name)
+def test_quantised_mixtures_stay_near_the_exact_one(family: Family, tmp_path: Path) -> None:
+    """As above, of models whose tokens also choose experts."""
+    (tmp_path / "config.json").write_text(json.dumps({**family.tiny, "max_position_embeddings": 256}))
+    convert(ConvertOptions(config=tmp_path / "config.json", random_weights=3, output_dir=tmp_path / "c"))
+    logits: list[Any] = []
+    for precision, bound in (("f32", 0), ("bf16", 0.02), ("w8", 0.03), ("w4g32", 0.3)):
+        build(BuildConfig(target="cpu", precision=precision, autotune=False), tmp_path / "c", tmp_path / precision)
+        with ModelRunner.from_dir(tmp_path / precision, target="cpu") as runner:
+            out = runner.generate(prompts_of(120), max_new_tokens=1, return_dict=True, output_context_logits=True)
+            logits.append(out["context_logits"][0])
+        assert np.abs(logits[-1] - logits[0]).mean() <= bound * logits[0].std()
