@@ -21,8 +21,6 @@ def check_graph(graph: Graph, target: Target) -> None:
     for node in graph.nodes:
         if ours(node, "CausalConv", "LinearAttention", "LatentAttention", "HeadMatmul"):
             _check_ranges(node)
-    for excess in _of_graph(graph, target.limits()):
-        _refuse(target, excess)
     limits = target.limits()
     sinks = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
     made = [node.name for node in graph.nodes if _makes_values(node)]
@@ -34,6 +32,8 @@ def check_graph(graph: Graph, target: Target) -> None:
             raise NoKernelError(
                 f"{target.name} has no kernel {what}", where=where[0], hint="build for a CPU target, or for ref"
             )
+    for excess in _of_graph(graph, limits):
+        _refuse(target, excess)
 
 
 def check_plan(plan: Plan, target: Target) -> None:

@@ -12,6 +12,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.configs.token_ids import check_vocabulary, token_ids
+from ingot.convert.claim import claim, require_rows
 from ingot.convert.experts import SELECT_BIAS
 from ingot.convert.family import read_model
 from ingot.convert.gguf.source import is_gguf, open_gguf
@@ -23,7 +24,7 @@ from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, claim, held, infer, require_rows, sources
+from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, held, infer, sources
 from ingot.convert.wrapped import as_stored, left_out, text_section, text_tensors, wrapper_of
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError

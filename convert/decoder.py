@@ -23,6 +23,8 @@ from ingot.convert.dequantise import dequantise
 from ingot.convert.experts import beside_mlp, experts
 from ingot.convert.latent import latent_attention
 from ingot.convert.layer_input import layer_end
+from ingot.convert.mlp import mlp
+from ingot.convert.positions import token_positions
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.recurrent import recurrent_mixer, times
 from ingot.convert.rope import inverse_frequencies
@@ -79,7 +81,7 @@ class _Decoder:
     def logits(self) -> None:
         """The whole model."""
         config = self.config
-        positions = self.positions()
+        positions = token_positions(self, self.config.max_positions)
         x = self._embedding = self.embedding(positions)
         for layer in range(config.num_layers):
             x = self.layer(x, layer, positions)
@@ -113,9 +115,9 @@ class _Decoder:
             normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
         moe = self.config.moe_of(layer)
         if moe is None:
-            branch = self.mlp(normed, layer)
+            branch = mlp(self, normed, self.config, f"{path}/mlp")
         elif moe.beside_mlp:
-            branch = beside_mlp(self, self.mlp(normed, layer), x, moe, self.config, path)
+            branch = beside_mlp(self, mlp(self, normed, self.config, f"{path}/mlp"), x, moe, self.config, path)
         else:
             branch = experts(self, normed, moe, f"{path}/moe")
         branch = times(self, branch, self.config.mlp_scale, f"{path}/mlp_out")
@@ -139,17 +141,6 @@ class _Decoder:
     def scaled(self, branch: str, path: str) -> str:
         """A branch as it joins the residual stream"""
         return times(self, branch, self.config.residual_scale, path)
-
-    def positions(self) -> str:
-        """int64 [batch, sequence]: 0, 1, 2, ..., never beyond the model's last position."""
-        shape = self.node("Shape", ["input_ids"], "positions/shape")
-        length = self.node("Gather", [shape, self.integers("one", 1)], "positions/length", axis=0)
-        bounds = [self.integers("zero", 0), length, self.integers("one", 1)]
-        counted = self.node("Range", bounds, "positions/range")
-        last = self.integers("last_position", self.config.max_positions - 1)
-        bounded = self.node("Min", [counted, last], "positions/min")
-        row = self.node("Unsqueeze", [bounded, self.integers("axis_0", [0])], "positions/unsqueeze")
-        return self.node("Expand", [row, shape], "positions/expand")
 
     def embedding(self, positions: str) -> str:
         """[batch, sequence, hidden]"""
@@ -277,20 +268,6 @@ class _Decoder:
         partial = rope.rotary_dim if rope.rotary_dim < config.head_dim_of(layer) else 0
         pairs = {"interleaved": 1} if rope.interleaved else {}
         return self.node("RotaryEmbedding", inputs, f"{path}/rotary", rotary_embedding_dim=partial, **pairs)
-
-    def mlp(self, x: str, layer: int) -> str:
-        """[batch, sequence, hidden]"""
-        path = f"layers.{layer}/mlp"
-        if not self.config.gated_mlp:
-            return self.linear(self.activated(self.linear(x, f"{path}/up"), path), f"{path}/down")
-        if self.config.fused_gate_up:
-            gate, up = f"{path}/gate/split", f"{path}/up/split"
-            inputs = [self.linear(x, f"{path}/gate_up"), self.integers("gate_up", [self.config.intermediate_size] * 2)]
-            self.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
-        else:
-            gate, up = self.linear(x, f"{path}/gate"), self.linear(x, f"{path}/up")
-        gate = times(self, gate, self.config.gate_scale, f"{path}/gate")
-        return self.linear(self.node("Mul", [self.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
 
     def activated(self, x: str, path: str) -> str:
         return activated(self, x, self.config.activation, path)

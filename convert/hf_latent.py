@@ -41,8 +41,8 @@ def read_latent(
         )
     latent = _read_sizes(section, latent)
     head_dim = latent.key_dim + latent.rope_dim
-    for key in ("head_dim", "qk_head_dim"):  # which follow from the others
-        section.has(key)
+    for key in ("head_dim", "qk_head_dim"):  # which follow from the others, whatever they say
+        section.integer(key, head_dim)
     most = section.integer("max_position_embeddings", positions, minimum=1)
     rope = read_rope(section, latent.rope_dim, most)
     turns_pairs = section.boolean("rope_interleave", True) if interleave is None else interleave

@@ -1,4 +1,4 @@
-"""The language of weight tables: what a stored weight is made of, as data; and the claim that nothing is left over.
+"""The language of weight tables: what a stored weight is made of, as data.
 
     Take("a")                        the tensor as it is
     Transpose(e)                     rows and columns swapped, of each matrix where several are stacked
@@ -28,7 +28,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ingot.configs.convert import WEIGHT_DTYPES
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, read_elements, read_rows
@@ -45,9 +44,6 @@ class Tensor(Protocol):
 
     @property
     def shape(self) -> Shape: ...
-
-
-_LISTED = 20  # names shown in an error before "and n more"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,19 +161,10 @@ def sources(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Take(name):
             return (name,)
-        case (
-            Transpose(of)
-            | Split(of)
-            | Regroup(of)
-            | KeyGroups(of)
-            | Unpair(of)
-            | FirstRow(of)
-            | Skip(of)
-            | PerExpert(of)
-        ):
-            return sources(of)
         case Concat(of) | Stack(of) | OneOf(of):
             return tuple(name for part in of for name in sources(part))
+        case _:
+            return sources(expr.of)
 
 
 def rename(expr: Expr, old: str, new: str) -> Expr:
@@ -185,19 +172,10 @@ def rename(expr: Expr, old: str, new: str) -> Expr:
     match expr:
         case Take(name):
             return Take(name.replace(old, new))
-        case (
-            Transpose(of)
-            | Split(of)
-            | Regroup(of)
-            | KeyGroups(of)
-            | Unpair(of)
-            | FirstRow(of)
-            | Skip(of)
-            | PerExpert(of)
-        ):
-            return dataclasses.replace(expr, of=rename(of, old, new))
         case Concat(of) | Stack(of) | OneOf(of):
             return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
+        case _:
+            return dataclasses.replace(expr, of=rename(expr.of, old, new))
 
 
 def filled(expr: Expr, filling: Filling) -> Expr:
@@ -371,55 +349,3 @@ def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
             return np.stack([_evaluate(part, tensors) for part in of])
         case PerExpert() | OneOf():
             raise AssertionError("a family's table is filled in before its rows are made")
-
-
-def require_rows(rows: Sequence[Row], wanted: Collection[str]) -> None:
-    """A family's table has a row for every weight of its models."""
-    unnamed = set(wanted) - {row.name for row in rows}
-    assert not unnamed, f"the family has no row for {sorted(unnamed)}"
-
-
-def claim(
-    rows: Sequence[Row], drops: Sequence[Drop], tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape]
-) -> list[Row]:
-    """The rows that the Graph wants. Raises CheckpointError unless every wanted weight can be made in its shape and
-    every tensor of the source is used or dropped on purpose."""
-    require_rows(rows, wanted)
-    chosen = [row for row in rows if row.name in wanted]
-    used = {name for row in chosen for name in sources(row.expr)}
-    missing = used - set(tensors)
-    unclaimed = set(tensors) - used - {drop.name for drop in drops}
-    if missing or unclaimed:
-        raise CheckpointError(
-            "the tensors of the model are not the ones its configuration asks for",
-            expected=f"{len(missing)} missing: {_listed(missing)}",
-            got=f"{len(unclaimed)} unclaimed: {_listed(unclaimed)}",
-            hint="check config.json (layers, biases, tied embeddings) against the files",
-        )
-    for row in chosen:
-        if (dtype := infer(row.expr, tensors)[0]) not in WEIGHT_DTYPES.values():
-            raise CheckpointError(
-                f"a weight has the unsupported type {dtype.safetensors}",
-                where=", ".join(sources(row.expr)),
-                expected="F32, F16 or BF16",
-            )
-    misshapen = [
-        f"{', '.join(sources(row.expr))}: expected {list(wanted[row.name])}, got {list(shape)}"
-        for row in chosen
-        if (shape := infer(row.expr, tensors)[1]) != wanted[row.name]
-    ]
-    if misshapen:
-        raise CheckpointError(
-            "tensors have other shapes than the configuration asks for",
-            got=f"{len(misshapen)} misshapen: {_listed(misshapen)}",
-            hint="check the sizes in config.json against the files",
-        )
-    return chosen
-
-
-def _listed(names: Collection[str]) -> str:
-    if not names:
-        return "none"
-    shown = sorted(names)[:_LISTED]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -9,11 +9,10 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from ingot import __version__
@@ -28,6 +27,7 @@ from ingot.builder.calibrated.methods import (
     squares_memory,
 )
 from ingot.builder.calibrated.rewrite import Leaf, StoredGraph
+from ingot.builder.calibrated.tensors import NewTensor, Progress, copied, pieces, write_tensors
 from ingot.builder.calibrated.text import WINDOW, text_hash, windows_of
 from ingot.builder.calibrated.unfinished import Unfinished, unfinished
 from ingot.builder.calibrated.walk import Parts, walk, weight_name
@@ -40,7 +40,6 @@ from ingot.builder.pipeline import require_plugins, run_passes, structure_passes
 from ingot.builder.precision import LM_HEAD, choose_unquantised
 from ingot.builder.stored_weight import StoredWeight
 from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_checkpoint
-from ingot.chunks import Checksums
 from ingot.configs.build import BuildConfig
 from ingot.configs.quantize import QuantizeOptions
 from ingot.dtypes import DType, Precision
@@ -48,15 +47,11 @@ from ingot.errors import CheckpointError, UsageError
 from ingot.output_dir import OutputDir
 from ingot.plan import Limits, Plan, Step
 from ingot.resource_estimate import ResourceEstimate
-from ingot.tensor_file import StoredTensor, TensorFileWriter, TensorSpec
+from ingot.tensor_file import StoredTensor, TensorSpec
 
 BASE_MEMORY = 160 << 20  # bytes: the process without weights or activations
 WEIGHTS_FILE = "model.safetensors"
 CALIBRATION = "calibration text"  # its name in the record of hashes
-_COPY = 4 << 20  # bytes
-
-Progress = Callable[[str, int, int], None]
-Bits = npt.NDArray[np.generic]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,19 +263,11 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tensor:
-    """A tensor of the result. read: its stored bits, block by block."""
-
-    spec: TensorSpec
-    read: Callable[[], Iterator[Bits]]
-
-
 def _write(
     work: _Work, kept: Unfinished, reader: WeightReader, texts: Sequence[str], folder: Path, progress: Progress
 ) -> list[ProductReport]:
     """Fill the Checkpoint's directory."""
-    reports, tensors, quantised, losses = [], list[_Tensor](), dict[str, str](), dict[str, float]()
+    reports, tensors, quantised, losses = [], list[NewTensor](), dict[str, str](), dict[str, float]()
     vectors = Graph.load(work.checkpoint.graph_path).surgeon.tensors()
     replaced: set[str] = set()
     plans: list[Callable[[Mapping[str, StoredTensor]], None]] = []
@@ -289,7 +276,7 @@ def _write(
         report = _report(product, found)
         reports.append(report)
         for leaf, first in zip(product.leaves, np.cumsum([0, *(leaf.rows for leaf in product.leaves)]), strict=False):
-            made = _pieces(kept, number, leaf, int(first), found)
+            made = pieces(kept, number, leaf, int(first), found)
             tensors += made.values()
             replaced.add(leaf.name)
             quantised[leaf.name] = report.format
@@ -305,14 +292,14 @@ def _write(
                 values = reader.read_rows(vectors[name], 0, len(fold))[:, 0] / fold
                 fresh = f"{name}/folded"
                 spec = TensorSpec(name=fresh, dtype=DType.F32, shape=(len(fold),))
-                tensors.append(_Tensor(spec=spec, read=lambda values=values: iter([values.astype(np.float32)])))  # type: ignore[misc]
+                tensors.append(NewTensor(spec=spec, read=lambda values=values: iter([values.astype(np.float32)])))  # type: ignore[misc]
                 plans.append(
                     lambda places, name=name, fresh=fresh: work.graph.replace_vector(name, places[fresh], fresh)  # type: ignore[misc]
                 )
         del found
     others = _others(work, replaced)
     tensors += others
-    places, sums = _write_weights(folder / WEIGHTS_FILE, tensors, progress)
+    places, sums = write_tensors(folder / WEIGHTS_FILE, tensors, progress)
     for change in plans:
         change(places)
     for each in others:
@@ -345,71 +332,13 @@ def _report(product: _Product, found: Sequence[Found]) -> ProductReport:
     )
 
 
-def _pieces(kept: Unfinished, number: int, leaf: Leaf, first: int, found: Sequence[Found]) -> dict[str, _Tensor]:
-    """The tensors of a weight, which lies in a product from row `first` on; they are read when they are written."""
-    packed = found[0].levels.highest < 16
-    groups = found[0].scales.scale.shape[1]
-
-    def rows(pick: Callable[[Found], Bits]) -> Bits:
-        return np.concatenate([pick(each) for each in kept.read(number)])[first : first + leaf.rows]
-
-    def codes() -> Iterator[Bits]:
-        stored = rows(lambda each: each.codes)
-        yield _nibbles(stored) if packed else stored
-
-    def piece(kind: str, dtype: DType, columns: int, read: Callable[[], Iterator[Bits]]) -> _Tensor:
-        return _Tensor(spec=TensorSpec(name=f"{leaf.name}/{kind}", dtype=dtype, shape=(leaf.rows, columns)), read=read)
-
-    dtype, columns = (DType.U8, leaf.columns // 2) if packed else (DType.I8, leaf.columns)
-    made = {"codes": piece("codes", dtype, columns, codes)}
-    made["scale"] = piece("scale", DType.F32, groups, lambda: iter([rows(lambda each: each.scales.scale)]))
-    if found[0].levels.zeros:
-        made["zero"] = piece("zero", DType.U8, groups, lambda: iter([rows(_zero).astype(np.uint8)]))
-    return made
-
-
-def _zero(found: Found) -> Bits:
-    assert found.scales.zero is not None, "levels have zero points"
-    return found.scales.zero
-
-
-def _nibbles(codes: Bits) -> Bits:
-    """Two to a byte, the first in the low half."""
-    low = codes.view(np.uint8) & np.uint8(15)
-    packed: Bits = low[:, 0::2] | (low[:, 1::2] << np.uint8(4))
-    return packed
-
-
-def _others(work: _Work, replaced: set[str]) -> list[_Tensor]:
+def _others(work: _Work, replaced: set[str]) -> list[NewTensor]:
     """What stays as it is."""
     return [
-        _Tensor(
+        NewTensor(
             spec=TensorSpec(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),
-            read=lambda tensor=tensor: _copied(work.checkpoint, tensor),  # type: ignore[misc]
+            read=lambda tensor=tensor: copied(work.checkpoint, tensor),  # type: ignore[misc]
         )
         for tensor in work.graph.stored(work.checkpoint)
         if tensor.name not in replaced
     ]
-
-
-def _copied(checkpoint: Checkpoint, tensor: StoredTensor) -> Iterator[Bits]:
-    file = checkpoint.open_weights(tensor.file.name)
-    try:
-        for begin in range(0, tensor.nbytes, _COPY):
-            count = min(_COPY, tensor.nbytes - begin)
-            yield np.frombuffer(file.read(tensor.offset + begin, count), np.uint8)
-    finally:
-        file.close()
-
-
-def _write_weights(
-    path: Path, tensors: Sequence[_Tensor], progress: Progress
-) -> tuple[Mapping[str, StoredTensor], Checksums]:
-    done, total = 0, sum(each.spec.nbytes for each in tensors)
-    with TensorFileWriter(path, [each.spec for each in tensors]) as file:
-        for each in tensors:
-            for block in each.read():
-                file.write(block)
-            done += each.spec.nbytes
-            progress("writing weights", done, total)
-    return file.tensors, file.sums()

@@ -63,7 +63,8 @@ def _from_product(graph: Graph, parts: _Parts) -> _Parts | str:
     """The parts with their product, or with the attention that wrote keys and values."""
     q, k, v = parts.q, parts.k, parts.v
     split = producer(k.source)
-    if split is None or not is_op(split, "Split") or producer(v.source) is not split:
+    together = producer(v.source) is split
+    if split is None or not is_op(split, "Split") or not together:
         return "q, k and v are not parts of one product"
     writer = _writer(graph, split.inputs[0], parts)
     if writer is not None and producer(q.source) is not split:

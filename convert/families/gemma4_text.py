@@ -30,6 +30,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         activation_key="hidden_activation",
         activation="gelu_pytorch_tanh",
         tied=True,
+        one_rope=False,
     )
     layers = model.num_layers
     usual = [(layer + 1) % _EVERY != 0 for layer in range(layers)]
@@ -111,6 +112,12 @@ def _sharing_layers(section: Section, layers: int, windows: Sequence[int]) -> in
 
 def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeConfig:
     """The rotation of one kind of layers. `proportional` lets the first pairs of a whole head turn."""
+    if section.has("rope_scaling") or section.is_null("rope_scaling"):
+        raise ConfigError(
+            "the rotation is under an older key, which transformers does not read for this model",
+            where=section.place("rope_scaling"),
+            expected="rope_parameters, by kind of layer",
+        )
     rope = section.section("rope_parameters").section(kind)
     usual, theta, part = _ROPES[kind]
     if section.has("rope_parameters"):
@@ -133,8 +140,7 @@ def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeCon
 
 def _layer_input(section: Section, vocab_size: int) -> tuple[int, int]:
     """(width of the embeddings of each layer, rows of their table), 0 without."""
-    width = 0 if section.is_null("hidden_size_per_layer_input") else 256
-    width = section.integer("hidden_size_per_layer_input", width)
+    width = section.integer("hidden_size_per_layer_input", 256)
     rows = section.integer("vocab_size_per_layer_input", 262144, minimum=1)
     if width and rows < vocab_size:
         raise ConfigError(
@@ -193,17 +199,16 @@ FAMILY = dataclasses.replace(
     layer_ropes=True,
     nullable=(
         *("layer_types", "final_logit_softcapping", "use_bidirectional_attention", "num_global_key_value_heads"),
-        *("hidden_size_per_layer_input", "per_layer_config"),
     ),
     tiny={
         **llama.FAMILY.tiny,
         "model_type": "gemma4_text",
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         "sliding_window": 16,
-        "head_dim": 12,
-        "global_head_dim": 20,
-        "num_kv_shared_layers": 2,
+        "head_dim": 8,
+        "global_head_dim": 12,
+        "num_kv_shared_layers": 1,
         "use_double_wide_mlp": True,
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": 100,

@@ -28,12 +28,13 @@ def read_llama(
     rope_kinds: Sequence[str] = KINDS,
     intermediate_key: str = "intermediate_size",
     intermediate: int | None = None,
+    one_rope: bool = True,
 ) -> ModelConfig:
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
     kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads; intermediate None: config.json
     has it; activation_key None: silu in every model. has_attention_bias: whether the family knows the key. rope_kinds:
-    scalings of rotary positions that it has.
+    scalings of rotary positions that it has; one_rope False: the family reads its rotations itself.
     """
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
@@ -56,7 +57,9 @@ def read_llama(
         norm_eps=section.number(eps_key, eps, above=0),
         activation=Activation.SILU if activation_key is None else read_activation(section, activation_key, activation),
         gated_mlp=True,
-        rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary, kinds=rope_kinds),
+        rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary, kinds=rope_kinds)
+        if one_rope
+        else None,
         attention_scale=head_dim**-0.5,
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,

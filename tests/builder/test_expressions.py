@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from ingot.builder.expressions import WeightReader, check_sources, key, matrix_shape, stored_dtypes
 from ingot.builder.graph import Graph
 from ingot.dtypes import DType, from_float32
-from ingot.errors import BuildError, CheckpointError
+from ingot.errors import BuildError, CheckpointError, PassError
 from tests.handmade import checked
 from tests.passes.graphs import GraphMaker
 
@@ -70,6 +70,13 @@ EXPRESSIONS = {
         g.node("Transpose", g.external(DType.F32, 3, 7)),
         axis=-1,
     ),
+    "rows of a matrix": lambda g: g.node(
+        "Slice", g.float32(DType.BF16, 9, 5), g.constant([1]), g.constant([8]), g.constant([0])
+    ),
+    "columns of a matrix": lambda g: g.node(
+        "Slice", g.external(DType.F32, 7, 9), g.constant([3]), g.constant([-1]), g.constant([-1])
+    ),
+    "a vector times a number": lambda g: g.node("Mul", g.float32(DType.BF16, 7), g.constant(np.float32(0.5))),
     "inline": lambda g: g.weight(7, 5),
     "plus a number": lambda g: g.node("Add", g.float32(DType.BF16, 7), g.constant(np.float32(1))),
     "sum": lambda g: g.node("Add", g.float32(DType.BF16, 7, 5), g.external(DType.F32, 7, 5)),
@@ -77,6 +84,24 @@ EXPRESSIONS = {
     "vectors": lambda g: g.node("Concat", g.external(DType.F32, 3), g.float32(DType.BF16, 4), axis=0),
     "vector with ones around": lambda g: g.node("Unsqueeze", g.external(DType.F32, 7), g.constant([0, 2])),
 }
+
+
+def test_a_stack_with_a_factor_for_each_matrix(tmp_path: Path) -> None:
+    g = ExternalMaker(tmp_path)
+    weight = g.node("Mul", g.float32(DType.BF16, 3, 4, 5), g.node("Reshape", g.weight(3), g.constant([-1, 1, 1])))
+    expected = g.expected(weight, tmp_path).reshape(12, 5)
+    tensor = weight_of(g.finish(g.node("Add", g.input(), weight)))
+    with WeightReader(checked(tmp_path, "weights.bin")) as reader:
+        for begin, end in ((0, 12), (0, 1), (3, 9), (11, 12)):
+            np.testing.assert_array_equal(reader.read_rows(tensor, begin, end), expected[begin:end])
+
+
+def test_a_slice_with_steps_is_refused(tmp_path: Path) -> None:
+    g = ExternalMaker(tmp_path)
+    bounds = [g.constant([each]) for each in (0, 7, 0, 2)]
+    graph = g.finish(g.node("Add", g.input(), g.node("Slice", g.external(DType.F32, 7, 5), *bounds)))
+    with pytest.raises(PassError, match="not sliced along one axis"):
+        matrix_shape(weight_of(graph))
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.convert.claim import claim
 from ingot.convert.weights import (
     Concat,
     Drop,
@@ -23,7 +24,6 @@ from ingot.convert.weights import (
     Transpose,
     Unpair,
     blocks,
-    claim,
     filled,
     held,
     infer,

@@ -31,7 +31,7 @@ namespace {
 // is.
 template <typename S>
 struct CacheTiles {
-  static constexpr int kMostSteps = 8;  // of 32: dims of a head, tokens of a tile
+  static constexpr int kMostSteps = 16;  // of 32: dims of a head, at most 512, or tokens of a tile
   const std::byte* tiles[kMostSteps];
   const std::byte* ahead[kMostSteps];  // to fetch meanwhile, or null
   int64_t stride[kMostSteps];

@@ -12,7 +12,7 @@ void rope_query(const RopeQueryArgs& args, const Team& team) {
   const int64_t width = args.heads * args.head_dim;
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const float* cos_sin = args.cos_sin + (args.cos_sin ? t * 2 * args.half : 0);
-    turn_queries<S>(args, args.head_dim, args.x + t * width, cos_sin, args.y + t * width);
+    rotate_queries<S>(args, args.head_dim, args.x + t * width, cos_sin, args.y + t * width);
   }
 }
 

@@ -241,7 +241,8 @@ class Binder {
 }  // namespace ingot
 
 // Last line of a binding's file: the op's name, its function, then what else Op says.
-#define INGOT_OP(op, function, ...)                                                                                    \
-  namespace {                                                                                                          \
-  const ::ingot::OpEntry INGOT_JOIN(registered_, __LINE__)({.name = op, .bind = function __VA_OPT__(, ) __VA_ARGS__}); \
+#define INGOT_OP(op, function, ...)                                                                          \
+  namespace {                                                                                                \
+  const ::ingot::OpEntry INGOT_JOIN(registered_,                                                             \
+                                    __COUNTER__)({.name = op, .bind = function __VA_OPT__(, ) __VA_ARGS__}); \
   }

@@ -127,8 +127,9 @@ def _rope_query(dtype: DType) -> Iterator[Case]:
         attrs: dict[str, Attr] = {"heads": 3, "head_dim": dim, "interleaved": index % 2, "norm_eps": 1e-5}
         q, turns = _normal(dim, rows, 3 * dim), _normal(1, rows, dim // 4 * 2)
         weights = [Packed(values=_normal(n, n)) for n in (dim, 3 * dim)]
-        for given in ([q, turns, weights[index % 2]], [q, turns, None], [q, None, weights[1]]):
-            yield list(given), attrs, plain_batch(rows)
+        inputs: list[list[Input]] = [[q, turns, weights[index % 2]], [q, turns, None], [q, None, weights[1]]]
+        for given in inputs:
+            yield given, attrs, plain_batch(rows)
 
 
 def _matmul(dtype: DType) -> Iterator[Case]:
@@ -202,6 +203,7 @@ ELSEWHERE = {
     "causal_conv",
     "linear_attention",
     "gated_norm",
+    *("head_matmul", "latent_attention", "latent_kv_write"),
 }
 
 

@@ -192,7 +192,7 @@ def test_known_tokens(gpu: ctypes.CDLL) -> None:
         dataclasses.replace(known, token=np.array([0, 50], np.int32)),
         dataclasses.replace(known, top=known.token + 2),
     ):
-        with pytest.raises(RequestError, match="a known token"):
+        with pytest.raises(RequestError, match="a token whose probability is asked for"):
             session.run(dataclasses.replace(batch, known=wrong))
     session.close()
     for name in ("ids", "token_ranks", "top_ids"):
