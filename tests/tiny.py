@@ -95,9 +95,10 @@ def random_model(config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = 
                 )
             parameter.copy_(value.to(dtype).float())
         parameters = {name for name, _ in model.named_parameters()}
-        for name, buffer in model.state_dict().items():  # the biases of routers
+        for name, buffer in model.state_dict().items():  # the biases of routers, and factors of layers
             if name not in parameters:
-                buffer.copy_((0.2 * torch.randn(buffer.shape, generator=generator)).to(dtype).float())
+                middle = 1 if name.endswith("layer_scalar") else 0
+                buffer.copy_((middle + 0.2 * torch.randn(buffer.shape, generator=generator)).to(dtype).float())
     return model
 
 
