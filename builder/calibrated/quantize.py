@@ -6,6 +6,7 @@ choose the products → the text through the model: each product's weight is qua
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
@@ -17,6 +18,7 @@ import onnx
 
 from ingot import __version__
 from ingot.builder.build import graph_errors
+from ingot.builder.calibrated.levels import Levels
 from ingot.builder.calibrated.methods import (
     ROWS,
     Found,
@@ -47,7 +49,7 @@ from ingot.errors import CheckpointError, UsageError
 from ingot.output_dir import OutputDir
 from ingot.plan import Limits, Plan, Step
 from ingot.resource_estimate import ResourceEstimate
-from ingot.tensor_file import StoredTensor, TensorSpec
+from ingot.tensor_file import TensorSpec
 
 BASE_MEMORY = 160 << 20  # bytes: the process without weights or activations
 WEIGHTS_FILE = "model.safetensors"
@@ -269,8 +271,8 @@ def _write(
     """Fill the Checkpoint's directory."""
     reports, tensors, quantised, losses = [], list[NewTensor](), dict[str, str](), dict[str, float]()
     vectors = Graph.load(work.checkpoint.graph_path).surgeon.tensors()
-    replaced: set[str] = set()
-    plans: list[Callable[[Mapping[str, StoredTensor]], None]] = []
+    weights: list[tuple[Leaf, Levels, int, dict[str, NewTensor]]] = []  # no codes, which would be those of all products
+    folds: dict[str, str] = {}
     for number, product in enumerate(work.chosen):
         found = kept.read(number)
         report = _report(product, found)
@@ -278,30 +280,23 @@ def _write(
         for leaf, first in zip(product.leaves, np.cumsum([0, *(leaf.rows for leaf in product.leaves)]), strict=False):
             made = pieces(kept, number, leaf, int(first), found)
             tensors += made.values()
-            replaced.add(leaf.name)
+            weights.append((leaf, found[0].levels, found[0].group, made))
             quantised[leaf.name] = report.format
             losses[leaf.name] = float(f"{report.loss:.4g}")
-            plans.append(
-                lambda places, leaf=leaf, made=made, one=found[0]: work.graph.replace(  # type: ignore[misc]
-                    leaf, one.levels, one.group, {kind: places[each.spec.name] for kind, each in made.items()}
-                )
-            )
         if (fold := found[0].fold) is not None:
             for name in product.norm:
                 check_sources(vectors[name], work.checkpoint)
                 values = reader.read_rows(vectors[name], 0, len(fold))[:, 0] / fold
-                fresh = f"{name}/folded"
-                spec = TensorSpec(name=fresh, dtype=DType.F32, shape=(len(fold),))
-                tensors.append(NewTensor(spec=spec, read=lambda values=values: iter([values.astype(np.float32)])))  # type: ignore[misc]
-                plans.append(
-                    lambda places, name=name, fresh=fresh: work.graph.replace_vector(name, places[fresh], fresh)  # type: ignore[misc]
-                )
-        del found
-    others = _others(work, replaced)
+                folds[name] = f"{name}/folded"
+                spec = TensorSpec(name=folds[name], dtype=DType.F32, shape=(len(fold),))
+                tensors.append(NewTensor(spec=spec, read=functools.partial(iter, [values.astype(np.float32)])))
+    others = _others(work, {leaf.name for leaf, *_ in weights})
     tensors += others
     places, sums = write_tensors(folder / WEIGHTS_FILE, tensors, progress)
-    for change in plans:
-        change(places)
+    for leaf, levels, group, made in weights:
+        work.graph.replace(leaf, levels, group, {kind: places[each.spec.name] for kind, each in made.items()})
+    for name, fresh in folds.items():
+        work.graph.replace_vector(name, places[fresh], fresh)
     for each in others:
         work.graph.move(places[each.spec.name])
     (folder / GRAPH_FILE).write_bytes(work.graph.finish().SerializeToString())
@@ -337,7 +332,7 @@ def _others(work: _Work, replaced: set[str]) -> list[NewTensor]:
     return [
         NewTensor(
             spec=TensorSpec(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),
-            read=lambda tensor=tensor: copied(work.checkpoint, tensor),  # type: ignore[misc]
+            read=functools.partial(copied, work.checkpoint, tensor),
         )
         for tensor in work.graph.stored(work.checkpoint)
         if tensor.name not in replaced
