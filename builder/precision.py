@@ -1,7 +1,6 @@
 """Which precision and activations every product gets: options first, then the recipe's patterns."""
 
 import dataclasses
-import fnmatch
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from ingot.builder.expressions import stored_dtypes
 from ingot.builder.graph import Graph, ours, weight_shape
 from ingot.builder.kept import kept_precision
 from ingot.configs.build import BuildConfig
-from ingot.configs.read import nearest
 from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import NoKernelError, UsageError
 from ingot.plugins.target import Target
@@ -160,14 +158,7 @@ def choose_products(
         precisions[LM_HEAD] = _head(config, main)
     activations = dict.fromkeys(products, config.activations)
     for rule in config.layers:
-        fitting = fnmatch.filter(products, rule.pattern)
-        if not fitting:
-            raise UsageError(
-                "a pattern of the recipe fits no product of the model",
-                got=repr(rule.pattern),
-                expected=f"names such as {', '.join(products[:4])}, {products[-1]}",
-                hint=nearest(rule.pattern, products),
-            )
+        fitting = rule.fitting(products)
         for name in fitting:
             if rule.precision is not None:
                 precisions[name] = Precision.parse(rule.precision)

@@ -1,11 +1,9 @@
 """What a user asks of `ingot quantize`."""
 
 import dataclasses
-import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingot.configs.read import nearest
 from ingot.configs.recipe import LayerRule, Recipe
 from ingot.errors import UsageError
 
@@ -50,15 +48,7 @@ class QuantizeOptions:
         """By product. Raises UsageError for a pattern that fits none."""
         found = dict.fromkeys(products, self.precision)
         for rule in self.layers:
-            fitting = fnmatch.filter(products, rule.pattern)
-            if not fitting:
-                raise UsageError(
-                    "a pattern of the recipe fits no product that can be quantised",
-                    got=repr(rule.pattern),
-                    expected=f"names such as {', '.join(products[:4])}",
-                    hint=nearest(rule.pattern, products),
-                )
-            found |= dict.fromkeys(fitting, str(rule.precision))
+            found |= dict.fromkeys(rule.fitting(products), str(rule.precision))
         return found
 
 

@@ -13,10 +13,12 @@ The last entry whose pattern fits a product counts. Every key may be left out, b
 """
 
 import dataclasses
+import fnmatch
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from ingot.configs.read import Section
+from ingot.configs.read import Section, nearest
 from ingot.errors import ConfigError, UsageError
 
 if sys.version_info >= (3, 11):
@@ -42,6 +44,18 @@ class LayerRule:
     pattern: str
     precision: str | None = None
     activations: str | None = None
+
+    def fitting(self, products: Sequence[str]) -> list[str]:
+        """Raises UsageError where the pattern fits no product."""
+        found = fnmatch.filter(products, self.pattern)
+        if not found:
+            raise UsageError(
+                "a pattern of the recipe fits no product of the model",
+                got=repr(self.pattern),
+                expected=f"names such as {', '.join(products[:4])}, {products[-1]}",
+                hint=nearest(self.pattern, products),
+            )
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
