@@ -1,7 +1,6 @@
 """A model whose last layers read keys and values of earlier ones, with heads of two sizes: the same bits in chunks, in
 company, after prefix hits and preemption; what its cache takes; quantised engines beside the exact one."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -11,18 +10,18 @@ import pytest
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
-from ingot.configs.runtime import RuntimeConfig
 from ingot.convert.convert import convert
 from ingot.convert.families.gemma4_text import FAMILY
-from ingot.engine import open_engine, read_plan
-from ingot.plugins.registry import find_target, targets
+from ingot.engine import read_plan
+from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime.model_runner import ModelRunner
-from tests.runtime.test_bit_identity import everything, generations
+from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, build_for_all, check_chunks, opened, prompts_of, random_checkpoint
+from tests.runtime.test_bit_identity import generations
 from tests.runtime.tiny_engine import poisoned_runner
 from tests.runtime.tiny_plan import TinyModel
 
-SIZE, VOCAB, LONGEST = 16, 61, 200
+LONGEST = 200
 POOLS = (60, 60)
 CONFIG = {
     **FAMILY.tiny,
@@ -31,24 +30,16 @@ CONFIG = {
     "num_kv_shared_layers": 2,
     "max_position_embeddings": 256,
 }
-RUNNABLE = [each.name for each in targets() if not each.on_gpu and each.run_blocker() is None]
-COLD = RuntimeConfig(enable_prefix_cache=False)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shared")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    convert(ConvertOptions(config=folder / "config.json", random_weights=3, output_dir=folder / "c"))
-    return folder / "c"
+    return random_checkpoint(tmp_path_factory.mktemp("shared"), CONFIG)
 
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Path:
-    names = ",".join(RUNNABLE)
-    config = BuildConfig(target=names, precision="f32", tokens_per_block=SIZE, max_seq_len=LONGEST, autotune=False)
-    build(config, checkpoint, checkpoint.parent / "e")
-    return checkpoint.parent / "e"
+    return build_for_all(checkpoint, checkpoint.parent / "e", "f32", LONGEST)
 
 
 @pytest.fixture(params=RUNNABLE)
@@ -58,14 +49,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture
 def model(engine: Path, target: Target) -> TinyModel:
-    opened = open_engine(engine, target=target.name)
-    return TinyModel(plan=opened.plan, weights=opened.weights, logical={})
-
-
-def prompts_of(*lengths: int, head: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(5)
-    shared = rng.integers(0, VOCAB, head).tolist()
-    return [shared + rng.integers(0, VOCAB, length).tolist() for length in lengths]
+    return opened(engine, target)
 
 
 def test_each_kind_has_a_group_with_one_layer(engine: Path) -> None:
@@ -78,15 +62,7 @@ def test_each_kind_has_a_group_with_one_layer(engine: Path) -> None:
 
 
 def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> None:
-    prompts = prompts_of(1, 70, 33, 5)
-    alone = []
-    for prompt in prompts:
-        with poisoned_runner(model, target, POOLS, config=COLD) as runner:
-            alone += everything(runner, [prompt])
-    for chunk in (1, 7, 64):
-        limits = dataclasses.replace(model.plan.limits, max_num_tokens=chunk)
-        with poisoned_runner(model, target, POOLS, limits, seed=chunk) as runner:
-            assert everything(runner, prompts) == alone, f"chunks of {chunk}"
+    check_chunks(model, target, POOLS)
 
 
 def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: Target) -> None:

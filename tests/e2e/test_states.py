@@ -3,7 +3,6 @@ target that runs here; what its states take of memory; quantised engines beside 
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +11,35 @@ import pytest
 
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
-from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import Policy, RuntimeConfig
-from ingot.convert.convert import convert
 from ingot.convert.families import falcon_h1, granitemoehybrid, lfm2, lfm2_moe, qwen3_5_moe_text, qwen3_next
 from ingot.convert.families.qwen3_5_text import FAMILY
 from ingot.convert.family import Family
-from ingot.engine import open_engine, read_plan
+from ingot.engine import read_plan
 from ingot.inspect import inspect
 from ingot.plan import STATE_SLOTS, STATE_WINDOW
-from ingot.plugins.registry import find_target, targets
+from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime.memory import snapshot_stride
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import Request
+from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, build_for_all, check_chunks, opened, prompts_of, random_checkpoint
 from tests.runtime.test_bit_identity import everything, generations
 from tests.runtime.tiny_engine import make_loop, open_session, poisoned_runner
 from tests.runtime.tiny_plan import TinyModel
 
-SIZE, VOCAB, LONGEST = 16, 61, 200
+LONGEST = 200
 POOLS = (60, 60)
-RUNNABLE = [each.name for each in targets() if not each.on_gpu and each.run_blocker() is None]
-COLD = RuntimeConfig(enable_prefix_cache=False)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("states")
-    (folder / "config.json").write_text(json.dumps({**FAMILY.tiny, "max_position_embeddings": 256}))
-    convert(ConvertOptions(config=folder / "config.json", random_weights=3, output_dir=folder / "c"))
-    return folder / "c"
+    return random_checkpoint(tmp_path_factory.mktemp("states"), {**FAMILY.tiny, "max_position_embeddings": 256})
 
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Path:
-    names = ",".join(RUNNABLE)
-    config = BuildConfig(target=names, precision="f32", tokens_per_block=SIZE, max_seq_len=LONGEST, autotune=False)
-    build(config, checkpoint, checkpoint.parent / "e")
-    return checkpoint.parent / "e"
+    return build_for_all(checkpoint, checkpoint.parent / "e", "f32", LONGEST)
 
 
 @pytest.fixture(params=RUNNABLE)
@@ -59,26 +49,11 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture
 def model(engine: Path, target: Target) -> TinyModel:
-    opened = open_engine(engine, target=target.name)
-    return TinyModel(plan=opened.plan, weights=opened.weights, logical={})
-
-
-def prompts_of(*lengths: int, head: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(5)
-    shared = rng.integers(0, VOCAB, head).tolist()
-    return [shared + rng.integers(0, VOCAB, length).tolist() for length in lengths]
+    return opened(engine, target)
 
 
 def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> None:
-    prompts = prompts_of(1, 70, 33, 5)
-    alone = []
-    for prompt in prompts:
-        with poisoned_runner(model, target, POOLS, config=COLD) as runner:
-            alone += everything(runner, [prompt])
-    for chunk in (1, 7, 64):
-        limits = dataclasses.replace(model.plan.limits, max_num_tokens=chunk)
-        with poisoned_runner(model, target, POOLS, limits, seed=chunk) as runner:
-            assert everything(runner, prompts) == alone, f"chunks of {chunk}"
+    check_chunks(model, target, POOLS)
 
 
 def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: Target) -> None:
@@ -138,15 +113,13 @@ def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Targ
 )
 def test_other_layers_with_states(family: Family, tmp_path: Path) -> None:
     """Short convolutions and Mamba 2: chunks, company, hits and preemption, on two levels of instructions."""
-    (tmp_path / "config.json").write_text(json.dumps({**family.tiny, "max_position_embeddings": 256}))
-    convert(ConvertOptions(config=tmp_path / "config.json", random_weights=3, output_dir=tmp_path / "c"))
+    checkpoint = random_checkpoint(tmp_path, {**family.tiny, "max_position_embeddings": 256})
     levels = [name for name in RUNNABLE if name in ("cpu/avx2", "cpu/amx")]
     config = BuildConfig(target=",".join(levels), tokens_per_block=SIZE, max_seq_len=LONGEST, autotune=False)
-    build(config, tmp_path / "c", tmp_path / "e")
+    build(config, checkpoint, tmp_path / "e")
     prompts = prompts_of(2, 9, 5, 30, head=33)
     for target in map(find_target, levels):
-        opened = open_engine(tmp_path / "e", target=target.name)
-        model, alone = TinyModel(plan=opened.plan, weights=opened.weights, logical={}), list[bytes]()
+        model, alone = opened(tmp_path / "e", target), list[bytes]()
         for prompt in prompts:
             with poisoned_runner(model, target, POOLS, config=COLD) as runner:
                 alone += generations(runner, [prompt], 36)
@@ -217,11 +190,10 @@ def test_quantised_engines_stay_near_the_exact_one(
 @pytest.mark.parametrize("family", [qwen3_5_moe_text.FAMILY, qwen3_next.FAMILY], ids=lambda family: family.name)
 def test_quantised_mixtures_stay_near_the_exact_one(family: Family, tmp_path: Path) -> None:
     """As above, of models whose tokens also choose experts."""
-    (tmp_path / "config.json").write_text(json.dumps({**family.tiny, "max_position_embeddings": 256}))
-    convert(ConvertOptions(config=tmp_path / "config.json", random_weights=3, output_dir=tmp_path / "c"))
+    checkpoint = random_checkpoint(tmp_path, {**family.tiny, "max_position_embeddings": 256})
     logits: list[Any] = []
     for precision, bound in (("f32", 0), ("bf16", 0.02), ("w8", 0.03), ("w4g32", 0.3)):
-        build(BuildConfig(target="cpu", precision=precision, autotune=False), tmp_path / "c", tmp_path / precision)
+        build(BuildConfig(target="cpu", precision=precision, autotune=False), checkpoint, tmp_path / precision)
         with ModelRunner.from_dir(tmp_path / precision, target="cpu") as runner:
             out = runner.generate(prompts_of(120), max_new_tokens=1, return_dict=True, output_context_logits=True)
             logits.append(out["context_logits"][0])
