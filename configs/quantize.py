@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingot.configs.recipe import LayerRule, Recipe
+from ingot.configs.read import nearest
+from ingot.configs.recipe import NOT_YET, SHIPPED, LayerRule, Recipe
 from ingot.errors import UsageError
 
 RECIPES = ("w4g128", "w4g64", "w4g32", "w8", "w8a8")
@@ -59,6 +60,14 @@ def read_recipe(name: str) -> tuple[str, tuple[LayerRule, ...]]:
     """
     if name in RECIPES:
         return name, ()
+    shipped = [each.stem for each in SHIPPED.glob("*.toml")]
+    if not Path(name).is_file() and name not in (*shipped, *NOT_YET):
+        raise UsageError(
+            "there is no such recipe",
+            got=name,
+            expected=f"{', '.join(RECIPES)}, a TOML file, or one of {', '.join(sorted(shipped))}",
+            hint=nearest(name, [*RECIPES, *shipped]),
+        )
     recipe = Recipe.load(Path(name))
     said = {"lm_head_precision": recipe.lm_head_precision, "activations": recipe.activations}
     said |= {f"activations of {rule.pattern}": rule.activations for rule in recipe.layers}
