@@ -205,7 +205,7 @@ class WeightReader:
             return self._transposed(node, block, bits)
         if node.op == "Concat" and node.attrs["axis"] in (0, 1, -1, -2) and ndim <= 2:
             return self._concat(node, block, bits)
-        if node.op == "Slice" and ndim == 2:
+        if node.op == "Slice" and (ndim == 2 or slice_of(node)[2] == ndim - 1):
             begin, _, axis = slice_of(node)
             rows, cols = (begin, 0) if axis == 0 else (0, begin)
             r0, r1, c0, c1 = block

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
+from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import StepPass, run_passes, run_step_passes, target_passes
 from ingot.builder.precision import ProductChoice, products_of
 from ingot.builder.program import Program
@@ -29,12 +30,17 @@ class FloatModel:
         return self.lowering.plan(self.program, limits, caches, self.shape)
 
 
-def lower_float(graph: Graph, checkpoint: Checkpoint, passes: Sequence[StepPass] = ()) -> FloatModel:
-    """Rewrites `graph`, whose nodes have their names. Raises CheckpointError for a weight that is not there."""
+def lower_float(
+    graph: Graph, checkpoint: Checkpoint, passes: Sequence[StepPass] = (), sum_parts: int = 1
+) -> FloatModel:
+    """Rewrites `graph`, whose nodes have their names. sum_parts: as of a BuildConfig. Raises CheckpointError for
+    a weight that is not there."""
     choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
     products = {node.name: choice for node in products_of(graph)}
-    run_passes(graph, target_passes(find_target("ref"), products=products, tables=DType.F32, kv=DType.F32))
+    ref = find_target("ref")
+    run_passes(graph, target_passes(ref, products=products, tables=DType.F32, kv=DType.F32))
     lowering = Lowering(graph)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    return FloatModel(lowering=lowering, program=run_step_passes(lowering.program, passes), shape=read_shape(graph))
+    program = run_step_passes(lowering.program, (*split_passes(lowering, ref, sum_parts), *passes))
+    return FloatModel(lowering=lowering, program=program, shape=read_shape(graph))

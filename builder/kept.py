@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import Float32, WeightReader, is_signed_bytes, nibbles_of
-from ingot.builder.graph import is_op, producer, small_value, weight_shape
+from ingot.builder.graph import is_op, producer, slice_of, small_value, weight_shape
 from ingot.dtypes import DType, Precision
 from ingot.plugins.grouped import GroupedRows, joined
 from ingot.plugins.layouts import PANEL
@@ -137,6 +137,7 @@ def _without_axis(tensor: gs.Tensor) -> gs.Tensor:
 
 def kept_rows(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int, group: int) -> GroupedRows:
     """Rows [begin, end) of a weight that has a `kept_precision`, in groups of the engine."""
+    tensor, first, last = _whole(tensor)
     parts, start = [], 0
     for each in _members(tensor):
         shape, grid = weight_shape(each), read_grid(each)
@@ -146,12 +147,33 @@ def kept_rows(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int, gro
         if low < high:
             parts.append(_rows(reader, grid, low, high, group))
         start += rows
-    return joined(parts)
+    return _columns(joined(parts), first, last)
+
+
+def _whole(tensor: gs.Tensor) -> tuple[gs.Tensor, int, int]:
+    """(a weight, first column, last column and one) of what takes columns of it, or of all of it."""
+    node, columns = producer(tensor), weight_shape(tensor)[-1]
+    if not is_op(node, "Slice"):
+        return tensor, 0, columns
+    begin, end, axis = slice_of(node)
+    return (node.inputs[0], begin, end) if axis == len(weight_shape(tensor)) - 1 else (tensor, 0, columns)
+
+
+def _columns(rows: GroupedRows, begin: int, end: int) -> GroupedRows:
+    """Columns of rows: whole groups."""
+    groups = slice(begin // rows.group, -(-end // rows.group))
+    return dataclasses.replace(
+        rows,
+        codes=rows.codes[:, begin:end],
+        group_scale=rows.group_scale[:, groups],
+        shift=None if rows.shift is None else rows.shift[:, groups],
+    )
 
 
 def kept_bytes(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int) -> QuantisedRows | None:
     """Rows [begin, end) of a weight that is stored as w8 is: signed bytes, and one scale for each row. None for any
     other, and where a code is -128."""
+    tensor, first, last = _whole(tensor)
     codes, scales, start = [], [], 0
     for each in _members(tensor):
         found, rows = _bytes_of(each), math.prod(weight_shape(each)[:-1])
@@ -159,7 +181,7 @@ def kept_bytes(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int) ->
             return None
         low, high = max(begin - start, 0), min(end - start, rows)
         if low < high:
-            codes.append(reader.read_numbers(found[0], low, high).astype(np.int8))
+            codes.append(reader.read_numbers(found[0], low, high).astype(np.int8)[:, first:last])
             scales.append(reader.read_numbers(found[1], low, high).astype(np.float32).reshape(-1))
         start += rows
     scale = np.concatenate(scales)

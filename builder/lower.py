@@ -6,7 +6,7 @@ session's. Between Program and Plan come the step passes of `pipeline.py`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -164,6 +164,11 @@ class Lowering:
         name = self._known.setdefault((key(use.tensor), use.layout, use.dtype, use.made), use.name)
         self._uses.setdefault(name, use)
         return name
+
+    def drop_weights(self, names: Collection[str]) -> None:
+        """Weights that no step reads any more."""
+        self._uses = {name: use for name, use in self._uses.items() if name not in names}
+        self._known = {what: name for what, name in self._known.items() if name not in names}
 
     def use(self, name: str) -> WeightUse:
         """A weight by the name that it is stored under."""

@@ -18,6 +18,7 @@ from ingot.builder.lower import Lowering, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
+from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import (
     require_plugins,
     run_passes,
@@ -133,9 +134,10 @@ def _plan_target(
     def plan_of(program: Program) -> Plan:
         return lowering.plan(program, limits, caches, shape)
 
+    splits = split_passes(lowering, target, config.sum_parts)
     screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
     program = run_step_passes(
-        lowering.program, (*step_passes(target), *screens), lambda report, made: dump(report, plan_of(made))
+        lowering.program, (*splits, *step_passes(target), *screens), lambda report, made: dump(report, plan_of(made))
     )
     plan = plan_of(program)
     check_plan(plan, target)

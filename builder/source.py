@@ -21,9 +21,10 @@ from ingot.builder.float_plan import lower_float
 from ingot.builder.graph import Graph
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
+from ingot.builder.passes.split_sums import sum_parts
 from ingot.builder.pipeline import require_plugins, run_passes, step_passes, structure_passes
 from ingot.checkpoint import Checkpoint
-from ingot.plan import Limits, Plan
+from ingot.plan import Plan
 from ingot.plugins.target import Target
 
 Int64 = npt.NDArray[np.int64]
@@ -68,16 +69,16 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(directory: Path, limits: Limits, tokens_per_block: int, target: Target) -> Iterator[Source]:
-    """target: of the engine. Raises CheckpointError or PassError where `build` would."""
+def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]:
+    """made, target: of the engine. Raises CheckpointError, PassError or BuildError where `build` would."""
     checkpoint = Checkpoint.open(directory)
     with graph_errors(checkpoint.graph_path):
         graph = Graph.load(checkpoint.graph_path)
         names, logits = set(graph.surgeon.tensors()), graph.logits.name
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
-        model = lower_float(graph, checkpoint, step_passes(target))
-        plan, uses = model.plan(limits, tokens_per_block), model.lowering.uses
+        model = lower_float(graph, checkpoint, step_passes(target), sum_parts(made))
+        plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
     written = model.program.tensors()
     tensors = {step: tuple(name if name in names else "" for name in outputs) for step, outputs in written.items()}
     first: dict[tuple[object, ...], str] = {}

@@ -16,6 +16,7 @@ DEFAULT_MAX_INPUT_LEN = 2048
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_NUM_TOKENS = 2048
 MAX_ROWS = (1 << 21) - 1  # tokens or requests of one step
+MAX_SUM_PARTS = 64
 MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
 _KV_NOT_YET = {"fp8": "CPUs compute no fp8, and no kernel of a GPU reads it yet; int8 has as many bits"}
@@ -38,6 +39,7 @@ class BuildConfig:
     max_seq_len       prompt plus generated tokens of a request (4096)
     max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
+    sum_parts         parts of each sum that ranks would divide; a power of two. Engines of other parts differ in bits
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
     kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
     max_mem           bytes the build may use
@@ -58,6 +60,7 @@ class BuildConfig:
     max_seq_len: int | None = None
     max_output_len: int | None = None
     max_num_tokens: int | None = None
+    sum_parts: int = 1
     tokens_per_block: int = 32
     kv_cache_dtype: str = "auto"
     max_mem: int | None = None
@@ -92,6 +95,7 @@ class BuildConfig:
             raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
         if self.timing_cache is not None and not self.autotune:
             raise UsageError("a timing cache serves autotuning", hint="leave timing_cache or no_autotune out")
+        _check_parts(self.sum_parts)
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(
@@ -99,6 +103,11 @@ class BuildConfig:
                 got=repr(size),
                 expected=f"a multiple of 16 from {MIN_TOKENS_PER_BLOCK} to {MAX_TOKENS_PER_BLOCK}",
             )
+
+
+def _check_parts(parts: int) -> None:
+    if not isinstance(parts, int) or not 1 <= parts <= MAX_SUM_PARTS or parts & (parts - 1):
+        raise UsageError("sum_parts must be a power of two", expected=f"1, 2, 4, ... {MAX_SUM_PARTS}", got=repr(parts))
 
 
 def _check_name(option: str, value: str, known: tuple[str, ...], not_yet: dict[str, str]) -> None:

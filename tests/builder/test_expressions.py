@@ -96,6 +96,17 @@ def test_a_stack_with_a_factor_for_each_matrix(tmp_path: Path) -> None:
             np.testing.assert_array_equal(reader.read_rows(tensor, begin, end), expected[begin:end])
 
 
+def test_columns_of_each_matrix_of_a_stack(tmp_path: Path) -> None:
+    g = ExternalMaker(tmp_path)
+    bounds = [g.constant([each]) for each in (2, 5, 2)]
+    weight = g.node("Slice", g.float32(DType.BF16, 3, 4, 6), *bounds)
+    expected = g.expected(weight, tmp_path).reshape(12, 3)
+    tensor = weight_of(g.finish(g.node("Add", g.input(), weight)))
+    with WeightReader(checked(tmp_path, "weights.bin")) as reader:
+        for begin, end in ((0, 12), (0, 1), (3, 9), (11, 12)):
+            np.testing.assert_array_equal(reader.read_rows(tensor, begin, end), expected[begin:end])
+
+
 def test_a_slice_with_steps_is_refused(tmp_path: Path) -> None:
     g = ExternalMaker(tmp_path)
     bounds = [g.constant([each]) for each in (0, 7, 0, 2)]

@@ -258,7 +258,7 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
         count, length = tokens.sequences.shape
         assert min(session.num_blocks) >= max(blocks_needed(plan, sequences=count, length=length))
-        with open_source(checkpoint, plan.limits, plan.tokens_per_block, find_target("ref")) as source:
+        with open_source(checkpoint, plan, find_target("ref")) as source:
             run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
             run.compare_group(0, tokens.sequences)
             return run.result(engine, checkpoint)
@@ -320,7 +320,7 @@ def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> 
         plan = opened.plan
         tokens = read_tokens(engine, plan.vocab_size, 40, None, 40)
         session = RefSession(plan, opened.weights, SessionOptions(num_blocks=(8,)))
-        with open_source(llama.checkpoint, plan.limits, plan.tokens_per_block, find_target("ref")) as source:
+        with open_source(llama.checkpoint, plan, find_target("ref")) as source:
             names = dict(source.tensors)
             names["layers.0/attention_out"], names["layers.0/down"] = (
                 names["layers.0/down"],

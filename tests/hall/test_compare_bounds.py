@@ -199,7 +199,7 @@ def test_what_is_beyond_a_bound_is_a_finding(llama: Built) -> None:
         plan = opened.plan
         tokens = read_tokens(llama.engine("ref-f32"), plan.vocab_size, 8, None, 8)
         session = RefSession(plan, opened.weights, SessionOptions(num_blocks=(8,)))
-        with open_source(llama.checkpoint, plan.limits, plan.tokens_per_block, find_target("ref")) as source:
+        with open_source(llama.checkpoint, plan, find_target("ref")) as source:
             for share, count in ((0.99, 0), (1.01, 1), (float("nan"), 1), (float("inf"), 1)):
                 run = Run(
                     engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=1

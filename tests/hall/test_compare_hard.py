@@ -91,7 +91,7 @@ def test_figures_are_those_of_the_source_by_itself(chaotic: Built, monkeypatch: 
     ((ids, own),) = seen
     with (
         open_engine(chaotic.engine("cpu-w4g32")) as opened,
-        open_source(chaotic.checkpoint, opened.plan.limits, 16, find_target("cpu/avx2")) as source,
+        open_source(chaotic.checkpoint, opened.plan, find_target("cpu/avx2")) as source,
     ):
         expected = source.evaluate(ids.astype(np.int64), {source.logits}, 1).value(source.logits)
     np.testing.assert_allclose(own, expected.reshape(own.shape), rtol=1e-9, atol=1e-9)

@@ -79,6 +79,14 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     show_default=True,
     help="Store keys and values as auto, f32, bf16, f16 (GPU) or int8.",
 )
+@click.option(
+    "--sum_parts",
+    type=positive,
+    default=1,
+    show_default=True,
+    help="Make the sums of the products behind attention and activations in this many parts, a power of two. Another "
+    "number gives other bits.",
+)
 @click.option("--tp_size", type=positive, help="Divide each layer among this many ranks; only 1 yet.")
 @click.option("--pp_size", type=positive, help="Divide the layers among this many ranks; only 1 yet.")
 @click.option(
@@ -158,6 +166,7 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
         "max_seq_len",
         "max_output_len",
         "max_num_tokens",
+        "sum_parts",
         "tokens_per_block",
         "kv_cache_dtype",
         "max_mem",

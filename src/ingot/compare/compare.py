@@ -70,7 +70,7 @@ def compare(
         _checkpoint_of(against, progress) as checkpoint,
     ):
         plan = engine.plan
-        with open_source(checkpoint, plan.limits, plan.tokens_per_block, target) as source:
+        with open_source(checkpoint, plan, target) as source:
             require_same_structure(plan, source.plan, source.same, str(directory), str(against))
             group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
             longest = min(longest_sequence(plan), group)

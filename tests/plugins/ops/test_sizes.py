@@ -81,6 +81,9 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("moe_down", [(7,), (2,), (2,), (5, 8, 3), None], {}, "2 slots in 7 columns"),
         ("moe_down", [(6,), (2,), (3,), (5, 8, 3), None], {}, "weights has shape (3,) instead of (2,)"),
         ("gather_rows", [(5,)], {}, None),
+        ("take_columns", [(12,)], {"of": 6, "first": 2, "count": 4}, None),
+        ("take_columns", [(12,)], {"of": 6, "first": 3, "count": 4}, "columns 3 to 7 of each 6 cannot be taken"),
+        ("take_columns", [(13,)], {"of": 6, "first": 0, "count": 3}, "cannot be taken out of 13"),
     ],
 )
 def test_sizes(op: str, shapes: list[Shape | None], attrs: dict[str, Attr], words: str | None) -> None:

@@ -1,0 +1,235 @@
+"""Products that ranks would divide along K are computed in parts, whose sums a fixed tree adds up (`--sum_parts`).
+
+    x ─ matmul(W) ▶ y        x ┬ take_columns ─ matmul(W0) ▶ p0 ─────────┐
+                               ├ take_columns ─ matmul(W1) + p0 ▶ p01 ───┴ add ▶ y
+                               ├ take_columns ─ matmul(W2) ▶ p2 ─────────┐   │
+                               └ take_columns ─ matmul(W3) + p2 ▶ p23 ───┴───┘
+
+A part is a product of its own: with its own accumulator, its own scales of the weight, and its own rounding of its
+inputs. So no kernel knows of parts. A rank that owns some of them computes what any other engine of as many parts
+computes, and neighbours in the tree are neighbours among the ranks.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ingot.builder.lower import Lowering
+from ingot.builder.memory import Value
+from ingot.builder.pack import WeightUse
+from ingot.builder.passes.base import PassReport
+from ingot.builder.program import Draft, Program
+from ingot.builder.select import choose_kernel
+from ingot.errors import BuildError, NoKernelError
+from ingot.plan import Plan
+from ingot.plugins.ops import add, take_columns
+from ingot.plugins.registry import find_op
+from ingot.plugins.target import CompilesGraph, Target
+
+NAME = "split_sums"
+OPTION = "--sum_parts"
+_FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
+_UNCUT = {
+    "linear_attention": "linear attention",
+    "causal_conv": "a short convolution",
+    "latent_attention": "attention over latents",
+}
+
+
+def split_passes(lowering: Lowering, target: Target, parts: int) -> tuple["SplitSums", ...]:
+    """The pass, where there is more than one part."""
+    return (SplitSums(lowering=lowering, target=target, parts=parts),) if parts > 1 else ()
+
+
+def sum_parts(plan: Plan) -> int:
+    """Parts of the sums of a plan's products; 1 also where no build has made them."""
+    taken = [step.name for step in plan.steps if step.op == take_columns.OP.name]
+    parts = max(collections.Counter(name.rpartition(".")[0] for name in taken).values(), default=1)
+    return parts if parts & (parts - 1) == 0 else 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SplitSums:
+    """parts: a power of two, at least 2; lowering: gets the parts of the weights."""
+
+    lowering: Lowering
+    target: Target
+    parts: int
+
+    def __call__(self, program: Program) -> tuple[Program, PassReport]:
+        """Raises BuildError where the model or the target has what cannot be cut."""
+        _require_kernels(self.target)
+        for step in program.steps:
+            if step.op in _UNCUT:
+                raise BuildError(
+                    f"sums of a model with {_UNCUT[step.op]} are not made in parts yet",
+                    where=f"{OPTION}: {step.name}",
+                    hint=f"leave {OPTION} out",
+                )
+        writers = {value: step for step in program.steps for value in step.outputs if value is not None}
+        made = _Parts(self, program.values)
+        cut: set[str] = set()
+        for step in program.steps:
+            unit = _unit(step, writers)
+            if unit is None:
+                made.steps.append(step)
+            else:
+                made.cut(step, unit)
+                cut.add(_weight(step))
+        if not cut:
+            raise BuildError(
+                "the model has no product whose sum can be made in parts",
+                where=OPTION,
+                expected="a product of attention heads, or of what an activation has made",
+                hint=f"leave {OPTION} out",
+            )
+        self.lowering.drop_weights(cut - {ref for step in made.steps for ref in step.inputs if isinstance(ref, str)})
+        changed = dataclasses.replace(program, steps=tuple(made.steps), values=tuple(made.values))
+        return changed, PassReport(name=NAME, fired=made.count)
+
+
+class _Parts:
+    """Collects the steps and values of the program to be."""
+
+    def __init__(self, split: SplitSums, values: tuple[Value, ...]) -> None:
+        self.steps: list[Draft] = []
+        self.values = list(values)
+        self.count = 0
+        self._split = split
+        self._kernels = {op.name: choose_kernel(split.target, op.name, "f32") for op in (add.OP, take_columns.OP)}
+
+    def cut(self, step: Draft, unit: int) -> None:
+        """The steps that take the place of a product. unit: columns of its input that stay together."""
+        parts, op = self._split.parts, find_op(step.op)
+        use = self._split.lowering.use(_weight(step))
+        k, weight_at = use.shape[-1], step.inputs.index(use.name)
+        x, out = step.inputs[0], step.outputs[0]
+        assert isinstance(x, int), "a product reads an activation"
+        assert out is not None, "and writes one"
+        residual = None if op.residual is None else step.inputs[op.residual]
+        sums: list[int] = []
+        for part, (begin, end) in enumerate(_bounds(step.name, k, parts, unit, use.group)):
+            taken = self._taken(f"{step.name}.columns{part}", x, k, begin, end)
+            weight = self._split.lowering.add_weight(_part_of(use, f"{step.name}.part{part}.weight", begin, end))
+            inputs = [taken if i == 0 else weight if i == weight_at else ref for i, ref in enumerate(step.inputs)]
+            for at in op.vectors if part else ():
+                inputs[at] = None  # the first part adds the bias
+            joins = op.residual is not None and part % 2 == 1
+            if op.residual is not None:
+                inputs[op.residual] = sums.pop() if joins else None
+            last = parts == 2 and joins and residual is None
+            sums.append(out if last else self._value(out))
+            name = f"{step.name}.part{part}"
+            self.steps.append(dataclasses.replace(step, name=name, inputs=tuple(inputs), outputs=(sums[-1],)))
+        self._add_up(step, sums, residual, out)
+        self.count += 1
+
+    def _taken(self, name: str, x: int, k: int, begin: int, end: int) -> int:
+        """The columns of x that a part takes, of each k of them."""
+        taken = self._value(x, cols=self.values[x].cols // k * (end - begin))
+        op = take_columns.OP.name
+        attrs = {"of": k, "first": begin, "count": end - begin}
+        self.steps.append(Draft(name=name, op=op, kernel=self._kernels[op], inputs=(x,), outputs=(taken,), attrs=attrs))
+        return taken
+
+    def _add_up(self, step: Draft, sums: list[int], residual: str | int | None, out: int) -> None:
+        """Neighbours first, then their sums, and so on; what the product added comes last."""
+        number = 0
+
+        def added(a: int, b: str | int, to: int) -> int:
+            nonlocal number
+            name, kernel = f"{step.name}.sum{number}", self._kernels[add.OP.name]
+            self.steps.append(Draft(name=name, op=add.OP.name, kernel=kernel, inputs=(a, b), outputs=(to,), attrs={}))
+            number += 1
+            return to
+
+        while len(sums) > 1:
+            last = len(sums) == 2 and residual is None
+            sums = [added(sums[i], sums[i + 1], out if last else self._value(out)) for i in range(0, len(sums), 2)]
+        if residual is not None:
+            added(sums[0], residual, out)
+
+    def _value(self, like: int, cols: int | None = None) -> int:
+        known = self.values[like]
+        self.values.append(Value(rows=known.rows, cols=known.cols if cols is None else cols, tensor=""))
+        return len(self.values) - 1
+
+
+def _require_kernels(target: Target) -> None:
+    try:
+        if isinstance(target, CompilesGraph):
+            raise NoKernelError("it compiles the graph itself")
+        choose_kernel(target, take_columns.OP.name, "f32")
+    except NoKernelError as error:
+        raise BuildError(
+            f"{target.name} makes no sums in parts",
+            where=OPTION,
+            expected="a CPU target, or ref",
+            got=error.what,
+            hint=f"leave {OPTION} out, or build for CPUs and GPUs in two calls",
+        ) from error
+
+
+def _weight(step: Draft) -> str:
+    at = find_op(step.op).packed
+    assert at is not None, "it is a product"
+    name = step.inputs[at]
+    assert isinstance(name, str), "of a weight"
+    return name
+
+
+def _unit(step: Draft, writers: Mapping[int, Draft]) -> int | None:
+    """Columns of a product's input that must stay together, where ranks would divide its sum; else None."""
+    if step.op == "moe_down":
+        return 1
+    if step.op != "matmul" or step.attrs["gated"] or step.attrs["activation"] != "none":
+        return None
+    source = next(_sources(step, writers))
+    if source is None:
+        return None
+    if source.op == "paged_attention":
+        return int(source.attrs["head_dim"])
+    narrow = source.op == "matmul" and (source.attrs["gated"] or source.attrs["activation"] != "none")
+    return 1 if narrow or source.op == "activation" else None
+
+
+def _sources(step: Draft, writers: Mapping[int, Draft]) -> Iterator[Draft | None]:
+    """The step that makes a step's first input, whatever rows are taken out of that or gated."""
+    ref = step.inputs[0]
+    source = writers.get(ref) if isinstance(ref, int) else None
+    if source is not None and source.op in _FOLLOWED:
+        yield from _sources(source, writers)
+    else:
+        yield source
+
+
+def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[int, int]]:
+    """(first column, last and one) of each part: no part cuts a head or a group, and the first ones have more of them.
+    Raises BuildError where there are fewer of these than parts."""
+    size = math.lcm(unit, group or 1)
+    count = -(-k // size)
+    if count < parts:
+        raise BuildError(
+            f"the sum of a product cannot be made in {parts} parts",
+            where=f"{OPTION}: {name}",
+            expected=f"at least {parts} times {size} columns, which heads and groups of the weight keep together",
+            got=f"{k} columns",
+            hint=f"give a smaller {OPTION}" + (", or a smaller group" if group else ""),
+        )
+    ends = [min(k, -(-count * part // parts) * size) for part in range(parts + 1)]
+    return list(itertools.pairwise(ends))
+
+
+def _part_of(use: WeightUse, name: str, begin: int, end: int) -> WeightUse:
+    """Columns of a weight as a weight."""
+    axis = len(use.shape) - 1
+    made = gs.Variable(f"{name}.columns")
+    ends = [np.array([each], np.int64) for each in (begin, end, axis)]
+    given = [use.tensor, *(gs.Constant(f"{name}.{i}", values=each) for i, each in enumerate(ends))]
+    gs.Node(op="Slice", name=name, inputs=given, outputs=[made])
+    return dataclasses.replace(use, name=name, tensor=made, shape=(*use.shape[:-1], end - begin))

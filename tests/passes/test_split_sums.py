@@ -1,0 +1,119 @@
+"""Products of heads and of activations become parts and a tree of sums; all others stay whole."""
+
+import re
+
+import pytest
+
+from ingot.builder.lower import Lowering
+from ingot.builder.names import name_nodes
+from ingot.builder.passes.split_sums import SplitSums
+from ingot.builder.pipeline import run_passes, structure_passes, target_passes
+from ingot.builder.precision import ProductChoice, products_of
+from ingot.builder.program import Draft, Program
+from ingot.dtypes import DType, Precision
+from ingot.errors import BuildError
+from ingot.plugins.registry import find_target
+from tests.passes.graphs import VOCAB, GraphMaker
+
+REF = find_target("ref")
+HIDDEN, WIDE = 8, 64
+
+
+def lower(
+    dtype: DType = DType.F32, group: int = 0, *, wide: int = WIDE, relu: bool = True, bias: bool = False
+) -> Lowering:
+    """x + down(relu(up(x))), then logits."""
+    g = GraphMaker()
+    x = g.input()
+    up = g.linear(x, HIDDEN, wide)
+    branch = g.linear(g.node("Relu", up) if relu else up, wide, HIDDEN, bias=bias)
+    graph = g.finish(g.linear(g.node("Add", x, branch), HIDDEN, VOCAB))
+    run_passes(graph, structure_passes())
+    name_nodes(graph)
+    choice = ProductChoice(precision=Precision(dtype=dtype, group=group), activations="f32")
+    products = {node.name: choice for node in products_of(graph)}
+    run_passes(graph, target_passes(REF, products=products, tables=DType.F32, kv=DType.F32))
+    return Lowering(graph)
+
+
+def split(lowering: Lowering, parts: int, target: str = "ref") -> Program:
+    program, _ = SplitSums(lowering=lowering, target=find_target(target), parts=parts)(lowering.program)
+    return program
+
+
+def role(step: Draft) -> str:
+    return re.sub(r".*/(down)?", "", step.name)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_tree_of_neighbours(parts: int) -> None:
+    lowering = lower()
+    before = lowering.program
+    program = split(lowering, parts)
+    assert [step.name for step in program.steps if not step.name.startswith("layers.0/down.")] == [
+        step.name for step in before.steps if not step.name.endswith("/down")
+    ]
+    steps = {role(step): step for step in program.steps}
+    whole = next(step for step in before.steps if step.name.endswith("/down"))
+    for part in range(parts):
+        taken, product = steps[f".columns{part}"], steps[f".part{part}"]
+        count = WIDE // parts
+        assert (taken.inputs, dict(taken.attrs)) == (
+            whole.inputs[:1],
+            {"of": WIDE, "first": part * count, "count": count},
+        )
+        assert product.inputs[0] == taken.outputs[0]
+        assert product.inputs[3] == (steps[f".part{part - 1}"].outputs[0] if part % 2 else None)
+        assert (product.kernel, product.attrs) == (whole.kernel, whole.attrs)
+    sums = [step for step in program.steps if ".sum" in step.name]
+    pairs = [steps[f".part{part}"].outputs[0] for part in range(1, parts, 2)]
+    if parts == 4:
+        assert sums[0].inputs == tuple(pairs)
+        pairs = [sums[0].outputs[0]]
+    assert sums[-1].inputs == (*pairs, whole.inputs[3]), "the residual comes last"
+    assert sums[-1].outputs == whole.outputs
+    assert len(sums) == parts // 2
+
+
+def test_the_parts_of_a_weight_are_its_columns_and_the_whole_is_gone() -> None:
+    lowering = lower()
+    whole = lowering.use("layers.0/down.weight")
+    split(lowering, 4)
+    uses = {use.name: use for use in lowering.uses}
+    assert whole.name not in uses
+    found = [uses[f"layers.0/down.part{part}.weight"] for part in range(4)]
+    assert [use.shape for use in found] == [(HIDDEN, WIDE // 4)] * 4
+    assert [[int(each.values[0]) for each in use.tensor.inputs[0].inputs[1:]] for use in found] == [
+        [16 * part, 16 * part + 16, 1] for part in range(4)
+    ]
+
+
+def test_the_first_parts_have_more_groups() -> None:
+    """A group stays whole, and the last one may be shorter."""
+    program = split(lower(DType.W4, 32, wide=150), 4)
+    taken = [step.attrs for step in program.steps if step.op == "take_columns"]
+    assert [(each["first"], each["count"]) for each in taken] == [(0, 64), (64, 32), (96, 32), (128, 22)]
+
+
+def test_the_first_part_adds_the_bias() -> None:
+    program = split(lower(bias=True), 4)
+    biases = [step.inputs[2] for step in program.steps if ".part" in step.name]
+    assert biases == ["layers.0/down.bias", None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "parts", "words"),
+    [
+        ({"relu": False}, 2, "no product whose sum can be made in parts"),
+        ({}, 128, r"in 128 parts(.|\n)*at least 128 times 1 columns(.|\n)*got: 64 columns"),
+        ({"dtype": DType.W4, "group": 32}, 4, r"at least 4 times 32 columns(.|\n)*got: 64 columns(.|\n)*smaller group"),
+    ],
+)
+def test_refusals(options: dict[str, object], parts: int, words: str) -> None:
+    with pytest.raises(BuildError, match=words):
+        split(lower(**options), parts)  # type: ignore[arg-type]
+
+
+def test_a_target_without_kernels_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"cuda/sm80 makes no sums in parts(.|\n)*CPU target"):
+        split(lower(), 2, "cuda/sm80")
