@@ -14,10 +14,13 @@ from ingot.plan import Limits
 _MIN_LOGIT_ROWS = 256  # so that the logits of a whole prompt come in large pieces
 
 
-def fit_limits(config: BuildConfig, positions: int) -> tuple[Limits, list[str]]:
-    """(limits, one sentence per lowered default). positions: of the model."""
+def fit_limits(config: BuildConfig, positions: int, *, sparse_beyond: int = 0) -> tuple[Limits, list[str]]:
+    """(limits, one sentence per lowered default). positions: of the model; sparse_beyond: of `ModelConfig`."""
     notes: list[str] = []
-    reason = f"the model has {positions} positions, and the last generated token needs none"
+    has = f"the model has {positions} positions"
+    if sparse_beyond == positions:
+        has += " here, since it attends to chosen tokens alone beyond them (sparse attention), which is not supported"
+    reason = f"{has}, and the last generated token needs none"
     longest = positions + 1 if positions < UNLIMITED else UNLIMITED
     output = config.max_output_len or 1  # room that the default of max_input_len leaves for generated tokens
     given = config.max_seq_len
@@ -26,7 +29,7 @@ def fit_limits(config: BuildConfig, positions: int) -> tuple[Limits, list[str]]:
     max_seq_len = _fit("max_seq_len", given, DEFAULT_MAX_SEQ_LEN, longest, reason, notes)
 
     longest_input = min(max_seq_len, positions)
-    reason = f"max_seq_len is {max_seq_len} and the model has {positions} positions"
+    reason = f"max_seq_len is {max_seq_len} and {has}"
     default = min(DEFAULT_MAX_INPUT_LEN, longest_input, max_seq_len - output)
     if config.max_input_len is None and default < DEFAULT_MAX_INPUT_LEN:
         notes.append(f"max_input_len lowered from {DEFAULT_MAX_INPUT_LEN} to {default}: max_seq_len is {max_seq_len}")

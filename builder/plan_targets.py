@@ -123,7 +123,8 @@ def _plan_target(
     late = target_passes(target, products=products, tables=table_dtype(precision), kv=kv_dtype)
     own = run_passes(graph, late, dump=config.dump_passes, first=len(reports) + 1)
     shape = read_shape(graph)
-    limits, lowered = fit_limits(config, shape.positions)
+    model = checkpoint.config.model
+    limits, lowered = fit_limits(config, shape.positions, sparse_beyond=model.sparse_beyond if model else 0)
     frees = target.frees_windows
     caches = cache_groups(shape, limits, config.tokens_per_block, kv_dtype, frees_windows=frees)
     lowering = Lowering(graph, panels=target.packs_products)

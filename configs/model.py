@@ -230,6 +230,8 @@ class ModelConfig:
     layer_input_rows         of the tables of these embeddings
     layer_scale              what a layer leaves is multiplied by a number of its own
     latent                   keys and values are products of a latent; head_dim is that of queries
+    sparse_beyond            attention chooses among more tokens than this (sparse attention): no more positions are
+                             kept, and up to there it is exact; 0: it never chooses
     mixer_beside             they have it beside attention: both read the same norm, and are added
     mixer_scale              factor of what a mixer adds
     attention_in_scale, attention_out_scale
@@ -290,6 +292,7 @@ class ModelConfig:
     output_gate: bool = False
     attention_sinks: bool = False
     latent: LatentConfig | None = None
+    sparse_beyond: int = 0
     value_norm: bool = False
     full_kv_heads: int = 0
     full_head_dim: int = 0

@@ -109,12 +109,18 @@ def conversion_from_directory(folder: Path, options: ConvertOptions) -> Conversi
             *remarks,
             *left_out(wrapper, everything),
             *_without_drafts(family.drafting(tensors, model.num_layers)),
+            *_without_choosers(family.choosing(tensors)),
         ),
     )
 
 
 def _without_drafts(names: Sequence[str]) -> tuple[str, ...]:
     return (f"{len(names):,} tensors that draft tokens are left out: the model drafts none",) if names else ()
+
+
+def _without_choosers(names: Sequence[str]) -> tuple[str, ...]:
+    left = f"{len(names):,} tensors that choose tokens for sparse attention are left out: all tokens are attended to"
+    return (left,) if names else ()
 
 
 def _conversion_from_gguf(path: Path, options: ConvertOptions) -> Conversion:

@@ -103,6 +103,7 @@ class Family:
     drops           tensors that some files hold and nothing needs
     drafts          how the names of tensors begin that only draft tokens (multi-token prediction), "": there are none;
                     "{n}" stands for the number of layers
+    choosers        what is in the names of tensors that only choose tokens for sparse attention, "": there are none
     in_out          stacks of experts are stored [experts, in, out], but quantised ones [experts, out, in]
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name
@@ -117,6 +118,7 @@ class Family:
     rows: tuple[Row, ...]
     drops: tuple[Drop, ...] = ()
     drafts: str = ""
+    choosers: str = ""
     in_out: bool = False
     optional_prefix: str = ""
     other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -145,12 +147,16 @@ class Family:
         wanted = {*weight_shapes(model), "lm_head/weight"}
         rows = [Row(row.name, filled(row.expr, filling)) for row in rows if row.name in wanted]
         drops = [Drop(drop.name.replace("{i}", str(i))) for drop in drops for i in range(layers)]
-        return rows, drops + [Drop(name) for name in self.drafting(names, layers)]
+        return rows, drops + [Drop(name) for name in (*self.drafting(names, layers), *self.choosing(names))]
 
     def drafting(self, names: Collection[str], layers: int) -> list[str]:
         """Those that only draft tokens: nothing here reads them."""
         start = self.drafts.replace("{n}", str(layers))
         return [name for name in names if start and name.startswith(start)]
+
+    def choosing(self, names: Collection[str]) -> list[str]:
+        """Those that only choose tokens for sparse attention: up to `sparse_beyond` tokens all are chosen."""
+        return [name for name in names if self.choosers and self.choosers in name]
 
 
 def _filling(model: ModelConfig, names: Collection[str]) -> Filling:

@@ -1,8 +1,9 @@
 """How config.json and the files of Hugging Face spell multi-head latent attention."""
 
+import dataclasses
 import math
 
-from ingot.configs.model import LatentConfig, ModelConfig, Norm
+from ingot.configs.model import LatentConfig, ModelConfig, Norm, RopeConfig
 from ingot.configs.read import Section
 from ingot.convert.family import takes
 from ingot.convert.hf_config import read_activation, read_kv_heads
@@ -15,6 +16,13 @@ _MOST_ROW = 1024  # numbers that are kept of a token
 # Keys of the training, and one that says what is so in every model.
 _OF_TRAINING = ("aux_loss_alpha", "auto_map", "ep_size", "num_nextn_predict_layers", "num_mtp_layers", "seq_aux")
 
+# How layers with sparse attention are called, and keys of what chooses their tokens.
+_SPARSE = ("indexed_attention", "deepseek_sparse_attention")
+_OF_CHOICE = (
+    *("index_head_dim", "index_n_heads", "index_share_for_mtp_iteration", "index_skip_topk_offset"),
+    *("index_topk_freq", "index_topk_pattern", "indexer_rope_interleave", "indexer_types"),
+)
+
 
 def read_latent(
     section: Section,
@@ -24,11 +32,12 @@ def read_latent(
     eps: float,
     kv_heads: int | None = None,
     interleave: bool | None = None,
+    partial: bool = False,
 ) -> ModelConfig:
     """A model with latent attention, its experts left out. The arguments are the family's defaults in transformers.
 
     kv_heads None: one per query head. interleave: whether pairs of dimensions that rotate lie side by side in every
-    model; None: config.json may say not
+    model; None: config.json may say not. partial: the rotation may say which part of a query it turns
     """
     _read_training(section)
     hidden, heads = section.integer("hidden_size", minimum=1), section.integer("num_attention_heads", minimum=1)
@@ -44,7 +53,7 @@ def read_latent(
     for key in ("head_dim", "qk_head_dim"):  # which follow from the others, whatever they say
         section.integer(key, head_dim)
     most = section.integer("max_position_embeddings", positions, minimum=1)
-    rope = read_rope(section, latent.rope_dim, most)
+    rope = _read_partial(section, latent, most) if partial else read_rope(section, latent.rope_dim, most)
     turns_pairs = section.boolean("rope_interleave", True) if interleave is None else interleave
     bias = section.boolean("attention_bias", False)
     return ModelConfig(
@@ -90,6 +99,20 @@ def _read_sizes(section: Section, latent: LatentConfig) -> LatentConfig:
     return latent
 
 
+def _read_partial(section: Section, latent: LatentConfig, most: int) -> RopeConfig:
+    """The rotation, whose part of a query must be what the latent has for it."""
+    head_dim = latent.key_dim + latent.rope_dim
+    rope = read_rope(section, head_dim, most, partial=latent.rope_dim / head_dim)
+    if rope.rotary_dim != latent.rope_dim:
+        raise ConfigError(
+            "the rotation turns another part of a query than its last dimensions",
+            where=rope_section(section).place("partial_rotary_factor"),
+            expected=f"{latent.rope_dim} of {head_dim} dimensions",
+            got=str(rope.rotary_dim),
+        )
+    return rope
+
+
 def _read_training(section: Section) -> None:
     """Keys without effect, and one that must say what is so in every model."""
     for key in _OF_TRAINING:
@@ -118,8 +141,35 @@ def _score_factor(section: Section) -> float:
     return (0.1 * weight * math.log(factor) + 1) ** 2 if weight and factor > 1 else 1.0
 
 
-def dense_layers(section: Section, layers: int, *, usual: int) -> tuple[int, ...]:
-    """Layers with a plain MLP, as mlp_layer_types says; where it is absent the first `usual` ones."""
+def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
+    """The model up to as many tokens as its sparse attention chooses: there it attends to all of them."""
+    kinds = section.raw("layer_types") if section.has("layer_types") else []
+    if not isinstance(kinds, list) or any(kind not in _SPARSE for kind in kinds):
+        raise UnsupportedModelError(
+            "the types of the layers are not those of the family",
+            where=section.place("layer_types"),
+            expected=f"{_SPARSE[0]} for each layer",
+            got=repr(kinds)[:200],
+        )
+    if not section.boolean("rope_interleave", True):
+        raise UnsupportedModelError(
+            "pairs of dimensions that rotate lie side by side in every model of this family",
+            where=section.place("rope_interleave"),
+            expected="true",
+        )
+    for key in _OF_CHOICE:
+        section.has(key)
+    most = section.integer("index_topk", 2048, minimum=1)
+    assert model.rope is not None, "read_latent reads a rotation"
+    if (model.rope.positions or model.max_positions) <= most:
+        return model
+    rope = dataclasses.replace(model.rope, positions=most)
+    return dataclasses.replace(model, rope=rope, max_positions=most, sparse_beyond=most)
+
+
+def dense_layers(section: Section, layers: int, *, usual: int, agree: bool = True) -> tuple[int, ...]:
+    """Layers with a plain MLP, as mlp_layer_types says; where it is absent the first `usual` ones. agree: where
+    first_k_dense_replace says something else, no one knows which holds."""
     types: object = ["dense" if layer < usual else "sparse" for layer in range(layers)]
     if section.has("mlp_layer_types"):
         types = section.raw("mlp_layer_types")
@@ -131,7 +181,11 @@ def dense_layers(section: Section, layers: int, *, usual: int) -> tuple[int, ...
             got=repr(types)[:200],
         )
     dense = tuple(layer for layer, kind in enumerate(types) if kind == "dense")
-    if section.has("first_k_dense_replace") and dense != tuple(range(section.integer("first_k_dense_replace"))):
+    if (
+        agree
+        and section.has("first_k_dense_replace")
+        and dense != tuple(range(section.integer("first_k_dense_replace")))
+    ):
         raise ConfigError(
             "two keys name other layers with a plain MLP",
             where=section.place("first_k_dense_replace"),

@@ -154,11 +154,11 @@ def _yarn(
         beta_fast=rope.number("beta_fast", 32.0, above=0),
         beta_slow=rope.number("beta_slow", 1.0, above=0),
     )
-    if scaling.beta_fast <= scaling.beta_slow:
+    if scaling.beta_fast < scaling.beta_slow:
         raise ConfigError(
             "the frequency bounds are in the wrong order",
             where=rope.place("beta_fast"),
-            expected=f"more than beta_slow ({scaling.beta_slow:g})",
+            expected=f"at least beta_slow ({scaling.beta_slow:g})",
             got=f"{scaling.beta_fast:g}",
         )
     if theta <= 1:
@@ -228,7 +228,10 @@ def _positions_kept(model: ModelConfig, section: Section) -> tuple[str, ...]:
     most = section.integer("max_position_embeddings", model.max_positions)
     if most <= model.max_positions:
         return ()
-    return (f"the model keeps {model.max_positions:,} of {most:,} positions: beyond them it computes otherwise",)
+    kept = f"the model keeps {model.max_positions:,} of {most:,} positions: beyond them"
+    if model.sparse_beyond == model.max_positions:
+        return (f"{kept} it attends to chosen tokens alone (sparse attention), which is not supported",)
+    return (f"{kept} it computes otherwise",)
 
 
 def choose_factors(model: ModelConfig, section: Section, wanted: str | None) -> tuple[ModelConfig, tuple[str, ...]]:

@@ -17,7 +17,7 @@ Kind = TypeVar("Kind")
 _TEXT = ("language_model.model.", "model.language_model.")  # → "model."
 _HEAD = "language_model.lm_head."  # → "lm_head."
 _PARTS = (
-    *("vision_tower.", "visual.", "multi_modal_projector."),
+    *("vision_tower.", "visual.", "multi_modal_projector.", "mm_projector."),
     *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."),
 )
 TOWERS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
@@ -104,11 +104,13 @@ WRAPPERS: Mapping[str, Wrapper] = {
         always={"hidden_size_per_layer_input": 0, "enable_moe_block": False},
         tied=True,
     ),
+    "kimi_k25": Wrapper(text={"kimi_k2": "kimi_k2", "deepseek_v3": "kimi_k2"}, models="Kimi K2.5 to K2.7"),
     "llava": Wrapper(
         text={"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, models="LLaVA 1.5", defaults=_SIZES_OF_LLAMA
     ),
     "mistral3": Wrapper(
-        text={"mistral": "mistral", "ministral3": "ministral3"}, models="Mistral Small 3.1 and 3.2, Ministral 3"
+        text={each: each for each in ("mistral", "ministral3", "mistral4")},
+        models="Mistral Small 3.1, 3.2 and 4, Ministral 3",
     ),
     "qwen2_vl": Wrapper(
         text={"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, models="Qwen2-VL", defaults=_QWEN2, flat=True
@@ -180,6 +182,7 @@ def text_section(section: Section, names: Collection[str] | None) -> tuple[Secti
     values |= {**wrapper.always, "model_type": wrapper.text[kind]}
     values["tie_word_embeddings"] = _tied(outer, values, wrapper, names)
     values |= {key: outer[key] for key in _TOKENS if outer.get(key) is not None}
+    values.pop("quantization_config", None)  # read from there
     known = () if flat else (*_OF_IMAGES, *_ELSEWHERE, *_TOKENS)
     return Section(values, inner.where), tuple(sorted(key for key in outer if not flat and key not in known))
 

@@ -6,7 +6,7 @@ The factor 1 + beta * log(1 + floor(position / original)) is 1 before them: a co
 import dataclasses
 from collections.abc import Collection
 
-from ingot.configs.model import ModelConfig, YarnScaling
+from ingot.configs.model import ModelConfig, RopeConfig, YarnScaling
 from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.hf_config import read_window
@@ -24,18 +24,20 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
     assert model.rope is not None, "read_llama reads a rotation"
     if section.has("rope_parameters") or section.has("rope_scaling"):
-        original = rope.integer("original_max_position_embeddings", minimum=1)
-        rotary, grows = model.rope, rope.number("llama_4_scaling_beta") != 0
-    else:
-        rotary, grows = dataclasses.replace(model.rope, theta=1e6, yarn=_YARN), True  # whatever rope_theta says
-        original = _YARN.original_positions
-    usual = rotary.positions or model.max_positions
+        rotary = within_growth(rope, model.rope, model.max_positions)
+    else:  # whatever rope_theta says
+        positions = min(_YARN.original_positions, model.rope.positions or model.max_positions)
+        rotary = dataclasses.replace(model.rope, theta=1e6, yarn=_YARN, positions=positions)
     window = read_window(section)
-    return dataclasses.replace(
-        model,
-        rope=dataclasses.replace(rotary, positions=min(original, usual) if grows else usual),
-        windows=(window,) * model.num_layers if window else (),
-    )
+    return dataclasses.replace(model, rope=rotary, windows=(window,) * model.num_layers if window else ())
+
+
+def within_growth(rope: Section, rotary: RopeConfig, max_positions: int) -> RopeConfig:
+    """The rotation up to where queries begin to grow, as the object of the rotation says."""
+    original = rope.integer("original_max_position_embeddings", minimum=1)
+    usual = rotary.positions or max_positions
+    grows = rope.number("llama_4_scaling_beta") != 0
+    return dataclasses.replace(rotary, positions=min(original, usual) if grows else usual)
 
 
 FAMILY = dataclasses.replace(

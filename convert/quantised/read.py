@@ -66,13 +66,16 @@ def find_formats() -> dict[str, Format]:
 
 def settings_of(config: Section, folder: Path | None) -> Section | None:
     """What a source says of its quantisation; None where it says nothing."""
-    for key in CONFIG_KEYS:
-        if config.has(key):
-            values = config.raw(key)
-            if not isinstance(values, dict):
-                config.section(key)  # says what is wrong
-            elif values:
-                return Section(values, config.place(key))
+    text = config.raw("text_config")  # where some wrappers of a text model say it
+    inner = [Section(text, config.place("text_config"))] if isinstance(text, dict) else []
+    for section in (config, *inner):
+        for key in CONFIG_KEYS:
+            if section.has(key):
+                values = section.raw(key)
+                if not isinstance(values, dict):
+                    section.section(key)  # says what is wrong
+                elif values:
+                    return Section(values, section.place(key))
     file = None if folder is None else folder / MODELOPT_FILE
     if file is None or not file.is_file():
         return None

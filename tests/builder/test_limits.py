@@ -57,6 +57,14 @@ def test_given_values_beyond_the_model_are_refused(given: dict[str, Any], words:
         fit_limits(BuildConfig(**given), 512)
 
 
+def test_sparse_attention_is_named_as_the_reason() -> None:
+    limits, notes = fit_limits(BuildConfig(), 2048, sparse_beyond=2048)
+    assert (limits.max_seq_len, limits.max_input_len) == (2049, 2048)
+    assert "sparse attention" in notes[0]
+    with pytest.raises(UsageError, match=r"at most 2049: (.|\n)*attends to chosen tokens alone"):
+        fit_limits(BuildConfig(max_seq_len=4096), 2048, sparse_beyond=2048)
+
+
 def test_a_model_that_sets_no_limit() -> None:
     limits, notes = fit_limits(BuildConfig(max_seq_len=1_000_000), UNLIMITED)
     assert limits.max_seq_len == 1_000_000

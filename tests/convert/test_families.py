@@ -72,6 +72,8 @@ def test_spellings_of_rotary_positions(changes: dict[str, object], expected: Rop
         {"rope_theta": 1e6, **YARN, "factor": 32.0, "truncate": False, "attention_factor": 1.5},
         {"rope_theta": 1e4, **YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.1},
         {"rope_theta": 1e4, **YARN, "factor": 0.5, "mscale": 0.7},
+        {"rope_theta": 5e4, **YARN, "beta_fast": 1.0, "beta_slow": 1.0},
+        {"rope_theta": 5e4, **YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
     ],
 )
 @pytest.mark.parametrize("head_dim", [12, 64, 128])
@@ -200,7 +202,7 @@ def test_activations(name: str, expected: Activation) -> None:
         ({"hidden_act": "relu2"}, UnsupportedModelError, "activation(.|\n)*config.json:hidden_act(.|\n)*relu2"),
         ({"rope_scaling": {"rope_type": "spiral"}}, UnsupportedModelError, "rope_scaling.rope_type(.|\n)*spiral"),
         ({"rope_scaling": {"type": "dynamic"}}, ConfigError, "config.json:rope_scaling.factor"),
-        ({"rope_scaling": {**YARN, "beta_fast": 1.0}}, ConfigError, "beta_fast(.|\n)*more than beta_slow"),
+        ({"rope_scaling": {**YARN, "beta_fast": 0.5}}, ConfigError, "beta_fast(.|\n)*at least beta_slow"),
         ({"rope_scaling": {**YARN, "factor": 0}}, ConfigError, "config.json:rope_scaling.factor"),
         ({"rope_theta": 1, "rope_scaling": YARN}, ConfigError, "growing length"),
         ({"rope_scaling": {**YARN, "truncate": 1}}, ConfigError, "rope_scaling.truncate"),

@@ -157,6 +157,15 @@ def test_stretched_rotations_raise_the_scores() -> None:
         ("deepseek_v3", {"scoring_func": "softmax"}, UnsupportedModelError, "scoring_func"),
         ("deepseek_v3", {"rope_interleave": 1}, ConfigError, "rope_interleave"),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, ConfigError, "mlp_layer_types"),
+        ("glm_moe_dsa", {"layer_types": ["full_attention"] * 3}, UnsupportedModelError, "layer_types(.|\n)*indexed"),
+        ("deepseek_v32", {"rope_interleave": False}, UnsupportedModelError, "rope_interleave(.|\n)*true"),
+        ("deepseek_v32", {"index_topk": 0}, ConfigError, "index_topk"),
+        (
+            "mistral4",
+            {"rope_parameters": {**YARN, "partial_rotary_factor": 0.9, "llama_4_scaling_beta": 0.1}},
+            ConfigError,
+            r"partial_rotary_factor(.|\n)*8 of 20",
+        ),
         ("glm4_moe_lite", {"first_k_dense_replace": 2}, ConfigError, "first_k_dense_replace"),
     ],
 )
@@ -164,3 +173,20 @@ def test_refused(name: str, changes: dict[str, Any], error: type[IngotError], wo
     config = {**find_family(name).tiny, **changes}
     with pytest.raises(error, match=words):
         read_model(Section(config, "config.json"), None)
+
+
+def test_sparse_attention_is_exact_up_to_what_it_chooses() -> None:
+    """Positions beyond are left out, whatever the rotation stretches to; where all are chosen it is no limit."""
+    v3 = {key: each for key, each in HUB["DeepSeek-R1"][0].items() if key != "model_type"}
+    model, unread = read({**v3, "model_type": "deepseek_v32", "index_topk": 2048, "index_n_heads": 64})
+    assert not unread
+    assert (model.max_positions, model.sparse_beyond) == (2048, 2048)
+    whole, _ = read({**v3, "model_type": "deepseek_v32", "index_topk": 1 << 20})
+    assert (whole.max_positions, whole.sparse_beyond) == (163840, 0)
+
+
+def test_queries_that_grow_limit_the_positions() -> None:
+    grows = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    tiny = {**find_family("mistral4").tiny, "max_position_embeddings": 1 << 20}
+    assert read({**tiny, "rope_parameters": grows})[0].max_positions == 4096
+    assert read({**tiny, "rope_parameters": {**grows, "llama_4_scaling_beta": 0.0}})[0].max_positions == 1 << 20

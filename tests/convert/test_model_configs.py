@@ -16,6 +16,7 @@ from ingot.convert.family import family_names, find_family, read_model
 from ingot.convert.refused import MISSING
 from ingot.convert.wrapped import WRAPPERS
 from ingot.errors import ConfigError, IngotError, UnsupportedModelError
+from tests.tiny import ALSO_CALLED
 
 SIZES: dict[str, Any] = {
     "vocab_size": 9,
@@ -28,7 +29,10 @@ MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "granitemoehybrid": {"layer_types": ["full_attention"] * 3},
     "lfm2_moe": {"layer_types": ["full_attention"] * 3},
     "deepseek_v2": {"num_experts_per_tok": 2},
-    **{name: {"num_key_value_heads": 32} for name in ("deepseek_v3", "glm4_moe_lite")},
+    **{
+        name: {"num_key_value_heads": 32}
+        for name in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
+    },
     **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("gpt2", "gpt_bigcode")
@@ -42,8 +46,9 @@ def read(config: dict[str, Any]) -> object:
 def spelled_anew(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration as transformers 5 writes it: every default, rope_parameters, dtype, layer_types."""
     values = dict(config)
-    full: dict[str, Any] = AutoConfig.for_model(values.pop("model_type"), **values).to_dict()
-    return full
+    kind = values.pop("model_type")
+    full: dict[str, Any] = AutoConfig.for_model(ALSO_CALLED.get(kind, kind), **values).to_dict()
+    return {**full, "model_type": kind}
 
 
 @pytest.mark.parametrize("name", family_names())

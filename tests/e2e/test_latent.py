@@ -9,9 +9,12 @@ import pytest
 
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
 from ingot.convert.families.deepseek_v3 import FAMILY
+from ingot.convert.families.deepseek_v32 import FAMILY as SPARSE
 from ingot.engine import read_plan
-from ingot.errors import BuildError, NoKernelError
+from ingot.errors import BuildError, NoKernelError, UsageError
 from ingot.inspect import inspect
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
@@ -21,6 +24,7 @@ from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, build_for_all, check_chunk
 from tests.runtime.test_bit_identity import generations
 from tests.runtime.tiny_engine import make_loop, open_session, poisoned_runner
 from tests.runtime.tiny_plan import TinyModel
+from tests.tiny import tiny_model
 
 LONGEST = 128
 LAYERS, ROW = 3, 20 + 8  # kv_lora_rank and qk_rope_head_dim
@@ -123,6 +127,18 @@ def test_quantised_engines_are_near(precision: str, bound: float, checkpoint: Pa
 def test_an_int8_cache_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"a cache of latents cannot be int8(.|\n)*kv_cache_dtype"):
         build(BuildConfig(target="cpu", precision="bf16", kv_cache_dtype="int8"), checkpoint, tmp_path / "e")
+
+
+def test_what_chooses_tokens_is_left_out_and_longer_texts_refused(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "m", dict(SPARSE.tiny))
+    warnings = convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c")).warnings
+    assert any("15 tensors that choose tokens for sparse attention are left out" in each for each in warnings)
+    assert any("72 of 256 positions" in each and "sparse attention" in each for each in warnings)
+    with pytest.raises(UsageError, match=r"at most 73(.|\n)*sparse attention"):
+        build(BuildConfig(target="cpu", max_seq_len=100), tmp_path / "c", tmp_path / "e")
+    report = build(BuildConfig(target="cpu", autotune=False), tmp_path / "c", tmp_path / "e")
+    assert any("max_seq_len lowered" in each and "sparse attention" in each for each in report.lowered)
+    assert read_plan(tmp_path / "e").limits.max_seq_len == 73
 
 
 def test_gpus_refuse_it(checkpoint: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ NAMES = (
     *("falcon_h1", "granitemoehybrid", "granitemoehybrid_dense", "lfm2", "lfm2_moe"),
     *("gemma4_moe_text", "gemma4_text"),
     *("glm4_moe", "gpt_oss", "gpt_oss_mxfp4", "hy_v3", "minimax_m2", "qwen2_moe"),
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"),
     *DELTA_RULE,
 )
 
