@@ -17,6 +17,8 @@ from ingot.plugins.target import SessionOptions
 from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import Input, Packed, one_step_plan
 
+ORDERS = (0, 1)  # of an emulated GPU's threads: forwards, backwards
+
 
 def layout_of(dtype: DType, head_dim: int = 16, kv_heads: int = 1, tokens_per_block: int = 16) -> CacheGroup:
     """Each combination of type, head_dim and tokens_per_block is compiled once: tests share few."""
@@ -53,7 +55,7 @@ def run_step(
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
     found: list[list[Array]] = []
     session = open_gpu(plan, section, num_blocks)
-    for backwards in (0, 1):
+    for backwards in ORDERS:
         driver.emulated_run_backwards(backwards)
         for index, value in enumerate(inputs):
             if value is not None and not isinstance(value, Packed):
@@ -65,7 +67,7 @@ def run_step(
     if cache:
         read_cache(session, cache)
     session.close()
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(found[0], found[-1], strict=True):
         np.testing.assert_array_equal(one, other)
     return found[0]
 

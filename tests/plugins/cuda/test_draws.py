@@ -18,6 +18,7 @@ from ingot.plugins.ops.sample import edited
 from ingot.plugins.sequences import Sequences, step_result
 from ingot.step_io import Float32, KnownTokens, SequenceRules, StepResult, UInt32
 from tests.plugins.cpu.one_step import one_step_plan
+from tests.plugins.cuda import one_step
 from tests.plugins.cuda.one_step import layout_of, open_gpu
 from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, rows_of, start_all
 
@@ -234,13 +235,12 @@ def _session_of(logits: Float32, drawings: Sequence[Drawing]) -> CudaSession:
 def _draw(driver: ctypes.CDLL, logits: Float32, drawings: Sequence[Drawing]) -> tuple[StepResult, StepResult]:
     """(on the GPU, by the specification); threads run in both orders."""
     batch, expected = drawing_batch(len(drawings)), expected_draws(logits, drawings)
-    session = _session_of(rows_of(logits, drawings), drawings)
-    start_all(session, drawings)
-    found = session.run(batch)
-    driver.emulated_run_backwards(1)
-    start_all(session, drawings)
-    again = session.run(batch)
+    session, found = _session_of(rows_of(logits, drawings), drawings), list[StepResult]()
+    for backwards in one_step.ORDERS:
+        driver.emulated_run_backwards(backwards)
+        start_all(session, drawings)
+        found.append(session.run(batch))
     session.close()
-    assert found.ids.tolist() == again.ids.tolist()
-    np.testing.assert_array_equal(found.log_probs, again.log_probs)
-    return found, expected
+    assert found[0].ids.tolist() == found[-1].ids.tolist()
+    np.testing.assert_array_equal(found[0].log_probs, found[-1].log_probs)
+    return found[0], expected

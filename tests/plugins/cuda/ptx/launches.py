@@ -1,0 +1,84 @@
+"""In the place of the emulated GPU's own kernels: every launch of a session goes through the interpreter."""
+
+import ctypes
+import hashlib
+import subprocess
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ingot.plugins.cuda import compiler, gpu, target
+from ingot.plugins.cuda.compiler import Compiler, MachineCode, Specialisation
+from ingot.plugins.cuda.gpu import Arguments, Device
+from ingot.plugins.target import Progress
+from tests.plugins.cuda.emulation import KEPT
+from tests.plugins.cuda.ptx.machine import Machine
+from tests.plugins.cuda.ptx.parse import Kernel, parse
+
+ARCHITECTURE = "compute_90a"
+
+
+def ptx_of(nvcc: Compiler, specialisation: Specialisation) -> str:
+    """What nvcc makes of the kernels; kept under the hash of all that it depends on."""
+    sources = compiler.SOURCES
+    macros = specialisation.macros
+    parts = [nvcc.version, ARCHITECTURE, *macros, *(path.read_text() for path in sorted(sources.glob("*.cu*")))]
+    kept = KEPT / "ptx" / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.ptx"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        fresh = kept.with_suffix(f".{id(specialisation)}")
+        command = [str(nvcc.path), "-ptx", "-O3", "-std=c++17", f"-arch={ARCHITECTURE}", *macros]
+        subprocess.run([*command, str(sources / "kernels.cu"), "-o", str(fresh)], check=True, capture_output=True)
+        fresh.replace(kept)
+    return kept.read_text()
+
+
+class Interpreted:
+    """Stands for the kernels of a session. counted: each launch's kernel, and what instructions its warps issued."""
+
+    def __init__(self, nvcc: Compiler, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counted: list[tuple[str, Counter[str]]] = []
+        self.driver = driver
+        self._nvcc, self._machine = nvcc, Machine()
+        self._kernels: dict[str, Kernel] = {}
+        self._allocate = Device.allocate
+        monkeypatch.setattr(target, "compile_kernels", self._compiled)
+        monkeypatch.setattr(Device, "load", lambda device, image: None)
+        monkeypatch.setattr(Device, "kernel", lambda device, module, name, shared_bytes: gpu.Kernel(name, None))
+        monkeypatch.setattr(Device, "allocate", lambda device, nbytes: self._allocated(device, nbytes))
+        monkeypatch.setattr(Device, "launch", lambda device, *given: self._launch(device, *given))
+        monkeypatch.setattr(Device, "capture", lambda device, launch: launch)
+        monkeypatch.setattr(Device, "replay", lambda device, graph: graph())
+
+    def _compiled(self, specialisation: Specialisation, architecture: str, progress: Progress) -> MachineCode:
+        self._kernels = parse(ptx_of(self._nvcc, specialisation))
+        return MachineCode(image=b"none", kernels={})
+
+    def _allocated(self, device: Device, nbytes: int) -> int:
+        address, size = self._allocate(device, nbytes), max(nbytes, 256)
+        self._machine.memory.add(address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
+        return address
+
+    def _launch(
+        self,
+        device: Device,
+        kernel: gpu.Kernel,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        given: Arguments,
+    ) -> None:
+        device.wait()  # for what was enqueued before
+        entry = self._kernels[kernel.name]
+        block = parameter_block(entry, given)
+        self.counted.append((kernel.name, self._machine.launch(entry, grid, threads, shared, block)))
+
+
+def parameter_block(kernel: Kernel, given: Arguments) -> bytes:
+    """The values where the kernel reads them."""
+    pointers, block = (ctypes.c_void_p * len(kernel.parameters)).from_address(given.address), bytearray()
+    for (begin, size), pointer in zip(kernel.parameters.values(), pointers, strict=True):
+        assert pointer is not None
+        block += bytes(begin - len(block)) + ctypes.string_at(pointer, size)
+    return bytes(block)

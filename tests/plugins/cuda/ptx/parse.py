@@ -1,0 +1,93 @@
+"""PTX text → kernels: parameters, shared variables, labels and instructions."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+
+_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
+_ENTRY = re.compile(r"\.entry (\w+)\((.*?)\)[^{]*\n\{\n(.*?)\n\}", re.S)
+_VARIABLE = re.compile(r"\.shared \.align (\d+) \.\w(\d+) (\w+)(?:\[(\d+)\])?;")
+_DYNAMIC = re.compile(r"\.extern \.shared \.align (\d+) \.b8 (\w+)\[\];")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instruction:
+    """op: "ld.global.f32" in parts; guard: the predicate's register, "" for none; text: for messages."""
+
+    op: tuple[str, ...]
+    operands: tuple[str, ...]
+    guard: str
+    negated: bool
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """One entry.
+
+    parameters  name → (offset, bytes) in the block of parameters
+    registers   prefix → type, as in "%rd" → "b64"
+    shared      variable → offset; dynamic memory begins at `static_bytes`
+    """
+
+    name: str
+    parameters: Mapping[str, tuple[int, int]]
+    registers: Mapping[str, str]
+    shared: Mapping[str, int]
+    static_bytes: int
+    instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int]
+
+
+@functools.lru_cache(maxsize=8)
+def parse(text: str) -> dict[str, Kernel]:
+    """Every kernel of a module, by its name."""
+    dynamic = {name: int(align) for align, name in _DYNAMIC.findall(text)}
+    return {match[1]: _kernel(match[1], match[2], match[3], dynamic) for match in _ENTRY.finditer(text)}
+
+
+def _kernel(name: str, parameters: str, body: str, dynamic: Mapping[str, int]) -> Kernel:
+    body = re.sub(r"//[^\n]*", "", body)
+    shared, end = {}, 0
+    for align, bits, variable, count in _VARIABLE.findall(body):
+        shared[variable] = end = -(-end // int(align)) * int(align)
+        end += _SIZES[bits] * int(count or 1)
+    end = -(-end // 128) * 128
+    shared.update(dict.fromkeys(dynamic, end))
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for statement in re.split(r";|\n\s*\{\s*\n|\n\s*\}\s*\n", body):
+        rest = " ".join(statement.split())
+        while match := re.match(r"(\$\w+):\s*", rest):
+            labels[match[1]] = len(instructions)
+            rest = rest[match.end() :]
+        if rest and not rest.startswith("."):
+            instructions.append(_instruction(rest))
+    return Kernel(
+        name=name,
+        parameters=_parameters(parameters),
+        registers={prefix: kind for kind, prefix in re.findall(r"\.reg \.(\w+)\s+(%\w+)<\d+>;", body)},
+        shared=shared,
+        static_bytes=end,
+        instructions=tuple(instructions),
+        labels=labels,
+    )
+
+
+def _parameters(text: str) -> dict[str, tuple[int, int]]:
+    found, end = {}, 0
+    for bits, name in re.findall(r"\.param \.\w(\d+) (\w+)", text):
+        size = _SIZES[bits]
+        begin = -(-end // size) * size
+        found[name] = begin, size
+        end = begin + size
+    return found
+
+
+def _instruction(text: str) -> Instruction:
+    match = re.match(r"(?:@(!?)(%\w+)\s+)?([\w.]+)\s*(.*)", text)
+    assert match is not None, f"an instruction, not {text!r}"
+    operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", match[4])
+    op = tuple(match[3].split("."))
+    return Instruction(op, tuple(each.strip() for each in operands), match[2] or "", bool(match[1]), text)

@@ -1,0 +1,128 @@
+"""The PTX of every kernel, as nvcc makes it, against the references: values, bounds, alignment, races, and what a tile
+of attention costs."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.plugins.cuda import compiler
+from ingot.plugins.cuda import session as session_module
+from ingot.plugins.cuda.compiler import Compiler
+from tests.plugins.cuda import test_draws as draws
+from tests.plugins.cuda import test_kernels
+from tests.plugins.cuda import test_paged_attention as attention
+from tests.plugins.cuda.ptx.costs import attention_cost
+from tests.plugins.cuda.ptx.launches import Interpreted
+from tests.plugins.cuda.ptx.memory import KernelError
+from tests.plugins.cuda.test_accesses import FAULTS
+
+
+def names(interpreted: Interpreted) -> set[str]:
+    return {name for name, _ in interpreted.counted}
+
+
+@pytest.mark.parametrize("dtype", test_kernels.TYPES)
+def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
+    for case in [*test_kernels._embeddings(dtype)][::3] + [*test_kernels._matmuls(dtype)][::2]:
+        test_kernels._check(interpreted.driver, case)
+    assert names(interpreted) == {"embed", "epilogue"}
+
+
+def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
+    test_kernels.test_norms_and_elementwise_kernels(interpreted.driver)
+    assert names(interpreted) == {"residual_norm", "epilogue", "gather_rows", "soft_cap", "rope_table"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "interleaved", "rotary", "norm"),
+    [(DType.BF16, 0, 16, ""), (DType.F16, 1, 16, "head"), (DType.F32, 0, 10, "wide")],
+)
+def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
+    test_kernels.test_rope_and_cache(interpreted.driver, dtype, interleaved, rotary, norm)
+    assert names(interpreted) == {"turn_and_store"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "dim", "window"),
+    [
+        (DType.BF16, 4, 2, 64, 0),
+        (DType.BF16, 3, 1, 256, 0),
+        (DType.BF16, 5, 1, 72, 33),
+        (DType.BF16, 2, 2, 12, 0),
+        (DType.F16, 4, 2, 16, 0),
+        (DType.F32, 4, 2, 16, 33),
+    ],
+)
+def test_attention(interpreted: Interpreted, dtype: DType, heads: int, kv_heads: int, dim: int, window: int) -> None:
+    """Prefill and decode: scattered pages, padded heads, windows behind which memory is gone."""
+    parts = [(0, 65), (32, 1), (70, 2)]
+    attention.check(interpreted.driver, dtype, parts, heads=heads, kv_heads=kv_heads, dim=dim, window=window)
+    expected = {"attention_rows"} if dtype is DType.F32 else {"attention_prefill", "attention_decode"}
+    assert names(interpreted) - {"attention_combine"} == expected
+
+
+@pytest.mark.parametrize("dim", [64, 12])
+def test_splits(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+    """Some of them without tokens."""
+    monkeypatch.setattr(session_module, "split_count", lambda *given: 7)
+    attention.check(interpreted.driver, DType.BF16, [(100, 1), (3, 1)], heads=4, kv_heads=1, dim=dim, softcap=1.5)
+    assert {"attention_decode", "attention_combine"} <= names(interpreted)
+
+
+def test_draws(interpreted: Interpreted) -> None:
+    """With every kind of rule; and plain ones of a vocabulary that threads share."""
+    random = np.random.default_rng(33)
+    logits = (random.standard_normal((5, 33)) * 3).astype(np.float32)
+    found, expected = draws._draw(interpreted.driver, logits, [draws._drawing(random, 33) for _ in range(6)])
+    for name in ("ids", "token_ranks", "top_ids"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=1e-5, atol=2e-5)
+    assert names(interpreted) == {"draw_tokens", "epilogue"}
+
+
+@pytest.mark.slow
+def test_draws_with_rules(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws.test_every_rule_is_applied_on_the_device(interpreted.driver, monkeypatch, 33)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (7, 1.0), (0, 0.7), (40, 0.9)])
+def test_more_draws(interpreted: Interpreted, top_k: int, top_p: float) -> None:
+    draws.test_random_draws_are_those_of_the_specification(interpreted.driver, top_k, top_p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 16, 64, 1000])
+def test_more_windows(interpreted: Interpreted, window: int) -> None:
+    attention.test_windows(interpreted.driver, DType.BF16, window)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (14, 2), (24, 1), (64, 1), (6, 2)])
+def test_more_groups(interpreted: Interpreted, heads: int, kv_heads: int) -> None:
+    attention.test_groups_of_heads(interpreted.driver, heads, kv_heads)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_seen(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
+    """Those that the emulated GPU sees, in the PTX that nvcc makes of the wrong sources."""
+    file, right, wrong = FAULTS[fault]
+    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
+    text = (sources / file).read_text()
+    (sources / file).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(compiler, "SOURCES", sources)
+    with pytest.raises(
+        KernelError, match="outside all memory|into" if "pool" in fault else "a race|still being copied"
+    ):
+        test_splits(interpreted, monkeypatch, 12)
+
+
+BUDGETS = {("attention_decode", 64): 2700, ("attention_decode", 128): 4400, ("attention_prefill", 64): 4400}
+
+
+@pytest.mark.parametrize(("kernel", "head_dim"), BUDGETS)
+def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, head_dim: int) -> None:
+    assert attention_cost(nvcc, kernel, head_dim).total() <= BUDGETS[kernel, head_dim]
