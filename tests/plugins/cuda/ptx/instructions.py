@@ -1,6 +1,5 @@
 """Instructions → functions over the threads that run them."""
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -8,28 +7,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.plugins.cuda.ptx.arithmetic import dtype_of, find
-from tests.plugins.cuda.ptx.matrix import multiply_16_8_16, spread_matrix
 from tests.plugins.cuda.ptx.memory import SHARED_WINDOW, KernelError
+from tests.plugins.cuda.ptx.operands import ADDRESS, Lanes, Values, names_of
 from tests.plugins.cuda.ptx.parse import Instruction
+from tests.plugins.cuda.ptx.warps import Closure, WarpInstructions
 
 if TYPE_CHECKING:
     from tests.plugins.cuda.ptx.machine import _Run
 
-Lanes = npt.NDArray[np.int64]
-Values = npt.NDArray[Any]
-Closure = Callable[[Lanes], None]
-Reader = Callable[[Lanes], Values]
-Writer = Callable[[Lanes, Values], None]
 
-_ADDRESS = re.compile(r"\[\s*([%\w$]+)\s*(?:\+\s*(-?\d+))?\s*\]")
-_SPACES = ("global", "shared", "param", "local", "const")
-
-
-class Instructions:
+class Instructions(WarpInstructions):
     """Those of one run. Each is made when it first runs."""
 
     def __init__(self, run: "_Run") -> None:
-        self._run = run
+        super().__init__(run)
         self._made: dict[int, Closure] = {}
         self._copies = _Copies(run)
 
@@ -54,67 +45,13 @@ class Instructions:
         write, compute = self._writer(each.operands[0], operation.result), operation.compute
         return lambda lanes: write(lanes, compute(*(read(lanes) for read in sources)))
 
-    # Operands.
-
-    def _reader(self, operand: str, kind: str) -> Reader:
-        run, dtype = self._run, dtype_of(kind)
-        if operand in run.special:
-            values = run.special[operand].astype(dtype)
-            return lambda lanes: values[lanes]
-        if operand.startswith("%"):
-            register = run.register(operand)
-            if register.dtype.itemsize == dtype.itemsize:
-                view = register.view(dtype)
-                return lambda lanes: view[lanes]
-            narrow = np.dtype(f"u{dtype.itemsize}")
-            return lambda lanes: register[lanes].astype(narrow).view(dtype)
-        bits = np.array(self._constant(operand) & (1 << 8 * dtype.itemsize) - 1, np.uint64)
-        value = bits.astype(np.bool_ if kind == "pred" else f"u{dtype.itemsize}").reshape(1).view(dtype)
-        return lambda lanes: value
-
-    def _constant(self, operand: str) -> int:
-        if operand in self._run.kernel.shared:
-            return self._run.kernel.shared[operand]
-        return int(operand[2:], 16) if operand[:2] in ("0f", "0d") else int(operand.rstrip("U"), 0)
-
-    def _writer(self, operand: str, kind: str) -> Writer:
-        if operand == "_":
-            return lambda lanes, values: None
-        register, dtype = self._run.register(operand), dtype_of(kind)
-        if register.dtype.itemsize == dtype.itemsize:
-            view = register.view(dtype)
-
-            def write(lanes: Lanes, values: Values) -> None:
-                view[lanes] = values
-
-            return write
-        wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{register.dtype.itemsize}")
-
-        def extend(lanes: Lanes, values: Values) -> None:
-            bits = np.asarray(values, dtype)
-            bits = bits if dtype.kind in "iu" else bits.view(f"u{dtype.itemsize}")
-            register.view(wide)[lanes] = bits.astype(wide)
-
-        return extend
-
-    def _address(self, operand: str) -> Reader:
-        match = _ADDRESS.fullmatch(operand)
-        assert match is not None, f"an address, not {operand!r}"
-        offset, base = int(match[2] or 0), match[1]
-        if base.startswith("%"):
-            register = self._run.register(base)
-            wide = np.array(offset).astype(np.int64).view(np.uint64)
-            return lambda lanes: register[lanes].astype(np.uint64) + wide
-        place = np.uint64(self._run.kernel.shared[base] + offset)
-        return lambda lanes: np.full(len(lanes), place)
-
     # Moves.
 
     def _mov(self, each: Instruction) -> Closure | None:
         to, source = each.operands
         if "{" not in to + source:
             return None
-        parts = _names(to if "{" in to else source)
+        parts = names_of(to if "{" in to else source)
         width = 8 * dtype_of(each.op[-1]).itemsize // len(parts)
         if "{" in to:
             read, writers = self._reader(source, each.op[-1]), [self._writer(part, f"b{width}") for part in parts]
@@ -149,7 +86,7 @@ class Instructions:
             return self._load_parameter(each)
         kind = dtype_of(each.op[-1])
         address = self._address(each.operands[1])
-        writers = [self._writer(name, each.op[-1]) for name in _names(each.operands[0])]
+        writers = [self._writer(name, each.op[-1]) for name in names_of(each.operands[0])]
 
         def load(lanes: Lanes) -> None:
             for which, region, offsets in self._places(each, address(lanes), kind.itemsize * len(writers), lanes):
@@ -160,10 +97,10 @@ class Instructions:
         return load
 
     def _load_parameter(self, each: Instruction) -> Closure:
-        match = _ADDRESS.fullmatch(each.operands[1])
+        match = ADDRESS.fullmatch(each.operands[1])
         assert match is not None
         begin = self._run.kernel.parameters[match[1]][0] + int(match[2] or 0)
-        kind, writers = dtype_of(each.op[-1]), [self._writer(n, each.op[-1]) for n in _names(each.operands[0])]
+        kind, writers = dtype_of(each.op[-1]), [self._writer(n, each.op[-1]) for n in names_of(each.operands[0])]
         values = np.frombuffer(self._run.parameters, kind, len(writers), begin)
 
         def load(lanes: Lanes) -> None:
@@ -175,7 +112,7 @@ class Instructions:
     def _st(self, each: Instruction) -> Closure:
         kind = dtype_of(each.op[-1].replace("f", "b"))
         address = self._address(each.operands[0])
-        readers = [self._reader(name, f"b{8 * kind.itemsize}") for name in _names(each.operands[1])]
+        readers = [self._reader(name, f"b{8 * kind.itemsize}") for name in names_of(each.operands[1])]
 
         def store(lanes: Lanes) -> None:
             for which, region, offsets in self._places(each, address(lanes), kind.itemsize * len(readers), lanes):
@@ -186,26 +123,6 @@ class Instructions:
                     region.store(offsets + index * kind.itemsize, values, who)
 
         return store
-
-    def _places(self, each: Instruction, addresses: Values, width: int, lanes: Lanes) -> list[tuple[Any, Any, Lanes]]:
-        """(which threads, region, offsets). Raises KernelError."""
-        if (addresses % np.uint64(width)).any():
-            raise KernelError(f"an address that is no multiple of {width}")
-        shared = "shared" in each.op
-        if not shared and not any(space in each.op for space in _SPACES):
-            window = addresses >= np.uint64(SHARED_WINDOW)
-            if window.any():
-                if not window.all():
-                    raise KernelError("generic addresses in shared and in global memory at once")
-                shared, addresses = True, addresses - np.uint64(SHARED_WINDOW)
-        if not shared:
-            return list(self._run.memory.find(addresses, width))
-        return [(slice(None), self._run.shared, self._in_shared(addresses, width, lanes))]
-
-    def _in_shared(self, addresses: Values, width: int, lanes: Lanes) -> Lanes:
-        if (addresses + np.uint64(width) > np.uint64(self._run.used_bytes)).any():
-            raise KernelError(f"an address {int(addresses.max())} in {self._run.used_bytes} bytes of shared memory")
-        return addresses.astype(np.int64) + self._run.block[lanes] * self._run.shared_bytes
 
     def _atom(self, each: Instruction) -> Closure:
         return self._atomic(each, each.operands[0], each.operands[1:])
@@ -226,82 +143,6 @@ class Instructions:
                 write(some, _in_turn(region.view(kind), offsets // kind.itemsize, way, given))
 
         return change
-
-    # Other threads of the warp.
-
-    def _bar(self, each: Instruction) -> Closure:
-        def meet(lanes: Lanes) -> None:
-            self._run.require_warps(lanes)
-            self._run.warp_clocks[np.unique(lanes // 32)] += 1
-
-        return meet
-
-    def _shfl(self, each: Instruction) -> Closure:
-        to, _, ok = each.operands[0].partition("|")
-        source, by, clamp, mask = (self._reader(operand, "b32") for operand in each.operands[1:])
-        write, tell = self._writer(to, "b32"), self._writer(ok or "_", "pred")
-        way = each.op[2]
-
-        def shuffle(lanes: Lanes) -> None:
-            self._run.require_warps(lanes)
-            if (mask(lanes) != 0xFFFFFFFF).any():
-                raise KernelError("a shuffle among some threads of a warp")
-            lane, c = lanes % 32, clamp(lanes).astype(np.int64)
-            segment, limit = c >> 8 & 31, c & 31
-            high, low = (lane & segment) | (limit & ~segment), lane & segment
-            b = by(lanes).astype(np.int64) & 31
-            other = {"bfly": lane ^ b, "up": lane - b, "down": lane + b, "idx": low | (b & ~segment)}[way]
-            inside = other >= high if way == "up" else other <= high
-            values = np.broadcast_to(source(lanes), len(lanes)).reshape(-1, 32)
-            chosen = np.where(inside, other, lane).reshape(-1, 32)
-            write(lanes, np.take_along_axis(values, chosen, 1).reshape(-1))
-            tell(lanes, inside)
-
-        return shuffle
-
-    def _vote(self, each: Instruction) -> Closure:
-        read, way = self._reader(each.operands[1], "pred"), each.op[2]
-        write = self._writer(each.operands[0], each.op[-1])
-
-        def vote(lanes: Lanes) -> None:
-            self._run.require_warps(lanes)
-            said = np.broadcast_to(read(lanes), len(lanes)).reshape(-1, 32)
-            bits = (said.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1)
-            found = {"ballot": bits, "any": said.any(1), "all": said.all(1)}[way]
-            write(lanes, np.repeat(found, 32).astype(dtype_of(each.op[-1])))
-
-        return vote
-
-    def _ldmatrix(self, each: Instruction) -> Closure:
-        writers, address = [self._writer(n, "b32") for n in _names(each.operands[0])], self._address(each.operands[1])
-
-        def load(lanes: Lanes) -> None:
-            self._run.require_warps(lanes)
-            used = lanes.reshape(-1, 32)[:, : 8 * len(writers)].reshape(-1)
-            ((_, region, offsets),) = self._places(each, address(used), 16, used)
-            region.note_read(offsets, 16, self._run.who(used))
-            rows = region.data.reshape(-1, 16)[offsets // 16].view(np.uint16).reshape(-1, len(writers), 8, 8)
-            for index, write in enumerate(writers):
-                write(lanes, spread_matrix(rows[:, index], transposed="trans" in each.op).reshape(-1))
-
-        return load
-
-    def _mma(self, each: Instruction) -> Closure:
-        if "m16n8k16" not in each.op or each.op[-1] != "f32":
-            raise KernelError("the interpreter does not know this product")
-        to, a, b, c = (_names(operand) for operand in each.operands)
-        writers = [self._writer(name, "f32") for name in to]
-        readers = [[self._reader(name, kind) for name in names] for names, kind in ((a, "b32"), (b, "b32"), (c, "f32"))]
-
-        def multiply(lanes: Lanes) -> None:
-            self._run.require_warps(lanes)
-            left, right, sums = (
-                [np.broadcast_to(read(lanes), len(lanes)).reshape(-1, 32) for read in part] for part in readers
-            )
-            for write, values in zip(writers, multiply_16_8_16(left, right, sums, each.op[-2]), strict=True):
-                write(lanes, values.reshape(-1))
-
-        return multiply
 
     def _cp(self, each: Instruction) -> Closure:
         if "commit_group" in each.op:
@@ -382,7 +223,3 @@ def _in_turn(whole: Values, at: Lanes, way: str, given: list[Values]) -> Values:
         else:
             whole[place] = _CHANGES[way](before, given[0][index])
     return found
-
-
-def _names(operand: str) -> list[str]:
-    return [name.strip() for name in operand.strip("{}").split(",")]
