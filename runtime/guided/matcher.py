@@ -1,8 +1,8 @@
-"""Grammars as the library holds them: compiled once, cloned for each sequence."""
+"""Grammars as the library holds them: compiled once, then used again by one sequence after the other, or cloned."""
 
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,45 +17,77 @@ if TYPE_CHECKING:  # token ids alone need no tokenizer
 _NATIVE = ("llg_matcher_reset", "llg_matcher_consume_token", "llg_matcher_compute_mask_into", "llg_matcher_is_stopped")
 _MOST_TEXT = 1 << 20  # bytes of a grammar
 _KEPT = 128  # compiled grammars
+_MOST_IDLE = 4  # matchers of one of them that wait for a sequence
 _SECONDS = 10.0  # for one to be compiled
 _AT_ONCE = 4  # that are compiled, those that nobody waits for any more included
 
 
-class Matcher:
-    """A grammar and how far it has come: see step_io.Grammar."""
+class _Handle:
+    """A matcher of the library, freed with this object. The tokenizer lives as long."""
 
-    def __init__(self, library: Library, tokenizer: "GrammarTokenizer", handle: int) -> None:
-        self._library, self._tokenizer, self._handle = library, tokenizer, handle
-        self._bytes = int(library.call("llg_matcher_get_mask_byte_size", handle))
-        addresses = [library.address(name) for name in _NATIVE]
-        self.native = (handle, addresses[0], addresses[1], addresses[2], addresses[3], self._bytes // 4)
-        weakref.finalize(self, library.call, "llg_free_matcher", handle).atexit = False
+    def __init__(self, library: Library, tokenizer: "GrammarTokenizer", address: int) -> None:
+        self.library, self.tokenizer, self.address = library, tokenizer, address
+        weakref.finalize(self, library.call, "llg_free_matcher", address).atexit = False
+
+    def clone(self) -> "_Handle":
+        """At the same place. Not while another thread is at it."""
+        return _Handle(self.library, self.tokenizer, int(self.library.call("llg_clone_matcher", self.address)))
+
+    def reset(self) -> bool:
+        """Whether it is at its beginning again."""
+        return bool(self.library.call("llg_matcher_reset", self.address) == 0)
+
+    @property
+    def error(self) -> str | None:
+        """Why it has failed, in the library's words."""
+        words = self.library.call("llg_matcher_get_error", self.address)
+        return None if words is None else str(words.decode(errors="replace"))
+
+
+_Idle = deque[_Handle]
+"""Those of one grammar that are at its beginning. Threads that drop a matcher append without a lock."""
+
+
+class Matcher:
+    """A grammar and how far it has come: see step_io.Grammar. Whoever drops it leaves its handle to the next one."""
+
+    def __init__(self, handle: _Handle, idle: _Idle) -> None:
+        self._handle, self._idle, self._library = handle, idle, handle.library
+        self._bytes = int(self._library.call("llg_matcher_get_mask_byte_size", handle.address))
+        addresses = [self._library.address(name) for name in _NATIVE]
+        self.native = (handle.address, addresses[0], addresses[1], addresses[2], addresses[3], self._bytes // 4)
+        weakref.finalize(self, _give_back, handle, idle).atexit = False
 
     def reset(self) -> bool:
         """See Grammar."""
-        return bool(self._library.call("llg_matcher_reset", self._handle) == 0)
+        return self._handle.reset()
 
     def allowed(self) -> UInt32:
         """See Grammar."""
         mask = np.zeros(self._bytes // 4, np.uint32)
-        if self._library.call("llg_matcher_compute_mask_into", self._handle, mask.ctypes.data, self._bytes):
+        if self._library.call("llg_matcher_compute_mask_into", self._handle.address, mask.ctypes.data, self._bytes):
             mask[:] = 0
         return mask
 
     def consume(self, token: int) -> bool:
         """See Grammar."""
-        failed = self._library.call("llg_matcher_consume_token", self._handle, token)
-        return not failed and bool(self._library.call("llg_matcher_is_stopped", self._handle))
+        failed = self._library.call("llg_matcher_consume_token", self._handle.address, token)
+        return not failed and bool(self._library.call("llg_matcher_is_stopped", self._handle.address))
 
     def clone(self) -> "Matcher":
         """At the same place. Not while another thread is at it."""
-        return Matcher(self._library, self._tokenizer, int(self._library.call("llg_clone_matcher", self._handle)))
+        return Matcher(self._handle.clone(), self._idle)
 
     @property
     def error(self) -> str | None:
         """Why it has failed, in the library's words."""
-        words = self._library.call("llg_matcher_get_error", self._handle)
-        return None if words is None else str(words.decode(errors="replace"))
+        return self._handle.error
+
+
+def _give_back(handle: _Handle, idle: _Idle) -> None:
+    """What it has learned of its grammar makes the next answer's masks cheaper. What has failed is of no use."""
+    if handle.reset():
+        idle.append(handle)
 
 
 class GrammarCache:
@@ -64,32 +96,41 @@ class GrammarCache:
     def __init__(self, library: Library, tokenizer: "GrammarTokenizer") -> None:
         self._library, self.tokenizer = library, tokenizer
         self._lock = threading.Lock()
-        self._made: OrderedDict[tuple[str, str], Matcher] = OrderedDict()
+        self._made: OrderedDict[tuple[str, str], _Idle] = OrderedDict()
         self._compilers = threading.BoundedSemaphore(_AT_ONCE)
 
     def __len__(self) -> int:
-        """How many grammars are kept."""
-        return len(self._made)
+        """How many matchers wait for a sequence."""
+        with self._lock:
+            return sum(map(len, self._made.values()))
 
     def new(self, kind: str, text: str) -> Matcher:
         """A matcher of its own. kind: the library's, "json_schema", "regex", "lark". Raises RequestError."""
         with self._lock:
-            found = self._made.get((kind, text))
-            if found is not None:
+            idle = self._made.get((kind, text))
+            if idle is not None:
                 self._made.move_to_end((kind, text))
-                return found.clone()
-        made = self._compile(kind, text)
+                return self._take(idle)
+        idle = deque([self._compile(kind, text)], maxlen=_MOST_IDLE)
         with self._lock:
-            self._made[kind, text] = made
+            self._made[kind, text] = idle
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
-            return made.clone()
+            return self._take(idle)
+
+    def _take(self, idle: _Idle) -> Matcher:
+        """With the lock held. One always stays, for clones."""
+        handle = idle.pop()
+        if not idle:
+            idle.append(handle)
+            handle = handle.clone()
+        return Matcher(handle, idle)
 
     def problem(self, kind: str, text: str) -> str | None:
         """Why a grammar is none, or None."""
         return self._library.validate(self.tokenizer.init, kind, text)
 
-    def _compile(self, kind: str, text: str) -> Matcher:
+    def _compile(self, kind: str, text: str) -> _Handle:
         data = text.encode(errors="replace")
         if len(data) > _MOST_TEXT:
             raise RequestError(
@@ -97,24 +138,24 @@ class GrammarCache:
             )
         if b"\0" in data:
             raise RequestError("structured_outputs: a grammar cannot hold the character U+0000")
-        matcher = self._compile_in_time(kind.encode(), data)
-        words = matcher.error
+        handle = self._compile_in_time(kind.encode(), data)
+        words = handle.error
         if words is not None:
             raise RequestError("structured_outputs: llguidance refuses this", got=words[:1000])
-        return matcher
+        return handle
 
-    def _compile_in_time(self, kind: bytes, data: bytes) -> Matcher:
+    def _compile_in_time(self, kind: bytes, data: bytes) -> _Handle:
         """On a thread of its own: the library cannot be stopped, so what takes too long goes on, and nobody waits."""
         if not self._compilers.acquire(timeout=_SECONDS):
             raise RequestError(
                 "structured_outputs: other grammars are being compiled, and take long", hint="try again later"
             )
-        made: list[Matcher] = []
+        made: list[_Handle] = []
 
         def work() -> None:
             try:
                 handle = self._library.call("llg_new_matcher", self.tokenizer.init, kind, data)
-                made.append(Matcher(self._library, self.tokenizer, int(handle)))
+                made.append(_Handle(self._library, self.tokenizer, int(handle)))
             finally:
                 self._compilers.release()
 

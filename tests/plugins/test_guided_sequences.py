@@ -27,8 +27,8 @@ _TYPES: tuple[Any, ...] = (
 class Toy:
     """Allows at each place the tokens listed for it; no list fails."""
 
-    def __init__(self, *places: Sequence[int]) -> None:
-        self.places, self.taken = places, list[int]()
+    def __init__(self, *places: Sequence[int], words: int = _WORDS) -> None:
+        self.places, self.taken, self._words = places, list[int](), words
         calls: tuple[Any, ...] = (
             lambda state: 0 if self.reset() else -1,
             lambda state, token: self._consume(token),
@@ -37,7 +37,7 @@ class Toy:
         )
         self._functions = [kind(call) for kind, call in zip(_TYPES, calls, strict=True)]
         addresses = [ctypes.cast(each, _P).value or 0 for each in self._functions]
-        self.native = (1, addresses[0], addresses[1], addresses[2], addresses[3], _WORDS)
+        self.native = (1, addresses[0], addresses[1], addresses[2], addresses[3], words)
 
     @property
     def _stopped(self) -> bool:
@@ -48,7 +48,7 @@ class Toy:
         return True
 
     def allowed(self) -> UInt32:
-        mask = np.zeros(_WORDS, np.uint32)
+        mask = np.zeros(self._words, np.uint32)
         for token in self.places[len(self.taken)]:
             mask[token // 32] |= np.uint32(1 << token % 32)
         return mask

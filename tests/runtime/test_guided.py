@@ -120,6 +120,38 @@ def test_what_the_library_made_is_given_back(tmp_path: Path, monkeypatch: pytest
     assert freed == made
 
 
+def test_what_an_answer_leaves_serves_the_next(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beginning anew, unless it has failed; and nothing is kept of a grammar that is no longer used."""
+    made, call = list[str](), Library.call
+
+    def counted(library: Library, name: str, *arguments: Any) -> Any:
+        made.extend([name] if name in ("llg_new_matcher", "llg_clone_matcher", "llg_free_matcher") else [])
+        return call(library, name, *arguments)
+
+    monkeypatch.setattr(Library, "call", counted)
+    asked, beginning = StructuredOutputs(regex="ab"), guides.matcher(StructuredOutputs(regex="ab")).allowed()
+    assert made == ["llg_new_matcher", "llg_clone_matcher"]
+    for _ in range(3):
+        used = guides.matcher(asked)
+        assert (used.allowed() == beginning).all()
+        used.consume(ids("a")[0])
+        del used
+    assert len(made) == 2
+    used = guides.matcher(asked)
+    used.consume(ids("x")[0])
+    assert used.error is not None
+    del used
+    assert made[2:] == ["llg_free_matcher"]
+    held = [guides.matcher(asked) for _ in range(matcher._MOST_IDLE + 3)]
+    del held
+    assert len(guides.cache) == matcher._MOST_IDLE
+    monkeypatch.setattr(matcher, "_KEPT", 1)
+    guides.matcher(StructuredOutputs(regex="abc"))
+    gc.collect()
+    made_now = made.count("llg_new_matcher") + made.count("llg_clone_matcher")
+    assert made_now - made.count("llg_free_matcher") == 2, "the new one and its clone"
+
+
 def test_control_tokens_are_spelled_as_tokens() -> None:
     assert spell('a<x>"b', {"<x>": 7, "<": 3}) == '"a" <[7]> "\\"b"'
 

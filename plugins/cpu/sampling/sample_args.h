@@ -17,7 +17,8 @@ struct Draw {
   // A bit per token, the lowest first: those that may be drawn; null: all. Asked once, by the thread that draws. Null
   // itself where nothing limits the tokens.
   const uint32_t* (*allowed)(void*) = nullptr;
-  void* guided = nullptr;  // what `allowed` takes
+  void (*drawn)(void*, int32_t) = nullptr;  // told by the same thread of what it drew, if that is a token
+  void* guided = nullptr;                   // what these two take
   float repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
   const int32_t* history = nullptr;  // the prompt, then the generated tokens; none where nothing is penalised
   int64_t history_length = 0, num_prompt = 0;

@@ -135,14 +135,37 @@ DrawSpace draw_space(const Team& team, int64_t vocab) {
   return {memory, memory + n, memory + 2 * n, reinterpret_cast<float*>(narrow + 2 * n), narrow, narrow + n};
 }
 
+// The row with minus infinity for what is not allowed.
+void apply_mask(const uint32_t* allowed, int64_t vocab, const float* logits, float* line) {
+  constexpr int64_t kBits = 32;
+  const auto masked = [&](int64_t word, int64_t i) {
+    const float x = logits[word * kBits + i];
+    line[word * kBits + i] = (allowed[word] >> i & 1) != 0 ? x : -std::numeric_limits<float>::infinity();
+  };
+  const int64_t whole = vocab / kBits;
+  for (int64_t word = 0; word < whole; ++word)
+    for (int64_t i = 0; i < kBits; ++i) masked(word, i);  // as many each time, so that it becomes vectors
+  for (int64_t i = 0; i < vocab % kBits; ++i) masked(whole, i);
+}
+
+// The one token that a mask allows; -1 where it allows none or more.
+int32_t only_allowed(const uint32_t* allowed, int64_t vocab) {
+  const uint32_t* const end = allowed + (vocab + 31) / 32;
+  const auto is_set = [](uint32_t word) { return word != 0; };
+  const uint32_t* const first = std::find_if(allowed, end, is_set);
+  if (first == end || !std::has_single_bit(*first) || std::find_if(first + 1, end, is_set) != end) return -1;
+  const int64_t token = (first - allowed) * 32 + std::countr_zero(*first);
+  return token < vocab ? static_cast<int32_t>(token) : -1;
+}
+
 // The row with mask, biases and penalties in space.logits.
 void apply_rules(const Draw& draw, const uint32_t* allowed, int64_t vocab, const float* logits,
                  const DrawSpace& space) {
   float* line = space.logits;
-  std::copy_n(logits, vocab, line);
-  if (allowed != nullptr)
-    for (int64_t i = 0; i < vocab; ++i)
-      if ((allowed[i / 32] >> (i % 32) & 1) == 0) line[i] = -std::numeric_limits<float>::infinity();
+  if (allowed == nullptr)
+    std::copy_n(logits, vocab, line);
+  else
+    apply_mask(allowed, vocab, logits, line);
   for (int64_t i = 0; i < draw.num_biases; ++i) line[draw.bias_ids[i]] += draw.bias[i];
   const std::span tokens(draw.history, static_cast<size_t>(draw.history_length));
   if (tokens.empty()) return;
@@ -282,10 +305,15 @@ int32_t choose_token(const Draw& draw, int64_t vocab, const float* logits, const
   if (!row.finite) return row.best;
   int32_t best = row.best;
   const uint32_t* allowed = draw.allowed == nullptr ? nullptr : draw.allowed(draw.guided);
-  if (allowed != nullptr || draw.num_biases > 0 || draw.history_length > 0) {
+  const bool changes = draw.num_biases > 0 || draw.history_length > 0;
+  if (allowed != nullptr && !changes) {
+    const int32_t only = only_allowed(allowed, vocab);
+    if (only >= 0) return std::isfinite(logits[only]) ? only : -1;
+  }
+  if (allowed != nullptr || changes) {
     apply_rules(draw, allowed, vocab, logits, space);
     logits = space.logits;
-    const RowSummary changed = summarise<S>(logits, vocab);
+    const RowSummary changed = summarise<S, false>(logits, vocab);
     if (!changed.finite) return -1;
     best = changed.best;
   }
@@ -328,6 +356,7 @@ void sample(const SampleArgs& args, const Team& team) {
     args.ids[q] = id;
     args.log_probs[q] = id < 0 ? -std::numeric_limits<float>::infinity()
                                : static_cast<float>(static_cast<double>(logits[id]) - logits[row.best] - row.log_sum);
+    if (draw.drawn != nullptr && id >= 0 && std::isfinite(args.log_probs[q])) draw.drawn(draw.guided, id);
     if (draw.rank != nullptr) report(draw, id, args.vocab, logits, row, space);
   }
 }

@@ -149,6 +149,7 @@ Draw Sequence::next() {
   Draw draw = draw_;
   if (guided()) {
     draw.allowed = [](void* self) { return static_cast<Sequence*>(self)->allowed(); };
+    draw.drawn = [](void* self, int32_t token) { static_cast<Sequence*>(self)->drawn(token); };
     draw.guided = this;
   }
   draw.counter = static_cast<uint64_t>(num_generated());
@@ -163,6 +164,11 @@ Draw Sequence::next() {
   return draw;
 }
 
+void Sequence::drawn(int32_t token) {
+  const bool reasons = reasons_ || (may_begin_to_reason() && token == rules_.reasoning_begin);
+  grammar_ends_ = rules_.grammar && !reasons && grammar_stops(token);
+}
+
 void Sequence::append(int32_t token, float log_prob) {
   if (token < 0 || !std::isfinite(log_prob)) {
     ending_ = Ending::kFailed;
@@ -170,9 +176,8 @@ void Sequence::append(int32_t token, float log_prob) {
   }
   reasons_ = reasons_ || (may_begin_to_reason() && token == rules_.reasoning_begin);
   tokens_.push_back(token);
-  const bool grammar_ends = rules_.grammar && !reasons_ && grammar_stops(token);
   reasons_ = reasons_ && !generated_end_with(rules_.reasoning_end);
-  if (grammar_ends || (num_generated() >= rules_.min_tokens && stops()))
+  if (grammar_ends_ || (num_generated() >= rules_.min_tokens && stops()))
     ending_ = Ending::kStop;
   else if (num_generated() >= rules_.max_tokens)
     ending_ = Ending::kLength;

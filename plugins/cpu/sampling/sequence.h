@@ -58,8 +58,9 @@ class Sequence {
   Draw next();
   // Adds what was drawn, and sees whether the sequence ends with it.
   void append(int32_t token, float log_prob);
-  // What may come next, see Draw.
+  // What may come next, and tells the grammar what came, see Draw. Other sequences may do so at the same time.
   const uint32_t* allowed();
+  void drawn(int32_t token);
 
  private:
   bool guided() const { return rules_.grammar.has_value() || !rules_.reasoning_end.empty(); }
@@ -86,6 +87,7 @@ class Sequence {
   std::vector<float> bias_;
   size_t num_lasting_ = 0;
   bool reasons_ = false;        // the end of the reasoning has not come yet: then the grammar waits
+  bool grammar_ends_ = false;   // it allows nothing behind what was drawn last
   std::vector<uint32_t> mask_;  // a bit per token
 };
 

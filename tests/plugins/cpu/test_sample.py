@@ -1,7 +1,9 @@
 """Native sampling draws the tokens of the reference."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from ingot.plugins.target import SessionOptions
 from ingot.step_io import Ending, KnownTokens, SequenceRules, StepBatch, StepResult
 from tests.plugins.cpu.one_step import VOCAB, one_step_plan, runnable_isa
 from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, rows_of, start_all
+from tests.plugins.test_guided_sequences import Toy
 
 pytestmark = pytest.mark.native
 
@@ -100,6 +103,27 @@ def test_ties_masks_and_extremes(level: str) -> None:
     drawings = [
         Drawing(row=row, rules=SequenceRules(temperature=t, top_k=k, top_p=p, seed=place), generated=[0] * place)
         for place, (row, t, k, p) in enumerate([*cases, (3, 1e-3, 0, 1)])
+    ]
+    _check(_run(level, logits, drawings), logits, drawings)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_draws_of_what_a_mask_allows(level: str) -> None:
+    """Of rows that end in the middle of a word of the mask, or beyond it."""
+    vocab, random = 1000 + 13, np.random.default_rng(3)
+    logits = _logits(4, vocab)
+    logits[3, 40:] = -np.inf
+    masks = [[7], [991], [990, 991], range(960), range(0, 992, 7), random.integers(0, 992, 40).tolist(), [50], [50, 60]]
+    rules: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"logit_bias": ((50, 1.0),)},
+    ]
+    rules += [{"logit_bias": ((50, 1.0),)}, {"bad_words": ((7,),)}, {"repetition_penalty": 1.3}]
+    drawings = [
+        Drawing(row=place % 4, rules=SequenceRules(grammar=Toy(mask, [0], words=31), seed=place, **fields))
+        for place, (mask, fields) in enumerate(itertools.product(masks, rules))
     ]
     _check(_run(level, logits, drawings), logits, drawings)
 
