@@ -49,7 +49,7 @@ _Idle = deque[_Handle]
 
 
 class Matcher:
-    """A grammar and how far it has come: see step_io.Grammar. Whoever drops it leaves its handle to the next one."""
+    """A grammar and how far it has come: see step_io.Grammar. Once it is dropped, its handle serves another one."""
 
     def __init__(self, handle: _Handle, idle: _Idle) -> None:
         self._handle, self._idle, self._library = handle, idle, handle.library

@@ -1,5 +1,6 @@
-"""A tokenizer of single bytes, some of them halves of characters."""
+"""Tokenizers of single bytes, some of them halves of characters."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -18,5 +19,17 @@ def byte_tokenizer(folder: Path, vocab: int) -> Tokenizer:
     hf = tokenizers.Tokenizer(models.BPE(table, []))
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hf.decoder = decoders.ByteLevel()
+    hf.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_dir(folder)
+
+
+def whole_byte_tokenizer(folder: Path, tokens: Sequence[str]) -> Tokenizer:
+    """All bytes, <eos>, and these control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    hf = tokenizers.Tokenizer(models.BPE({each: place for place, each in enumerate(alphabet)}, []))
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.decoder = decoders.ByteLevel()
+    hf.add_special_tokens(["<eos>"])
+    hf.add_tokens(list(tokens))
     hf.save(str(folder / "tokenizer.json"))
     return Tokenizer.from_dir(folder)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from ingot.configs.sampling import SamplingParams
 from ingot.configs.structured_outputs import StructuredOutputs
@@ -16,8 +15,8 @@ from ingot.runtime.answers.tool_rules import with_tools
 from ingot.runtime.answers.tools import read_tools
 from ingot.runtime.chat_template import CHATML
 from ingot.runtime.guided.guides import Guides
-from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.answers.samples import SAMPLES, SCHEMAS, TOKENS, TOOLS, without_text
+from tests.runtime.byte_tokenizer import whole_byte_tokenizer
 
 WIRES = {each.name: each for each in WIRE_FORMATS}
 END = 256
@@ -72,14 +71,7 @@ class Texts:
     """A tokenizer of bytes, with control tokens or without."""
 
     def __init__(self, folder: Path, tokens: list[str]) -> None:
-        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-        hf = tokenizers.Tokenizer(tokenizers.models.BPE({each: place for place, each in enumerate(alphabet)}, []))
-        hf.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        hf.decoder = tokenizers.decoders.ByteLevel()
-        hf.add_special_tokens(["<eos>"])
-        hf.add_tokens(tokens)
-        hf.save(str(folder / "tokenizer.json"))
-        self.tokenizer, self.guides = Tokenizer.from_dir(folder), Guides(folder, {END})
+        self.tokenizer, self.guides = whole_byte_tokenizer(folder, tokens), Guides(folder, {END})
 
     def takes(self, text: str, grammar: str) -> bool:
         """Whether the whole text is one of the grammar."""
