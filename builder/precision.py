@@ -127,6 +127,7 @@ def _steers(node: gs.Node) -> bool:
         ours(user, "MoeRoute")
         or is_gate(each, user)
         or (ours(user, "LinearAttention") and any(each is taken for taken in user.inputs[1:3]))
+        or (ours(user, "Matmul") and _steers(user))
         for each in (made, *(user.outputs[0] for user in made.outputs if ours(user, "Scale")))
         for user in each.outputs
     )

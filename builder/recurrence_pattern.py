@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import Attr, Graph, is_op, is_weight, optional_input, producer, scalar, small_ints
+from ingot.builder.graph import (
+    Attr,
+    Graph,
+    is_op,
+    is_weight,
+    optional_input,
+    producer,
+    scalar,
+    small_ints,
+    weight_shape,
+)
 from ingot.plugins.ops.linear_attention import LARGEST_STEP
 
 _MOST_NODES = 20  # of a body: others are not looked at, since the same term may stand in it many times
@@ -100,20 +110,42 @@ def _term(op: str, *args: str) -> str:
     return f"{op}({','.join(sorted(args) if op in ('Add', 'Mul') else args)})"
 
 
-def _rule(known: bool) -> tuple[str, str]:
-    """State and output in terms of the inputs. known: what the state says of a key is subtracted from its value."""
+def _rule(known: bool, by_dim: bool = False) -> tuple[str, str]:
+    """State and output in terms of the inputs. known: what the state says of a key is subtracted from its value.
+    by_dim: each dim of a key has a decay of its own."""
 
     def row(name: str) -> str:
         return _term("Unsqueeze", name, "[2]")
 
-    kept = _term("Mul", "s", _term("Exp", _term("Unsqueeze", "g", "[2, 3]")))
+    kept = _term("Mul", "s", _term("Exp", _term("Unsqueeze", "g", "[3]" if by_dim else "[2, 3]")))
     new = _term("Sub", row("v"), _term("MatMul", row("k"), kept)) if known else row("v")
     change = _term("Mul", new, _term("Unsqueeze", "b", "[2, 3]"))
     state = _term("Add", kept, _term("MatMul", _term("Unsqueeze", "k", "[3]"), change))
     return state, _term("Squeeze", _term("MatMul", row("q"), state), "[2]")
 
 
-_DELTA_RULE, _GATED_RULE = _rule(True), _rule(False)
+_DELTA_RULE, _GATED_RULE, _DELTA_RULE_BY_DIM = _rule(True), _rule(False), _rule(True, by_dim=True)
+
+
+def _joined(sides: Sequence[Keys]) -> gs.Tensor | str:
+    """The tensor whose parts the sides are made of, in this order."""
+    split = producer(sides[0].source)
+    sizes = [side.heads * side.dim for side in sides]
+    if not is_op(split, "Split") or len(split.outputs) != 3 or small_ints(optional_input(split, 1)) != sizes:
+        return "q, k and v are not parts of one tensor"
+    if any(each is not side.source for each, side in zip(split.outputs, sides, strict=True)):
+        return "q, k and v do not lie in this order"
+    joined: gs.Tensor = split.inputs[0]
+    return joined
+
+
+def _is_over_sequence(scan: gs.Node) -> bool:
+    """Whether a scan runs over the tokens from the first one on."""
+    is_reversed = any(scan.attrs.get("scan_output_directions", [0])) or any(
+        scan.attrs.get("scan_input_directions", [0])
+    )
+    axes = scan.attrs.get("scan_input_axes"), scan.attrs.get("scan_output_axes")
+    return not is_reversed and axes == ([1] * 5, [1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,12 +164,9 @@ def read_recurrence(graph: Graph, scan: gs.Node) -> Recurrence | str:
     if len(scan.inputs) != 6 or len(scan.outputs) != 2 or scan.attrs.get("num_scan_inputs") != 5:
         return "the scan has other inputs than a state, q, k, v, decay and strength"
     rule = _signature(scan.attrs["body"])
-    if rule not in (_DELTA_RULE, _GATED_RULE):
+    if rule not in (_DELTA_RULE, _GATED_RULE, _DELTA_RULE_BY_DIM):
         return "the scan computes neither the gated delta rule nor that of Mamba 2"
-    is_reversed = any(scan.attrs.get("scan_output_directions", [0])) or any(
-        scan.attrs.get("scan_input_directions", [0])
-    )
-    if is_reversed or scan.attrs.get("scan_input_axes") != [1] * 5 or scan.attrs.get("scan_output_axes") != [1]:
+    if not _is_over_sequence(scan):
         return "the scan does not run over the sequence"
     if graph.users(scan.outputs[0]):
         return "the last state is used"
@@ -148,18 +177,18 @@ def read_recurrence(graph: Graph, scan: gs.Node) -> Recurrence | str:
         return "the heads of q, k and v do not fit together"
     if not _fresh(scan.inputs[0], [v.heads, k.dim, v.dim]):
         return "the state does not begin with zeros"
-    sides = (q, k, v) if rule == _DELTA_RULE else (v, k, q)
-    split = producer(q.source)
-    sizes = [side.heads * side.dim for side in sides]
-    if not is_op(split, "Split") or len(split.outputs) != 3 or small_ints(optional_input(split, 1)) != sizes:
-        return "q, k and v are not parts of one tensor"
-    if any(each is not side.source for each, side in zip(split.outputs, sides, strict=True)):
-        return "q, k and v do not lie in this order"
+    sides = (v, k, q) if rule == _GATED_RULE else (q, k, v)
+    x = _joined(sides)
+    if isinstance(x, str):
+        return x
     steps = _read_steps(scan.inputs[4], scan.inputs[5] if rule == _GATED_RULE else None)
     if isinstance(steps, str):
         return steps
+    dt = _read_dt(steps, v.heads, k.dim if rule == _DELTA_RULE_BY_DIM else 0)
+    if dt is None:
+        return "the decays are not those of heads, nor of their dims"
     strength = producer(scan.inputs[5])
-    if rule == _DELTA_RULE and not is_op(strength, "Sigmoid"):
+    if rule != _GATED_RULE and not is_op(strength, "Sigmoid"):
         return "the strength is made otherwise"
     attrs: dict[str, Attr] = {
         "heads": v.heads,
@@ -171,9 +200,10 @@ def read_recurrence(graph: Graph, scan: gs.Node) -> Recurrence | str:
         "l2_eps": k.eps,
         "dt_min": steps.least,
         "dt_max": steps.most,
+        "by_dim": int(rule == _DELTA_RULE_BY_DIM),
     }
-    beta = strength.inputs[0] if strength is not None and rule == _DELTA_RULE else None
-    return Recurrence(x=split.inputs[0], dt=steps.dt, beta=beta, a_log=steps.a_log, attrs=attrs)
+    beta = strength.inputs[0] if strength is not None and rule != _GATED_RULE else None
+    return Recurrence(x=x, dt=dt, beta=beta, a_log=steps.a_log, attrs=attrs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,6 +233,15 @@ def _read_steps(decay: gs.Tensor, strength: gs.Tensor | None) -> _Steps | str:
     if not is_op(clip, "Softplus") or not is_op(exponential, "Exp") or not is_weight(exponential.inputs[0]):
         return "the decay is no -exp(weight) * softplus(.)"
     return _Steps(dt=clip.inputs[0], a_log=exponential.inputs[0], least=least, most=most)
+
+
+def _read_dt(steps: _Steps, heads: int, dim: int) -> gs.Tensor | None:
+    """What the steps of heads are made of, or with `dim` those of so many dims of each."""
+    if not dim:
+        return steps.dt if weight_shape(steps.a_log) == (heads,) else None
+    split = read_heads(steps.dt)
+    fits = weight_shape(steps.a_log) == (1, 1, heads, 1) and split is not None and split[1:] == (heads, dim)
+    return split[0] if split is not None and fits else None
 
 
 def _fresh(tensor: gs.Tensor, shape: list[int]) -> bool:

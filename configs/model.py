@@ -131,13 +131,18 @@ class MoeConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LinearAttentionConfig:
     """Layers with the gated delta rule instead of attention: a state [key_dim, value_dim] per head, behind a causal
-    convolution of conv_width tokens. Each key head serves as many heads."""
+    convolution of conv_width tokens. Each key head serves as many heads.
+
+    low_rank  above 0: each dim of a key has a decay of its own (Kimi Delta Attention); decays and the output's gate are
+              products through so many numbers, and the gate is a sigmoid; 0: one decay for each head, and a SiLU
+    """
 
     key_heads: int
     heads: int
     key_dim: int
     value_dim: int
     conv_width: int
+    low_rank: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@
 that what nobody asked for can be refused (our own files) or listed (Hugging Face's).
 """
 
+import copy
 import dataclasses
 import difflib
 import enum
@@ -74,6 +75,7 @@ class Section:
         self._asked: set[str] = set()
         self._nulls_read: set[str] = set()
         self._inner: dict[str, Section] = {}
+        self._names: Mapping[str, str] = {}
         self.where = where
 
     @classmethod
@@ -81,12 +83,21 @@ class Section:
         """The object in a JSON file. Raises ConfigError as `read_object`."""
         return cls(read_object(path), str(path))
 
+    def called(self, names: Mapping[str, str]) -> "Section":
+        """The same object for a reader that knows keys by other names: its name → the file's. What it asks for counts
+        here too."""
+        view = copy.copy(self)
+        view._names = names
+        return view
+
     def place(self, key: str) -> str:
         """file:key, for errors."""
+        key = self._names.get(key, key)
         return f"{self.where}.{key}" if ":" in Path(self.where).name else f"{self.where}:{key}"
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
+        key = self._names.get(key, key)
         self._asked.add(key)
         return key in self._values
 
@@ -96,10 +107,11 @@ class Section:
 
     def is_null(self, key: str) -> bool:
         """Whether the key is there and null: for the few keys where that is not the same as absent."""
-        return key in self._nulls
+        return self._names.get(key, key) in self._nulls
 
     def raw(self, key: str) -> object:
         """The value as it is, None if absent."""
+        key = self._names.get(key, key)
         self._asked.add(key)
         return self._values.get(key)
 
@@ -174,6 +186,7 @@ class Section:
             raise ConfigError("unknown key", where=self.place(key), hint=nearest(key, self._asked))
 
     def _value(self, key: str, default: object) -> object:
+        key = self._names.get(key, key)
         self._asked.add(key)
         if key in self._nulls:
             self._nulls_read.add(key)

@@ -187,7 +187,7 @@ class _Decoder:
         """q, k, v → norm → rotate → softmax(q . k * scale) v → out; [batch, sequence, hidden]"""
         config, path = self.config, f"layers.{layer}/attn"
         if config.latent is not None:
-            return latent_attention(self, x, config, config.latent, positions, path)
+            return latent_attention(self, x, config, config.latent, layer, positions)
         window, dim = config.window_of(layer), config.head_dim_of(layer)
         if (writer := config.writer_of(layer)) == layer:
             query, key, value = self.projections(x, layer)

@@ -81,7 +81,9 @@ def read_latent(
 
 def _read_sizes(section: Section, latent: LatentConfig) -> LatentConfig:
     """latent: the family's defaults."""
-    q_rank = 0 if section.is_null("q_lora_rank") else section.integer("q_lora_rank", latent.q_rank, minimum=1)
+    q_rank = 0 if section.is_null("q_lora_rank") else latent.q_rank
+    if section.has("q_lora_rank"):
+        q_rank = section.integer("q_lora_rank", minimum=1)
     latent = LatentConfig(
         q_rank=q_rank,
         kv_rank=_fours(section, "kv_lora_rank", latent.kv_rank),

@@ -58,8 +58,9 @@ def latent_shapes(config: ModelConfig, latent: LatentConfig, path: str) -> dict[
     return shapes
 
 
-def latent_attention(g: Nodes, x: str, config: ModelConfig, latent: LatentConfig, positions: str, path: str) -> str:
+def latent_attention(g: Nodes, x: str, config: ModelConfig, latent: LatentConfig, layer: int, positions: str) -> str:
     """[batch, sequence, hidden]"""
+    path = f"layers.{layer}/attn"
     query = x
     if latent.q_rank:
         query = _norm(g, g.linear(x, f"{path}/q_a"), f"{path}/q_a_norm")
@@ -71,7 +72,7 @@ def latent_attention(g: Nodes, x: str, config: ModelConfig, latent: LatentConfig
     one = g.integers("axis_1", [1])
     value = g.node("Unsqueeze", [_norm(g, low, f"{path}/latent_norm"), one], f"{path}/latent/head")
     key = g.node("Unsqueeze", [shared, one], f"{path}/key/head")
-    if config.rope is not None:
+    if config.rope is not None and layer not in config.still_layers:
         turns = g.rotary_angles(config.rope, positions)
         pairs = {"interleaved": 1} if config.rope.interleaved else {}
         turned = g.node("RotaryEmbedding", [turned, *turns], f"{path}/q/rotary", **pairs)

@@ -41,18 +41,7 @@ def recurrent_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
     """The weights of a layer that keeps a state in place of keys and values; none of one with attention."""
     path, hidden = f"layers.{layer}", config.hidden_size
     if isinstance(mixer := config.mixer_of(layer), LinearAttentionConfig):
-        keys, values = mixer.key_heads * mixer.key_dim, mixer.heads * mixer.value_dim
-        return {
-            f"{path}/linear/qkv/weight": (2 * keys + values, hidden),
-            f"{path}/linear/z/weight": (values, hidden),
-            f"{path}/linear/b/weight": (mixer.heads, hidden),
-            f"{path}/linear/dt/weight": (mixer.heads, hidden),
-            f"{path}/linear/dt/bias": (mixer.heads,),
-            f"{path}/linear/a_log/weight": (mixer.heads,),
-            f"{path}/linear/conv/weight": (2 * keys + values, 1, mixer.conv_width),
-            f"{path}/linear/norm/weight": (mixer.value_dim,),
-            f"{path}/linear/out/weight": (hidden, values),
-        }
+        return _linear_shapes(mixer, hidden, f"{path}/linear")
     if isinstance(mixer, ShortConvConfig):
         biases = {f"{path}/conv/{name}/bias": (hidden,) for name in ("b", "c", "x", "conv", "out") if mixer.bias}
         return {
@@ -61,6 +50,23 @@ def recurrent_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
             **biases,
         }
     return _mamba_shapes(mixer, hidden, f"{path}/mamba") if mixer is not None else {}
+
+
+def _linear_shapes(mixer: LinearAttentionConfig, hidden: int, path: str) -> dict[str, Shape]:
+    keys, values, rank = mixer.key_heads * mixer.key_dim, mixer.heads * mixer.value_dim, mixer.low_rank
+    steps = mixer.heads * (mixer.key_dim if rank else 1)
+    return {
+        f"{path}/qkv/weight": (2 * keys + values, hidden),
+        **({f"{path}/{name}_low/weight": (rank, hidden) for name in ("z", "dt")} if rank else {}),
+        f"{path}/z/weight": (values, rank or hidden),
+        f"{path}/b/weight": (mixer.heads, hidden),
+        f"{path}/dt/weight": (steps, rank or hidden),
+        f"{path}/dt/bias": (steps,),
+        f"{path}/a_log/weight": (1, 1, mixer.heads, 1) if rank else (mixer.heads,),
+        f"{path}/conv/weight": (2 * keys + values, 1, mixer.conv_width),
+        f"{path}/norm/weight": (mixer.value_dim,),
+        f"{path}/out/weight": (hidden, values),
+    }
 
 
 def _mamba_shapes(mixer: Mamba2Config, hidden: int, path: str) -> dict[str, Shape]:
@@ -123,15 +129,19 @@ def _linear_attention(nodes: Nodes, x: str, mixer: LinearAttentionConfig, config
     nodes.nodes.append(helper.make_node("Split", [mixed, split_sizes], parts, f"{path}/split", axis=-1))
     query, key = (_keys(nodes, part, mixer, f"{path}/{name}") for part, name in zip(parts, ("q", "k"), strict=False))
     value = _heads(nodes, parts[2], mixer.heads, mixer.value_dim, f"{path}/v")
-    steps = nodes.node("Softplus", [nodes.linear(x, f"{path}/dt")], f"{path}/softplus")
+    through = {name: nodes.linear(x, f"{path}/{name}_low") if mixer.low_rank else x for name in ("dt", "z")}
+    steps = nodes.linear(through["dt"], f"{path}/dt")
+    if mixer.low_rank:
+        steps = _heads(nodes, steps, mixer.heads, mixer.key_dim, f"{path}/dt")
+    steps = nodes.node("Softplus", [steps], f"{path}/softplus")
     strength = nodes.node("Sigmoid", [nodes.linear(x, f"{path}/b")], f"{path}/strength")
     sizes = [mixer.heads, mixer.key_dim, mixer.value_dim]
-    out = _scan(nodes, delta_rule(), [query, key, value, _decay(nodes, steps, path), strength], sizes, path)
+    rule = delta_rule(by_dim=mixer.low_rank > 0)
+    out = _scan(nodes, rule, [query, key, value, _decay(nodes, steps, path), strength], sizes, path)
     weight = nodes.float32(f"{path}/norm/weight")
     normed = nodes.node("RMSNormalization", [out, weight], f"{path}/norm", axis=-1, epsilon=config.norm_eps)
-    gate = _silu(
-        nodes, _heads(nodes, nodes.linear(x, f"{path}/z"), mixer.heads, mixer.value_dim, f"{path}/z"), f"{path}/z"
-    )
+    gate = _heads(nodes, nodes.linear(through["z"], f"{path}/z"), mixer.heads, mixer.value_dim, f"{path}/z")
+    gate = nodes.node("Sigmoid", [gate], f"{path}/z/sigmoid") if mixer.low_rank else _silu(nodes, gate, f"{path}/z")
     gated = nodes.node("Mul", [normed, gate], f"{path}/gated")
     merged = nodes.node("Reshape", [gated, nodes.integers(f"rows_{values}", [0, 0, values])], f"{path}/merge")
     return nodes.linear(merged, f"{path}/out")
@@ -280,9 +290,9 @@ def _repeated(nodes: Nodes, x: str, shared: int, heads: int, dim: int, path: str
     return _heads(nodes, repeated, heads, dim, f"{path}/repeated")
 
 
-def delta_rule() -> onnx.GraphProto:
+def delta_rule(*, by_dim: bool = False) -> onnx.GraphProto:
     """One token of the gated delta rule, the body of a Scan: state s [batch, heads, key_dim, value_dim]; q, k, v
-    [batch, heads, .]; g, b [batch, heads].
+    [batch, heads, .]; g, b [batch, heads]. by_dim: g [batch, heads, key_dim]
 
     s = e^g s; s = s + outer(k, b (v - k s)); o = q s
     """
@@ -292,7 +302,7 @@ def delta_rule() -> onnx.GraphProto:
         ("Unsqueeze", ["v", "row"], "v_row"),
         ("Sub", ["v_row", "known"], "new"),
     ]
-    return _body("delta_rule", new)
+    return _body("delta_rule", new, "column" if by_dim else "both")
 
 
 def gated_rule() -> onnx.GraphProto:
@@ -300,10 +310,10 @@ def gated_rule() -> onnx.GraphProto:
     return _body("gated_rule", [("Unsqueeze", ["v", "row"], "new")])
 
 
-def _body(name: str, new: Sequence[tuple[str, list[str], str]]) -> onnx.GraphProto:
-    """new: what makes the value that is added, of v and of what the state keeps."""
+def _body(name: str, new: Sequence[tuple[str, list[str], str]], widened: str = "both") -> onnx.GraphProto:
+    """new: what makes the value that is added, of v and of what the state keeps. widened: axes that g lacks."""
     steps = [
-        ("Unsqueeze", ["g", "both"], "g_wide"),
+        ("Unsqueeze", ["g", widened], "g_wide"),
         ("Exp", ["g_wide"], "fall"),
         ("Mul", ["s", "fall"], "kept"),
         *new,

@@ -21,7 +21,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "internlm2": ("queries, keys and values stored in groups of heads",),
     "jamba": (_STATE,),
     "kimi_k3": (_IMAGES, _EXPERTS, _LINEAR),
-    "kimi_linear": (_LINEAR, _MLA),
     "llama4": (_IMAGES, _EXPERTS),
     "llama4_text": ("attention in chunks", _EXPERTS),
     "mamba": (_STATE,),

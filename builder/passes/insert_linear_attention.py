@@ -77,7 +77,11 @@ def _rewrite_scan(graph: Graph, match: Match) -> None:
     found = read_recurrence(graph, match.root)
     assert not isinstance(found, str), "check has read it"
     attrs: dict[str, Attr] = {"layer": _next_layer(graph), **found.attrs}
-    graph.replace(match.root.outputs[1], "LinearAttention", [found.x, found.dt, found.beta, found.a_log], attrs)
+    a_log = found.a_log
+    if len(weight_shape(a_log)) > 1:
+        shape = graph.constant(np.array([attrs["heads"]], np.int64))
+        a_log = graph.insert("Reshape", [a_log, shape], {}, domain="")[0]
+    graph.replace(match.root.outputs[1], "LinearAttention", [found.x, found.dt, found.beta, a_log], attrs)
 
 
 def _check_skip(graph: Graph, match: Match) -> str | None:
@@ -118,7 +122,7 @@ def _rewrite_norm(graph: Graph, match: Match) -> None:
         "eps": float(match["norm"].attrs["eps"]),
         "columns": gate[2],
         "norm_first": 1,
-        "activation": "silu",
+        "activation": "sigmoid" if "open" in match.bindings else "silu",
     }
     graph.replace(match.output, "GatedNorm", [match["o"], gate[0], match["weight"]], attrs)
 
@@ -206,6 +210,11 @@ PASS = Fusion(
         Rule(pattern=Op("Add", X("o"), Op("Mul", X("v"), W("skip"))), check=_check_skip, rewrite=_rewrite_skip),
         Rule(
             pattern=Op("Reshape", Op("Mul", _NORM, Op("Mul", X("z"), Op("Sigmoid", X("z"))))),
+            check=_check_norm,
+            rewrite=_rewrite_norm,
+        ),
+        Rule(
+            pattern=Op("Reshape", Op("Mul", _NORM, Op("Sigmoid", X("z"), name="open"))),
             check=_check_norm,
             rewrite=_rewrite_norm,
         ),

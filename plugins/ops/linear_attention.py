@@ -1,6 +1,8 @@
-"""Linear attention with a recurrent state: the gated delta rule, and the gated rule of Mamba 2.
+"""Linear attention with a recurrent state: the gated delta rule, also with a decay for each dim of a key (Kimi Delta
+Attention), and the gated rule of Mamba 2.
 
-Sources: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024); Dao, Gu, "Transformers are SSMs" (2024).
+Sources: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024); Dao, Gu, "Transformers are SSMs" (2024); Moonshot AI,
+"Kimi Linear" (2025).
 """
 
 from collections.abc import Mapping
@@ -30,6 +32,7 @@ def reference(call: Call) -> tuple[Array, ...]:
         without beta:  S = S + outer(k, step * v)
         y = q @ S (+ skip * v)
 
+    by_dim: there is a step for each dim of a key, which multiplies the row of S that belongs to it.
     Key head h // (heads / key_heads) serves head h. With l2_eps above 0, q and k are first divided by the root of their
     sum of squares plus l2_eps. q is multiplied by `scale`. Kernels compute in float32, dims of the key ascending.
     """
@@ -48,13 +51,14 @@ def reference(call: Call) -> tuple[Array, ...]:
     q, k = (np.repeat(each, heads // key_heads, axis=1) for each in (q * float(attrs["scale"]), k))
     v = v.reshape(-1, heads, value_dim)
     steps = np.clip(_softplus(dt), float(attrs["dt_min"]), float(attrs["dt_max"]))
-    decay = np.exp(-np.exp(a_log) * steps)
+    dims = key_dim if attrs["by_dim"] else 1
+    decay = np.exp(-np.exp(a_log)[:, None] * steps.reshape(-1, heads, dims))
     strength = None if beta is None else 1 / (1 + np.exp(-beta.astype(np.float64)))
     out = np.empty((len(x), heads, value_dim))
     for run in call.state_runs(5, 6, 7):
         state = run.before.reshape(heads, key_dim, value_dim).astype(np.float64)
         for t in range(run.begin, run.end):
-            state = state * decay[t][:, None, None]
+            state = state * decay[t][:, :, None]
             if strength is None:
                 change = steps[t][:, None] * v[t]
             else:
@@ -74,7 +78,10 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
         return f"{heads} heads are no multiple of {key_heads} key heads"
     width = 2 * key_heads * int(attrs["key_dim"]) + heads * int(attrs["value_dim"])
     problem = unequal("x", shapes[0], width)
-    for name, shape in zip(("dt", "beta", "a_log", "skip"), shapes[1:5], strict=True):
+    if attrs["by_dim"] and shapes[2] is None:
+        return "decays of dims need strengths: steps of dims are none"
+    problem = problem or unequal("dt", shapes[1], heads * (int(attrs["key_dim"]) if attrs["by_dim"] else 1))
+    for name, shape in zip(("beta", "a_log", "skip"), shapes[2:5], strict=True):
         problem = problem or unequal(name, shape, heads)
     return problem
 
@@ -88,7 +95,8 @@ def work(use: OpUse) -> Work:
 
 OP = Op(
     name="linear_attention",
-    # x [tokens, q | k | v of all heads, or v | k | q], dt and beta [tokens, heads], a_log and skip [heads]
+    # x [tokens, q | k | v of all heads, or v | k | q], dt and beta [tokens, heads], a_log and skip [heads];
+    # by_dim: dt [tokens, heads * key_dim]
     inputs=("x", "dt", "beta?", "a_log", "skip?", "query_starts", "past_lengths", "block_tables"),
     outputs=("y",),  # [tokens, heads * value_dim]
     attrs={
@@ -102,6 +110,7 @@ OP = Op(
         "l2_eps": 0.0,
         "dt_min": 0.0,
         "dt_max": LARGEST_STEP,
+        "by_dim": 0,
     },
     out_cols=lambda cols, attrs: (int(attrs["heads"]) * int(attrs["value_dim"]),),
     reference=reference,
@@ -116,6 +125,7 @@ OP = Op(
         "l2_eps": not_negative,
         "dt_min": not_negative,
         "dt_max": not_negative,
+        "by_dim": is_flag,
     },
     work=work,
     vectors=(3, 4),

@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {
 }
 MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "granitemoehybrid": {"layer_types": ["full_attention"] * 3},
-    "lfm2_moe": {"layer_types": ["full_attention"] * 3},
+    **{name: {"layer_types": ["full_attention"] * 3} for name in ("kimi_linear", "lfm2_moe")},
     "deepseek_v2": {"num_experts_per_tok": 2},
     **{
         name: {"num_key_value_heads": 32}
@@ -54,7 +54,7 @@ def spelled_anew(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", family_names())
 def test_defaults_are_those_of_transformers(name: str) -> None:
     config = {"model_type": name, **(GPT2_SIZES if name in LIKE_GPT2 else {**SIZES, **MORE.get(name, {})})}
-    if name not in (*LIKE_GPT2, "opt"):  # which has learned positions too
+    if name not in (*LIKE_GPT2, "opt", "kimi_linear"):  # the others have learned positions, or none
         assert "rope_parameters" in spelled_anew(config)
     assert read(config) == read(spelled_anew(config))
 
@@ -114,9 +114,9 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
     }
     if "moe_intermediate_size" in config:
         count = next((key for key in ("moe_num_experts", "n_routed_experts") if key in config), "num_experts")
-        taken = "moe_k" if "moe_k" in config else "num_experts_per_tok"
+        taken = next((key for key in ("moe_k", "num_experts_per_token") if key in config), "num_experts_per_tok")
         small |= {count: 5, taken: 2, "moe_intermediate_size": 24}
-        small |= {key: 1 for key in ("n_group", "topk_group") if key in config}
+        small |= {key: 1 for key in ("n_group", "num_expert_group", "topk_group") if key in config}
     if "full_attention_interval" in config:
         small["full_attention_interval"] = 2
     if "num_kv_shared_layers" in config:

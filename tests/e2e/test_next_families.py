@@ -15,7 +15,7 @@ from ingot.convert.convert import convert
 from ingot.runtime.model_runner import ModelRunner
 
 TOLERANCE = 1e-4
-DELTA_RULE = ("qwen3_5", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+DELTA_RULE = ("kimi_linear", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 TOLERANCE_OF_DELTA_RULE = 5e-4  # the reference has two forms of it, which differ by as much
 NAMES = (
     *("cohere2", "exaone4", "granite", "ministral3", "olmo3", "smollm3"),

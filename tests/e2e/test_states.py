@@ -12,7 +12,15 @@ import pytest
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.runtime import Policy, RuntimeConfig
-from ingot.convert.families import falcon_h1, granitemoehybrid, lfm2, lfm2_moe, qwen3_5_moe_text, qwen3_next
+from ingot.convert.families import (
+    falcon_h1,
+    granitemoehybrid,
+    kimi_linear,
+    lfm2,
+    lfm2_moe,
+    qwen3_5_moe_text,
+    qwen3_next,
+)
 from ingot.convert.families.qwen3_5_text import FAMILY
 from ingot.convert.family import Family
 from ingot.engine import read_plan
@@ -108,11 +116,12 @@ def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Targ
 
 @pytest.mark.parametrize(
     "family",
-    [each.FAMILY for each in (lfm2, lfm2_moe, granitemoehybrid, falcon_h1, qwen3_5_moe_text, qwen3_next)],
+    [each.FAMILY for each in (lfm2, lfm2_moe, granitemoehybrid, falcon_h1, kimi_linear, qwen3_5_moe_text, qwen3_next)],
     ids=lambda family: family.name,
 )
 def test_other_layers_with_states(family: Family, tmp_path: Path) -> None:
-    """Short convolutions and Mamba 2: chunks, company, hits and preemption, on two levels of instructions."""
+    """Short convolutions, Mamba 2, decays of dims beside latents: chunks, company, hits and preemption, on two levels
+    of instructions."""
     checkpoint = random_checkpoint(tmp_path, {**family.tiny, "max_position_embeddings": 256})
     levels = [name for name in RUNNABLE if name in ("cpu/avx2", "cpu/amx")]
     config = BuildConfig(target=",".join(levels), tokens_per_block=SIZE, max_seq_len=LONGEST, autotune=False)
@@ -187,7 +196,9 @@ def test_quantised_engines_stay_near_the_exact_one(
     assert all(dtype == "f32" for name, dtype in kept.items() if not name.endswith("weight"))
 
 
-@pytest.mark.parametrize("family", [qwen3_5_moe_text.FAMILY, qwen3_next.FAMILY], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", [kimi_linear.FAMILY, qwen3_5_moe_text.FAMILY, qwen3_next.FAMILY], ids=lambda family: family.name
+)
 def test_quantised_mixtures_stay_near_the_exact_one(family: Family, tmp_path: Path) -> None:
     """As above, of models whose tokens also choose experts."""
     checkpoint = random_checkpoint(tmp_path, {**family.tiny, "max_position_embeddings": 256})

@@ -12,7 +12,7 @@ from ingot.builder.graph import Graph, producer
 from ingot.builder.passes import insert_linear_attention
 from ingot.builder.pipeline import run_passes, structure_passes
 from ingot.cli.app import group
-from ingot.convert.families import granitemoehybrid, lfm2, qwen3_5_text
+from ingot.convert.families import granitemoehybrid, kimi_linear, lfm2, qwen3_5_text
 
 
 def converted(folder: Path, config: Mapping[str, object]) -> Path:
@@ -53,6 +53,15 @@ def test_it_fires_on_mamba_2(tmp_path: Path) -> None:
     assert not first.inputs[2].name
     assert len(first.inputs) == 5, "values are added as they are"
     assert [(node.attrs["norm_first"], node.attrs["columns"]) for node in norms] == [(0, 48), (0, 48)]
+
+
+def test_it_fires_on_decays_of_dims(tmp_path: Path) -> None:
+    graph = Graph.load(converted(tmp_path, kimi_linear.FAMILY.tiny) / "model.onnx")
+    run_passes(graph, structure_passes())
+    assert [node.attrs["by_dim"] for node in graph.plugins("LinearAttention")] == [1, 1]
+    assert [node.attrs["activation"] for node in graph.plugins("GatedNorm")] == ["sigmoid"] * 2
+    assert len(graph.plugins("LatentAttention")) == 1
+    assert not graph.plugins("LatentKvWrite")[0].inputs[2].name, "nothing rotates"
 
 
 def test_another_recurrence_stays(checkpoint: Path) -> None:

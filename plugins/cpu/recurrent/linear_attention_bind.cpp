@@ -5,7 +5,7 @@ namespace ingot {
 namespace {
 
 void bind_linear_attention(const Binder& step, BoundStep& bound) {
-  step.check_form(8, 1, 10);
+  step.check_form(8, 1, 11);
   const int64_t heads = step.attr_int("heads", 1, 4096), key_heads = step.attr_int("key_heads", 1, 4096);
   const int64_t key_dim = step.attr_int("key_dim", 1, 1024), value_dim = step.attr_int("value_dim", 1, 1024);
   step.check(heads % key_heads == 0, "heads must be a multiple of key_heads");
@@ -15,8 +15,10 @@ void bind_linear_attention(const Binder& step, BoundStep& bound) {
   kv.block_tables = step.given(7, "block_tables");
   const std::vector<std::string>& inputs = step.spec().inputs;
   const BufferSpec* x = step.buffer(inputs[0], 2 * key_heads * key_dim + heads * value_dim);
-  const BufferSpec* dt = step.buffer(inputs[1], heads);
+  const bool by_dim = step.attr_int("by_dim", 0, 1) == 1;
+  const BufferSpec* dt = step.buffer(inputs[1], by_dim ? heads * key_dim : heads);
   const BufferSpec* beta = step.optional_buffer(inputs[2], heads);
+  step.check(beta != nullptr || !by_dim, "decays of dims need strengths");
   const BufferSpec* y = step.buffer(step.spec().outputs[0], heads * value_dim);
   for (const BufferSpec* each : {x, dt, beta, y}) step.counts_tokens(each);
   for (const BufferSpec* each : {x, dt, beta}) step.apart(y, each, false);
@@ -37,7 +39,8 @@ void bind_linear_attention(const Binder& step, BoundStep& bound) {
                                    .l2_eps = step.attr_not_negative("l2_eps"),
                                    .dt_min = step.attr_not_negative("dt_min"),
                                    .dt_max = step.attr_not_negative("dt_max"),
-                                   .values_first = step.attr_int("values_first", 0, 1) == 1};
+                                   .values_first = step.attr_int("values_first", 0, 1) == 1,
+                                   .by_dim = by_dim};
 }
 
 }  // namespace

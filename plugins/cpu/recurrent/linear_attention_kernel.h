@@ -38,6 +38,27 @@ template <typename S>
   return static_cast<float>((x > 0 ? x : 0) + 2 * s * sum);
 }
 
+// The same of many at once, its series in float32.
+template <typename S>
+[[gnu::always_inline]] inline typename S::V softplus_lanes(typename S::V x) {
+  using V = typename S::V;
+  const V z = exp<S>(S::sub(S::zero(), S::abs(x))), s = S::div(z, S::add(S::set1(2.0f), z)), square = S::mul(s, s);
+  V sum = S::set1(1.0f / 15);
+#pragma GCC unroll 7
+  for (int i = 13; i >= 1; i -= 2) sum = S::fma(sum, square, S::set1(1.0f / static_cast<float>(i)));
+  return S::fma(S::add(s, s), sum, S::max(S::zero(), x));
+}
+
+// exp(rate * step) of each dim of a key → decays
+template <typename S>
+void decay_row(const float* dt, float* decays, int64_t n, float rate, float least, float most) {
+  for (int64_t i = 0; i < n; i += S::kWidth) {
+    const typename S::V steps = softplus_lanes<S>(load_lanes<S>(dt + i, n - i));
+    const typename S::V within = S::min(S::set1(most), S::max(S::set1(least), steps));
+    store_lanes<S>(decays + i, exp<S>(S::mul(S::set1(rate), within)), n - i);
+  }
+}
+
 // from * factor → to, factor = scale / sqrt(sum of squares + eps), or scale where eps is 0
 template <typename S>
 void scale_row(const float* from, float* to, int64_t n, float eps, float scale) {
@@ -55,7 +76,7 @@ void scale_row(const float* from, float* to, int64_t n, float eps, float scale) 
 // One token and item. from: null for a state of zeros; the lanes of vector j are columns j * kWidth on, of which `n`.
 template <typename S, bool kWhole>
 void state_token(const float* from, float* to, int64_t stride, int64_t key_dim, int64_t n, const float* k,
-                 const float* q, float decay, float step, const float* strength, const float* v, float* y,
+                 const float* q, const float* decays, float step, const float* strength, const float* v, float* y,
                  const float* skip) {
   using V = typename S::V;
   constexpr int kVectors = kStateColumns / S::kWidth;
@@ -68,9 +89,8 @@ void state_token(const float* from, float* to, int64_t stride, int64_t key_dim, 
   };
   V known[kVectors], out[kVectors];
   for (int j = 0; j < kVectors; ++j) known[j] = out[j] = S::zero();
-  const V fall = S::set1(decay);
   for (int64_t i = 0; i < key_dim; ++i) {
-    const V key = S::set1(k[i]);
+    const V key = S::set1(k[i]), fall = S::set1(decays[i]);
     for (int j = 0; j < kVectors; ++j) {
       const V state = from == nullptr ? S::zero() : S::mul(load(from + i * stride, j), fall);
       known[j] = S::fma(state, key, known[j]);
@@ -100,8 +120,8 @@ template <typename S>
 void linear_attention(const LinearAttentionArgs& args, const Team& team) {
   const int64_t keys = args.key_heads * args.key_dim, values = args.heads * args.value_dim, cols = 2 * keys + values;
   const int64_t parts = (args.value_dim + kStateColumns - 1) / kStateColumns;
-  auto* k = reinterpret_cast<float*>(team.scratch(static_cast<size_t>(2 * args.key_dim) * sizeof(float)));
-  float* q = k + args.key_dim;
+  auto* k = reinterpret_cast<float*>(team.scratch(static_cast<size_t>(3 * args.key_dim) * sizeof(float)));
+  float *q = k + args.key_dim, *decays = q + args.key_dim;
   const Team::Range items = team.share(args.kv.sequences * args.heads * parts);
   for (int64_t item = items.begin; item < items.end; ++item) {
     const int64_t part = item % parts, head = item / parts % args.heads, sequence = item / parts / args.heads;
@@ -119,13 +139,19 @@ void linear_attention(const LinearAttentionArgs& args, const Team& team) {
         const float* x = args.x + t * cols;
         scale_row<S>(x + at_q, q, args.key_dim, args.l2_eps, args.scale);
         scale_row<S>(x + at_k, k, args.key_dim, args.l2_eps, 1.0f);
-        const float step = std::min(std::max(softplus<S>(args.dt[t * args.heads + head]), args.dt_min), args.dt_max);
-        const float decay = exp_of<S>(rate * step);
+        float step = 0;
+        if (args.by_dim) {
+          const float* dt = args.dt + (t * args.heads + head) * args.key_dim;
+          decay_row<S>(dt, decays, args.key_dim, rate, args.dt_min, args.dt_max);
+        } else {
+          step = std::min(std::max(softplus<S>(args.dt[t * args.heads + head]), args.dt_min), args.dt_max);
+          std::fill_n(decays, args.key_dim, exp_of<S>(rate * step));
+        }
         float strength = 0;
         if (args.beta)
           strength = first_lane<S>(over_logistic<S>(S::set1(1.0f), S::set1(args.beta[t * args.heads + head])));
         const auto run = n == kStateColumns ? state_token<S, true> : state_token<S, false>;
-        run(from, to, args.value_dim, args.key_dim, n, k, q, decay, step, args.beta ? &strength : nullptr, x + at_v,
+        run(from, to, args.value_dim, args.key_dim, n, k, q, decays, step, args.beta ? &strength : nullptr, x + at_v,
             args.y + t * values + head * args.value_dim + column, args.skip ? args.skip + head : nullptr);
       }
     });

@@ -40,20 +40,23 @@ LINEAR: dict[str, Attr] = {
 }
 
 
-def _inputs(op: str) -> tuple[list[Array], int]:
+def _inputs(op: str, steps: int = 4) -> tuple[list[Array], int]:
+    """(inputs, of how many there is a row for each token); steps: of linear attention, for each token"""
     if op == "causal_conv":
         return [random_array(TOKENS, 37), random_array(4 * 37, seed=1), random_array(37, seed=2)], 1
-    rows = [random_array(TOKENS, n, seed=n) for n in (2 * 2 * 24 + 4 * 72, 4, 4)]
+    rows = [random_array(TOKENS, n, seed=n) for n in (2 * 2 * 24 + 4 * 72, steps, 4)]
     return [*rows, random_array(4, seed=5), random_array(4, seed=6)], 3
 
 
 @pytest.mark.parametrize(
-    "kernel", [n for n in kernel_table() if n.split(".")[0] in ("causal_conv", "linear_attention")]
+    ("kernel", "by_dim"),
+    [(n, 0) for n in kernel_table() if n.split(".")[0] in ("causal_conv", "linear_attention")]
+    + [(n, 1) for n in kernel_table() if n.split(".")[0] == "linear_attention"],
 )
-def test_states(kernel: str) -> None:
+def test_states(kernel: str, by_dim: int) -> None:
     op = kernel.split(".")[0]
-    attrs = CONV if op == "causal_conv" else LINEAR
-    values, rows = _inputs(op)
+    attrs = CONV if op == "causal_conv" else {**LINEAR, "by_dim": by_dim}
+    values, rows = _inputs(op, steps=4 * 24 if by_dim else 4)
     expected, _ = in_chunks(op, values, rows, attrs, [TOKENS], TABLE)
     found = []
     for chunks, threads, table in (((37,), 1, TABLE), ((1, 15, 1, 20), 2, [3, 2, 1]), ((20, 17), 2, [0, 0, 4])):

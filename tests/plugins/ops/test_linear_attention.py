@@ -11,11 +11,11 @@ from tests.plugins.ops.states import in_chunks
 TOKENS, KEY_HEADS, HEADS, KEY, VALUE = 37, 2, 4, 6, 5
 
 
-@pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize(("delta", "dims"), [(True, 1), (False, 1), (True, KEY)])
 @pytest.mark.parametrize(("chunks", "table"), [((37,), [0, -1, 2]), ((5, 20, 12), [0, 1, 2]), ((16, 21), [4, -1, 1])])
-def test_against_torch(delta: bool, chunks: tuple[int, ...], table: list[int]) -> None:
+def test_against_torch(delta: bool, dims: int, chunks: tuple[int, ...], table: list[int]) -> None:
     x = random_array(TOKENS, 2 * KEY_HEADS * KEY + HEADS * VALUE)
-    dt, beta = random_array(TOKENS, HEADS, seed=1), random_array(TOKENS, HEADS, seed=2) if delta else None
+    dt, beta = random_array(TOKENS, HEADS * dims, seed=1), random_array(TOKENS, HEADS, seed=2) if delta else None
     a_log, skip = random_array(HEADS, seed=3), None if delta else random_array(HEADS, seed=4)
     attrs: dict[str, Attr] = {
         "layer": 0,
@@ -28,6 +28,7 @@ def test_against_torch(delta: bool, chunks: tuple[int, ...], table: list[int]) -
         "l2_eps": 1e-6,
         "dt_min": 0.0,
         "dt_max": 3.0e38,
+        "by_dim": int(dims > 1),
     }
     got, _ = in_chunks("linear_attention", [x, dt, beta, a_log, skip], 3, attrs, chunks, table)
     parts = torch.from_numpy(x).split([KEY_HEADS * KEY, KEY_HEADS * KEY, HEADS * VALUE], 1)
@@ -35,10 +36,10 @@ def test_against_torch(delta: bool, chunks: tuple[int, ...], table: list[int]) -
     q, k = (each * torch.rsqrt((each * each).sum(-1, keepdim=True) + 1e-6) for each in (q, k))
     v = parts[2].reshape(TOKENS, HEADS, VALUE)
     steps = torch.nn.functional.softplus(torch.from_numpy(dt))
-    decay = (-torch.from_numpy(a_log).exp() * steps).exp()
+    decay = (-torch.from_numpy(a_log).exp()[:, None] * steps.reshape(TOKENS, HEADS, dims)).exp()
     state, outputs = torch.zeros(HEADS, KEY, VALUE), []
     for t in range(TOKENS):
-        state = state * decay[t][:, None, None]
+        state = state * decay[t][:, :, None]
         if beta is None:
             change = steps[t][:, None] * v[t]
         else:
