@@ -1,10 +1,13 @@
 """The whole path on the small model that ships with ingot: convert, build for this machine, generate, report."""
 
 import dataclasses
+import json
 import resource
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import ingot
 from ingot.bench.bytes_read import decode_bytes, machine_bandwidth, weight_bytes_per_step
@@ -24,6 +27,18 @@ SHIPPED = Path(ingot.__file__).parent / "shipped"
 PROMPT = "The prince looked at"
 MAX_TOKENS = 100
 SEED = 7  # the same text on every machine of one ISA
+SCHEMA_PROMPT = "The prince said: "
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"},
+        "rank": {"enum": ["prince", "count", "general", "soldier"]},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "married": {"type": "boolean"},
+    },
+    "required": ["name", "rank", "age", "married"],
+    "additionalProperties": False,
+}
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,7 +47,8 @@ Progress = Callable[[str, int, int], None]
 class QuickstartReport:
     """One screen. peak_memory_bytes: the most this process had resident when the build was done, Python included.
     tpot_ms: of the tokens after those that came first, None where all came at once. bandwidth_fraction: bytes a decode
-    step must read, over TPOT, of what this machine reads from as large a buffer."""
+    step must read, over TPOT, of what this machine reads from as large a buffer. schema_answer: JSON that keeps to
+    SCHEMA, None where llguidance is not installed."""
 
     model: str
     target: str
@@ -49,6 +65,7 @@ class QuickstartReport:
     tpot_ms: float | None
     machine_gbs: float
     bandwidth_fraction: float | None
+    schema_answer: str | None
 
 
 def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str], None]) -> QuickstartReport:
@@ -62,6 +79,7 @@ def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str
         load = time.perf_counter() - begin
         tokenizer = Tokenizer.from_dir(work / "engine")
         times = _generate(runner, tokenizer, write)
+        schema_answer = _answer_by_schema(runner, tokenizer, write) if find_spec("llguidance") else None
     prompt_tokens = len(tokenizer.encode(PROMPT))
     # not over all but one, as TPOT mostly is: a reader who comes late finds several, and the machine would look faster
     late = len(times) - times.count(times[0])
@@ -86,6 +104,7 @@ def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str
         tpot_ms=1e3 * tpot if tpot else None,
         machine_gbs=machine / 1e9,
         bandwidth_fraction=moved / tpot / machine if tpot else None,
+        schema_answer=schema_answer,
     )
 
 
@@ -105,3 +124,17 @@ def _generate(runner: ModelRunner, tokenizer: Tokenizer, write: Callable[[str], 
         write(event.text)
     write("\n")
     return times
+
+
+def _answer_by_schema(runner: ModelRunner, tokenizer: Tokenizer, write: Callable[[str], None]) -> str:
+    """JSON that is valid by construction, also to `write`."""
+    form = {"json": SCHEMA, "disable_any_whitespace": True}
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.7, seed=SEED, structured_outputs=form)
+    events = list(stream_text(runner, tokenizer, [TextRequest(prompt=SCHEMA_PROMPT, params=params)]))
+    for event in events:
+        if event.error is not None:
+            raise event.error
+    text = "".join(event.text for event in events)
+    names = ", ".join(SCHEMA["properties"])
+    write(f"\n{SCHEMA_PROMPT}(by a JSON schema of {names})\n{json.dumps(json.loads(text), ensure_ascii=False)}\n")
+    return text

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import BuildDefaults
 from ingot.plugins.cpu.session import CpuSession
-from ingot.quickstart import SHIPPED
+from ingot.quickstart import SCHEMA, SHIPPED
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.text_stream import TextEvent
@@ -214,6 +216,10 @@ def test_quickstart_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.Monke
     assert report["tpot_ms"] > 0
     assert report["bandwidth_fraction"] > 0
     assert "The prince looked at" in done.err
+    assert (report["schema_answer"] is None) is (find_spec("llguidance") is None)
+    if report["schema_answer"] is not None:
+        jsonschema.validate(json.loads(report["schema_answer"]), SCHEMA)
+        assert json.dumps(json.loads(report["schema_answer"])) in done.err
     ingot("verify", tmp_path / "q/engine").succeeds()
 
 
@@ -224,8 +230,10 @@ def test_quickstart_whose_tokens_come_at_once(monkeypatch: pytest.MonkeyPatch) -
         yield TextEvent(index=0, text="".join(event.text for event in events), token_ids=tokens)
 
     monkeypatch.setattr("ingot.quickstart.stream_text", late)
+    monkeypatch.setattr("ingot.quickstart.find_spec", lambda name: None)
     shown = ingot("quickstart").succeeds()
     assert "all tokens came at once" in shown.err
+    assert "pip install 'ingot[guided]'" in shown.err
     assert "quickstart --output_dir quickstart" in shown.err, "the engine was removed"
     assert "%" not in shown.err.split("model ")[0], "no progress of short work"
     report = json.loads(ingot("quickstart", "--json").succeeds().out)

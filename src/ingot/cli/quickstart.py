@@ -80,8 +80,10 @@ def _rows(report: QuickstartReport, *, kept: bool) -> list[tuple[str, str, str]]
         ("load", f"{report.load_ms:.1f} ms", "open the engine, check every byte"),
         ("TTFT", f"{report.ttft_ms:.2f} ms", ttft),
     ]
+    by_schema = ("JSON", *_by_schema(report))
     if tpot is None or share is None:
-        return [*rows, ("TPOT", "unknown", "all tokens came at once: run it again when this machine has less to do")]
+        unknown = ("TPOT", "unknown", "all tokens came at once: run it again when this machine has less to do")
+        return [*rows, unknown, by_schema]
     return [
         *rows,
         (
@@ -95,7 +97,14 @@ def _rows(report: QuickstartReport, *, kept: bool) -> list[tuple[str, str, str]]
             f"of the {report.machine_gbs:.1f} GB/s that this machine reads: every token reads all weights once, so "
             "100% is the limit",
         ),
+        by_schema,
     ]
+
+
+def _by_schema(report: QuickstartReport) -> tuple[str, str]:
+    if report.schema_answer is None:
+        return "not shown", "needs llguidance: pip install 'ingot[guided]'"
+    return "valid", "a grammar keeps every answer to its schema; what it says is up to the model, and this one is small"
 
 
 def next_commands(engine: Path | None, *, can_serve: bool = find_spec("uvicorn") is not None) -> list[str]:
