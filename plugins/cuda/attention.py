@@ -123,7 +123,16 @@ def attention_launches(
         threads=_ATTENTION_THREADS,
         shared=0,
         only_split=True,
-        arguments=(out, pointer(at.decode), partial, stats, integer(heads), integer(kv.kv_heads), integer(narrow)),
+        arguments=(
+            out,
+            pointer(at.decode),
+            partial,
+            stats,
+            integer(heads),
+            integer(kv.kv_heads),
+            integer(window),
+            integer(narrow),
+        ),
     )
     return [
         launch("attention_prefill", at.prefill, prefill, attention_shared_bytes(kv.head_dim, decode=False)),

@@ -26,26 +26,67 @@ struct TileShape {
   static constexpr int kWarpTokens = kTile / kColWarps;
 };
 
-// Copies tile `tile` of K or V; rows outside begin .. end - 1 become zeros: their blocks may not be there any more, or
-// not yet. width: dims of a row of the pool.
+// Copies tile `tile` of K and of V; rows outside begin .. end - 1 become zeros: their blocks may not be there any more,
+// or not yet. Row by row, for what `load_pages` cannot take.
 template <int kTile>
-INGOT_DEVICE void load_tile(Kv* to, const Kv* pool, int width, const Attention& at, const Item& item, int tile,
-                            int begin, int end, int kv_head) {
-  if constexpr (kHeadDim % 8 == 0) {
-    constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
-    for (int i = threadIdx.x; i < kTile * kChunks; i += kAttentionThreads) {
-      const int row = i / kChunks, chunk = i % kChunks, position = tile * kTile + row;
-      const bool valid = position >= begin && position < end;
-      const int64_t slot = valid ? at.slot(item, position, kv_head) : 0;
-      copy_async(to + row * kStride + chunk * 8, pool + slot * width + chunk * 8, valid);
+INGOT_DEVICE void load_rows(Kv* keys, Kv* values, const Attention& at, const Item& item, int tile, int begin, int end,
+                            int kv_head) {
+  for (int i = threadIdx.x; i < kTile * kHeadDim; i += kAttentionThreads) {
+    const int row = i / kHeadDim, dim = i % kHeadDim, position = tile * kTile + row;
+    Kv key{0}, value{0};
+    if (position >= begin && position < end) {
+      const int64_t slot = at.slot(item, position, kv_head);
+      key = at.keys[slot * kHeadDim + dim], value = at.values[slot * kPaddedDim + dim];
     }
+    keys[row * kStride + dim] = key;
+    values[row * kStride + dim] = value;
+  }
+}
+
+// The same, 16 bytes at a time, with one look into the block table for each page that the tile shares: the rows of a
+// page lie one behind the other in the pool. A thread copies the same 16 bytes of every kRowsAtOnce-th row.
+template <int kTile>
+INGOT_DEVICE void load_pages(Kv* keys, Kv* values, const Attention& at, const Item& item, int tile, int begin, int end,
+                             int kv_head) {
+  constexpr int kChunks = kHeadDim / 8, kRowsAtOnce = kAttentionThreads / kChunks;
+  constexpr int kPage = kBlockTokens < kTile ? kBlockTokens : kTile;
+  const int chunk = threadIdx.x % kChunks, row = threadIdx.x / kChunks;
+  if (row >= kRowsAtOnce) return;
+  const int* table = at.tables + static_cast<int64_t>(item.sequence) * at.table_width;
+#pragma unroll
+  for (int first = 0; first < kTile; first += kPage) {
+    const int position = tile * kTile + first;  // of the page's first row
+    const bool some = position < end && position + kPage > begin;
+    const int64_t block = some ? table[position / kBlockTokens] : 0;
+    const int64_t slot = (block * at.kv_heads + kv_head) * kBlockTokens + position % kBlockTokens + row;
+    const Kv* from_keys = at.keys + slot * kHeadDim + chunk * 8;
+    const Kv* from_values = at.values + slot * kPaddedDim + chunk * 8;
+    const int to = (first + row) * kStride + chunk * 8;
+    const bool all = position >= begin && position + kPage <= end;
+    const auto copy = [&](int next, bool valid) {
+      copy_async(keys + to + next * kStride, from_keys + next * kHeadDim, valid);
+      copy_async(values + to + next * kStride, from_values + next * kPaddedDim, valid);
+    };
+    if (all) {
+#pragma unroll
+      for (int next = 0; next < kPage; next += kRowsAtOnce) {
+        if (kPage % kRowsAtOnce == 0 || row + next < kPage) copy(next, true);
+      }
+    } else {
+      for (int next = 0; row + next < kPage; next += kRowsAtOnce) {
+        copy(next, position + row + next >= begin && position + row + next < end);
+      }
+    }
+  }
+}
+
+template <int kTile>
+INGOT_DEVICE void load_tile(Kv* keys, Kv* values, const Attention& at, const Item& item, int tile, int begin, int end,
+                            int kv_head) {
+  if constexpr (kHeadDim % 8 == 0 && (kTile % kBlockTokens == 0 || kBlockTokens % kTile == 0)) {
+    load_pages<kTile>(keys, values, at, item, tile, begin, end, kv_head);
   } else {
-    for (int i = threadIdx.x; i < kTile * kHeadDim; i += kAttentionThreads) {
-      const int row = i / kHeadDim, dim = i % kHeadDim, position = tile * kTile + row;
-      Kv value{0};
-      if (position >= begin && position < end) value = pool[at.slot(item, position, kv_head) * width + dim];
-      to[row * kStride + dim] = value;
-    }
+    load_rows<kTile>(keys, values, at, item, tile, begin, end, kv_head);
   }
 }
 
@@ -211,6 +252,19 @@ INGOT_DEVICE void merge_warps(const Tile<1>& tile, float* shared, const Attentio
   }
 }
 
+// How the tiles of an item are shared: the first `used` of `splits` have some.
+template <int kTile>
+struct Splits {
+  int first_tile, tiles, share, used;
+
+  INGOT_DEVICE Splits(int begin, int end, int splits) {
+    first_tile = begin / kTile;
+    tiles = (end + kTile - 1) / kTile - first_tile;
+    share = (tiles + splits - 1) / splits;
+    used = (tiles + share - 1) / share;
+  }
+};
+
 template <int kRowWarps>
 INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   using Shape = TileShape<kRowWarps>;
@@ -222,11 +276,10 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   Kv* values = keys + Shape::kStages * Shape::kTile * kStride;
 
   const int begin = at.first_visible(item.position), end = item.position + item.count;
-  const int first_tile = begin / Shape::kTile;
-  const int tiles = (end + Shape::kTile - 1) / Shape::kTile - first_tile;
-  const int share = (tiles + gridDim.z - 1) / gridDim.z;
-  const int begin_tile = first_tile + blockIdx.z * share;
-  const int end_tile = min(first_tile + tiles, begin_tile + share);
+  const Splits<Shape::kTile> splits(begin, end, gridDim.z);
+  if (static_cast<int>(blockIdx.z) >= splits.used) return;  // nobody reads what it would write
+  const int begin_tile = splits.first_tile + blockIdx.z * splits.share;
+  const int end_tile = min(splits.first_tile + splits.tiles, begin_tile + splits.share);
 
   for (int i = threadIdx.x; i < Shape::kRows * kPaddedDim; i += kAttentionThreads) {
     const int row = i / kPaddedDim, dim = i % kPaddedDim;
@@ -238,7 +291,6 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
     for (int i = threadIdx.x; i < 2 * Shape::kStages * Shape::kTile * kPad; i += kAttentionThreads) {
       keys[i / kPad * kStride + kHeadDim + i % kPad] = Kv{0};
     }
-    __syncthreads();  // a split without tiles comes to merge_warps, which writes there, by no other barrier
   }
 
   Tile<kRowWarps> tile;
@@ -252,8 +304,7 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   const auto load = [&](int index) {
     const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
     if (index < end_tile) {
-      load_tile<Shape::kTile>(keys + stage, at.keys, kHeadDim, at, item, index, begin, end, kv_head);
-      load_tile<Shape::kTile>(values + stage, at.values, kPaddedDim, at, item, index, begin, end, kv_head);
+      load_tile<Shape::kTile>(keys + stage, values + stage, at, item, index, begin, end, kv_head);
     }
     copy_commit();
   };
@@ -289,18 +340,20 @@ INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
 // y = the splits of attention_decode, weighted. Grid: as attention_decode's; the blocks of an item share its elements.
 INGOT_KERNEL(kAttentionThreads)
 attention_combine(void* y, const Item* items, const float* partial, const float* stats, int heads, int kv_heads,
-                  int narrow) {
+                  int window, int narrow) {
   const int splits = gridDim.z;
   Attention at{};
-  at.heads = heads, at.kv_heads = kv_heads;
+  at.heads = heads, at.kv_heads = kv_heads, at.window = window;
   const Item item = items[blockIdx.x];
+  const int end = item.position + item.count;
+  const int used = Splits<TileShape<1>::kTile>(at.first_visible(item.position), end, splits).used;
   const int rows = item.count * (heads / kv_heads), kv_head = blockIdx.y;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kv_heads + kv_head) * splits;
   for (int i = blockIdx.z * kAttentionThreads + threadIdx.x; i < rows * kHeadDim; i += splits * kAttentionThreads) {
     const int row = i / kHeadDim, dim = i % kHeadDim;
     float top = minus_infinity(), sum = 0.f, weight = 0.f;
-    for (int split = 0; split < splits; ++split) top = fmaxf(top, stats[((first + split) * 16 + row) * 2]);
-    for (int split = 0; split < splits; ++split) {
+    for (int split = 0; split < used; ++split) top = fmaxf(top, stats[((first + split) * 16 + row) * 2]);
+    for (int split = 0; split < used; ++split) {
       const int64_t place = (first + split) * 16 + row;
       const float factor = exp2f((stats[place * 2] - top) * kLog2e);
       sum += partial[place * kHeadDim + dim] * factor;

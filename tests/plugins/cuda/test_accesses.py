@@ -64,7 +64,6 @@ def test_draws_with_rules(checked: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch)
 
 SYNC = "    __syncthreads();"
 FAULTS = {  # what → (file, the right text, the wrong one)
-    "no barrier for empty splits": ("paged_attention.cu", f"{SYNC}  // a split without", "        //"),
     "no barrier after a load": ("paged_attention.cu", f"<Shape::kStages - 1>();\n{SYNC}", "<Shape::kStages - 1>();"),
     "no barrier before a load": ("paged_attention.cu", f"positions);\n{SYNC}\n  }}", "positions);\n  }"),
     "a block before the pool": ("paged_attention.cuh", "/ kBlockTokens];", "/ kBlockTokens] - (1 << 24);"),

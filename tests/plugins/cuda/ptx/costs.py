@@ -1,13 +1,17 @@
 """How many instructions the warps of an attention block issue per tile of the KV cache: the difference that more
 context makes. `python -m tests.plugins.cuda.ptx.costs` prints them."""
 
+import dataclasses
+import re
 import struct
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
+from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
 from ingot.plugins.cuda.shapes import attention_shared_bytes
 from tests.plugins.cuda.ptx.launches import ptx_of
@@ -16,15 +20,39 @@ from tests.plugins.cuda.ptx.parse import Kernel, parse
 
 TILE, BLOCK, GROUP, THREADS = 64, 32, 4, 128
 SHORT, LONG = 3, 6  # tiles
+LOADING = {"paged_attention.cu": "load_pages", "matrix_units.cuh": "copy_async"}  # file → function
 
 
-def attention_cost(nvcc: Compiler, kernel: str, head_dim: int) -> Counter[str]:
-    """Of one tile, by name. A block's 64 tokens lie in two pages; GQA with four heads for a KV head."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Of one tile: instructions by name; how many of them load, up to the copies themselves."""
+
+    instructions: Counter[str]
+    loading: int
+
+
+def attention_cost(nvcc: Compiler, kernel: str, head_dim: int) -> Cost:
+    """A tile's 64 tokens lie in two pages; GQA with four heads for a KV head."""
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=head_dim, tokens_per_block=BLOCK)
-    entry = parse(ptx_of(nvcc, types))[kernel]
-    new = 1 if kernel == "attention_decode" else 16
-    short, long = (_launch(entry, head_dim, tiles * TILE - new, new) for tiles in (SHORT, LONG))
-    return Counter({name: (long[name] - short[name]) // (LONG - SHORT) for name in long if long[name] != short[name]})
+    text, new = ptx_of(nvcc, types), 1 if kernel == "attention_decode" else 16
+    entry = parse(text)[kernel]
+    files = {int(number): Path(name).name for number, name in re.findall(r'\.file\s+(\d+) "([^"]+)"', text)}
+    (short, few), (long, many) = (_launch(entry, head_dim, tiles * TILE - new, new) for tiles in (SHORT, LONG))
+    names = Counter({name: (long[name] - short[name]) // (LONG - SHORT) for name in long if long[name] != short[name]})
+    loads = [range(*_lines_of(file, function)) for file, function in LOADING.items()]
+    loading = sum(
+        many[file, line] - few[file, line]
+        for file, line in many
+        if any(files.get(file) == name and line in lines for name, lines in zip(LOADING, loads, strict=True))
+    )
+    return Cost(instructions=names, loading=loading // (LONG - SHORT))
+
+
+def _lines_of(file: str, function: str) -> tuple[int, int]:
+    """First line, and the one behind the last."""
+    lines = (compiler.SOURCES / file).read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines, 1) if re.match(rf"INGOT_DEVICE .*\b{function}\(", line))
+    return begin, next(number for number, line in enumerate(lines, 1) if number > begin and line == "}") + 1
 
 
 def loads_per_tile(head_dim: int) -> int:
@@ -32,7 +60,7 @@ def loads_per_tile(head_dim: int) -> int:
     return 2 * TILE * head_dim * 2 // 16 // 32
 
 
-def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> Counter[str]:
+def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[str], Counter[tuple[int, int]]]:
     machine, pages = Machine(), -(-(past + new) // BLOCK)
 
     def place(values: npt.NDArray[np.generic]) -> int:
@@ -48,7 +76,7 @@ def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> Counter[str]:
     addresses = [place(each) for each in (rows, rows, pool, pool, items, table)]
     given = struct.pack("<8Q4i2fi", *addresses, sums, sums, pages, GROUP, 1, 0, 0.1, 0.0, 0)
     shared = attention_shared_bytes(head_dim, decode=new == 1)
-    return machine.launch(entry, (1, 1, 1), THREADS, shared, given)
+    return machine.launch(entry, (1, 1, 1), THREADS, shared, given), machine.lines
 
 
 def main() -> None:
@@ -58,8 +86,10 @@ def main() -> None:
     for kernel in ("attention_decode", "attention_prefill"):
         for head_dim in (64, 128):
             cost = attention_cost(nvcc, kernel, head_dim)
-            most = ", ".join(f"{name} {count}" for name, count in cost.most_common(12))
-            print(f"{kernel}, head_dim {head_dim}: {cost.total()} instructions a tile: {most}")
+            each = cost.loading / loads_per_tile(head_dim)
+            print(f"{kernel}, head_dim {head_dim}: {cost.instructions.total()} instructions a tile")
+            print(f"  loading: {cost.loading}, {each:.1f} for each load of 16 bytes")
+            print("  " + ", ".join(f"{name} {count}" for name, count in cost.instructions.most_common(12)))
 
 
 if __name__ == "__main__":

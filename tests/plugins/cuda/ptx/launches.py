@@ -23,12 +23,18 @@ def ptx_of(nvcc: Compiler, specialisation: Specialisation) -> str:
     """What nvcc makes of the kernels; kept under the hash of all that it depends on."""
     sources = compiler.SOURCES
     macros = specialisation.macros
-    parts = [nvcc.version, ARCHITECTURE, *macros, *(path.read_text() for path in sorted(sources.glob("*.cu*")))]
+    parts = [
+        nvcc.version,
+        ARCHITECTURE,
+        "lines",
+        *macros,
+        *(path.read_text() for path in sorted(sources.glob("*.cu*"))),
+    ]
     kept = KEPT / "ptx" / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.ptx"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         fresh = kept.with_suffix(f".{id(specialisation)}")
-        command = [str(nvcc.path), "-ptx", "-O3", "-std=c++17", f"-arch={ARCHITECTURE}", *macros]
+        command = [str(nvcc.path), "-ptx", "-lineinfo", "-O3", "-std=c++17", f"-arch={ARCHITECTURE}", *macros]
         subprocess.run([*command, str(sources / "kernels.cu"), "-o", str(fresh)], check=True, capture_output=True)
         fresh.replace(kept)
     return kept.read_text()

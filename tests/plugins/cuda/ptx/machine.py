@@ -23,10 +23,11 @@ _AT_ONCE = 1 << 15  # threads
 
 
 class Machine:
-    """Global memory, and a clock that goes on."""
+    """Global memory, and a clock that goes on. lines: instructions that were issued, by their line of the source."""
 
     def __init__(self) -> None:
         self.memory = Allocations()
+        self.lines: Counter[tuple[int, int]] = Counter()
         self._clock = self._latest = 1
 
     def launch(
@@ -39,6 +40,8 @@ class Machine:
             blocks = np.arange(first, min(count, first + step))
             run = _Run(self.memory, kernel, grid, threads, blocks, shared_bytes, parameters, self._clock)
             counted += run.run()
+            for at, issued in run.issued.items():
+                self.lines[kernel.instructions[at].line] += issued
             self._latest = max(self._latest, run.latest)
         self._clock = self._latest + 1
         return counted
@@ -91,6 +94,7 @@ class _Run:
         self._groups: dict[int, Lanes] = {}
         self._order: list[int] = []
         self._counted: Counter[str] = Counter()
+        self.issued: Counter[int] = Counter()
         self._code = Instructions(self)
         self.latest = clock
 
@@ -147,6 +151,7 @@ class _Run:
                 return self._end(lanes)
             each = instructions[at]
             self._counted[each.op[0]] += warps
+            self.issued[at] += warps
             taken = self._guarded(each, lanes)
             try:
                 if each.op[0] == "bra":

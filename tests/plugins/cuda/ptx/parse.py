@@ -13,13 +13,15 @@ _DYNAMIC = re.compile(r"\.extern \.shared \.align (\d+) \.b8 (\w+)\[\];")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
-    """op: "ld.global.f32" in parts; guard: the predicate's register, "" for none; text: for messages."""
+    """op: "ld.global.f32" in parts; guard: the predicate's register, "" for none; text: for messages; line: of the
+    source, as (file, line), where the PTX says it."""
 
     op: tuple[str, ...]
     operands: tuple[str, ...]
     guard: str
     negated: bool
     text: str
+    line: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +51,7 @@ def parse(text: str) -> dict[str, Kernel]:
 
 def _kernel(name: str, parameters: str, body: str, dynamic: Mapping[str, int]) -> Kernel:
     body = re.sub(r"//[^\n]*", "", body)
+    body = re.sub(r"\n\s*\.loc\s+(\d+) (\d+)[^\n]*", r"\n.loc \1 \2;", body)
     shared, end = {}, 0
     for align, bits, variable, count in _VARIABLE.findall(body):
         shared[variable] = end = -(-end // int(align)) * int(align)
@@ -57,13 +60,17 @@ def _kernel(name: str, parameters: str, body: str, dynamic: Mapping[str, int]) -
     shared.update(dict.fromkeys(dynamic, end))
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
+    line = (0, 0)
     for statement in re.split(r";|\n\s*\{\s*\n|\n\s*\}\s*\n", body):
         rest = " ".join(statement.split())
         while match := re.match(r"(\$\w+):\s*", rest):
             labels[match[1]] = len(instructions)
             rest = rest[match.end() :]
-        if rest and not rest.startswith("."):
-            instructions.append(_instruction(rest))
+        if rest.startswith(".loc"):
+            file, number = map(int, rest.split()[1:])
+            line = file, number
+        elif rest and not rest.startswith("."):
+            instructions.append(dataclasses.replace(_instruction(rest), line=line))
     return Kernel(
         name=name,
         parameters=_parameters(parameters),
