@@ -43,7 +43,7 @@ _GPT4O_WORDS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Cut:
+class Cut:
     """words: the expression; None: GPT-2's own. digits: each digit is a word. whole: a word that is a token is one."""
 
     words: str | None = None
@@ -52,16 +52,16 @@ class _Cut:
     whole: bool = False
 
 
-_QWEN2 = _Cut(words=QWEN_WORDS, normalizer="NFC")
-_CUTS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "exaone4"), _Cut()),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _Cut(words=_GPT4_WORDS, whole=True)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _Cut(words=_GPT4_WORDS)),
+_QWEN2 = Cut(words=QWEN_WORDS, normalizer="NFC")
+CUTS = {
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "exaone4"), Cut()),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Cut(words=_GPT4_WORDS, whole=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Cut(words=_GPT4_WORDS)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), _QWEN2),
-    "stablelm2": _Cut(words=QWEN_WORDS),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _Cut(digits=True)),
-    "gpt-4o": _Cut(words=_GPT4O_WORDS),
-    "tekken": _Cut(words=_TEKKEN_WORDS, whole=True),
+    "stablelm2": Cut(words=QWEN_WORDS),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), Cut(digits=True)),
+    "gpt-4o": Cut(words=_GPT4O_WORDS),
+    "tekken": Cut(words=_TEKKEN_WORDS, whole=True),
 }
 
 
@@ -100,7 +100,7 @@ def read_gguf_tokenizer(header: Header) -> GgufTokenizer:
     beside = False
     if kind == "llama":
         found = _sentencepiece(keys, texts, kinds, named)
-    elif kind == "gpt2" and keys.text("pre", "") in _CUTS:
+    elif kind == "gpt2" and keys.text("pre", "") in CUTS:
         found = _byte_level(keys, texts, kinds, named)
     elif beside := (own := header.path.parent / TOKENIZER_FILE).is_file():
         found = read_object(own)
@@ -182,7 +182,7 @@ def _sentencepiece(
 
 
 def _byte_level(keys: Section, texts: Sequence[str], kinds: Sequence[int], named: dict[str, int]) -> dict[str, object]:
-    cut = _CUTS[keys.text("pre")]
+    cut = CUTS[keys.text("pre")]
     vocab = {text: index for index, text in enumerate(texts)}
     if len(vocab) < len(texts):
         raise CheckpointError("two tokens of the file have the same text", where=keys.place("tokens"))
@@ -232,7 +232,7 @@ def _unknown(keys: Section, kind: str) -> CheckpointError:
         if kind == "gpt2"
         else "the tokenizer of the file is not converted",
         where=keys.place("pre" if kind == "gpt2" else "model"),
-        expected=", ".join(sorted(_CUTS)) if kind == "gpt2" else "llama or gpt2",
+        expected=", ".join(sorted(CUTS)) if kind == "gpt2" else "llama or gpt2",
         got=repr(keys.text("pre", "") if kind == "gpt2" else kind)[:200],
         hint="put the model's own tokenizer.json beside the file",
     )

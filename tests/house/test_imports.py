@@ -56,6 +56,7 @@ TOP = (
     "ingot.quickstart",
     "ingot.llm",
     "ingot.engine_cache",
+    "ingot.export",
     "ingot.bench",
     "ingot.compare",
 )

@@ -1,0 +1,148 @@
+"""The weights of a Checkpoint one by one, under the names that convert gave them: floats, or codes with their scales.
+
+Codes are found by what the Graph makes of them, so those that `ingot quantize` made and those of a quantised source are
+the same here. Rows are read when they are asked for.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from ingot.builder.expressions import Float32, WeightReader, check_sources, is_signed_bytes, stored_dtypes
+from ingot.builder.graph import Graph, producer, weight_shape
+from ingot.builder.kept import read_grid
+from ingot.checkpoint import Checkpoint
+from ingot.dtypes import DType
+from ingot.errors import UnsupportedModelError
+
+Numbers = npt.NDArray[Any]
+Rows = Callable[[int, int], Numbers]
+_LONGEST_PATH = 16  # nodes from codes to values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredCodes:
+    """W[n, k] = (value - zero[n, j]) * scale[n, j], j = k // group; the value is the code, or table[code].
+
+    bits    4 or 8
+    signed  whether codes are; those of a table never are
+    codes   (begin, end) -> int8 or uint8 [rows, columns]
+    scale, zero  (begin, end) -> float32 [rows, groups]; zero None: none
+    """
+
+    bits: int
+    signed: bool
+    group: int
+    table: tuple[float, ...]
+    codes: Rows
+    scale: Rows
+    zero: Rows | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointWeight:
+    """A vector, or a matrix [rows, columns].
+
+    dtype   of stored floats; None where there are codes
+    read    (begin, end) -> float32 values [rows, columns]; a vector is one column
+    bits    the same as they are stored, of floats
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType | None
+    read: Callable[[int, int], Float32]
+    bits: Rows
+    codes: StoredCodes | None = None
+
+
+class CheckpointWeights:
+    """What `reader` reads of one Checkpoint. Raises CheckpointError for a weight whose bits are not there."""
+
+    def __init__(self, checkpoint: Checkpoint, reader: WeightReader) -> None:
+        self._checkpoint, self._reader = checkpoint, reader
+        self._tensors = Graph.load(checkpoint.graph_path).surgeon.tensors()
+
+    def find(self, name: str) -> CheckpointWeight:
+        """By its name in the Checkpoint. Raises UnsupportedModelError for codes of another kind than `StoredCodes`."""
+        for stored in (f"{name}/folded", name):
+            if isinstance(self._tensors.get(stored), gs.Constant):
+                return self._floats(name, self._tensors[stored])
+        codes = self._tensors.get(f"{name}/codes")
+        value = None if codes is None else _value_of(codes)
+        found = None if value is None else self._codes(value)
+        if value is None or found is None:
+            raise UnsupportedModelError(
+                "the codes of a weight are of a kind that is not exported",
+                where=f"{self._checkpoint.graph_path}: {name}",
+                expected="codes of 4 or 8 bits with a scale for each group of columns, and whole zero points",
+                got=self._checkpoint.config.quantised.get(name, "no such weight"),
+                hint="quantise the original model with ingot quantize, and export that",
+            )
+        return CheckpointWeight(
+            name=name,
+            shape=weight_shape(value),
+            dtype=None,
+            read=lambda begin, end: self._reader.read_rows(value, begin, end),
+            bits=lambda begin, end: self._reader.read_rows(value, begin, end),
+            codes=found,
+        )
+
+    def _floats(self, name: str, tensor: gs.Constant) -> CheckpointWeight:
+        check_sources(tensor, self._checkpoint)
+        ((dtype, _),) = stored_dtypes(tensor)
+        return CheckpointWeight(
+            name=name,
+            shape=weight_shape(tensor),
+            dtype=dtype,
+            read=lambda begin, end: self._reader.read_rows(tensor, begin, end),
+            bits=lambda begin, end: self._reader.read_bits(tensor, begin, end),
+        )
+
+    def _codes(self, value: gs.Tensor) -> StoredCodes | None:
+        check_sources(value, self._checkpoint)
+
+        def rows(tensor: gs.Tensor) -> Rows:
+            return lambda begin, end: self._reader.read_numbers(tensor, begin, end)
+
+        def floats(tensor: gs.Tensor) -> Rows:
+            return lambda begin, end: np.asarray(self._reader.read_numbers(tensor, begin, end), np.float32)
+
+        node = producer(value)
+        if node is not None and node.op == "DequantizeLinear" and is_signed_bytes(node.inputs[0]):
+            codes, scale, *zero = node.inputs
+            group = node.attrs.get("block_size", 0)
+            if zero or not group or node.attrs.get("axis", 1) not in (1, -1) or len(weight_shape(value)) != 2:
+                return None
+            return StoredCodes(
+                bits=8, signed=True, group=group, table=(), codes=rows(codes), scale=floats(scale), zero=None
+            )
+        grid = read_grid(value) if len(weight_shape(value)) == 2 else None
+        if grid is None or grid.offset is not None or grid.factor is not None:
+            return None
+        return StoredCodes(
+            bits=4,
+            signed=grid.signed,
+            group=grid.group,
+            table=grid.table,
+            codes=rows(grid.codes),
+            scale=floats(grid.scale),
+            zero=None if grid.zero is None else floats(grid.zero),
+        )
+
+
+def _value_of(codes: gs.Tensor) -> gs.Tensor | None:
+    """The last tensor on the way from codes to the product that is still a whole weight of known form."""
+    tensor, found = codes, None
+    for _ in range(_LONGEST_PATH):
+        if len(tensor.outputs) != 1 or not tensor.outputs[0].outputs:
+            break
+        node = tensor.outputs[0]
+        if node.op in ("MatMul", "Transpose", "Concat"):
+            break
+        tensor = found = node.outputs[0]
+    return found

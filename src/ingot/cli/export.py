@@ -1,0 +1,55 @@
+"""`ingot export`: a Checkpoint as a file that other engines read."""
+
+from pathlib import Path
+
+import click
+
+from ingot.cli.console import LEVELS, CliConsole
+from ingot.cli.values import log_level
+from ingot.configs.sizes import format_bytes
+from ingot.export.export import FORMATS, export
+
+
+@click.command()
+@click.option(
+    "--checkpoint_dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Export this Checkpoint, an output of ingot quantize or convert.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE|DIR",
+    help="Write this .gguf file, or this directory of compressed-tensors.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    required=True,
+    help="Write a GGUF file for llama.cpp, or a Hugging Face directory of compressed-tensors for transformers "
+    "and vLLM.",
+)
+@click.option(
+    "--as_floats",
+    is_flag=True,
+    help="Write weights whose codes the format cannot hold as float32 numbers of the same values. Without it they are "
+    "refused.",
+)
+@log_level
+def command(checkpoint_dir: Path, output: Path, form: str, as_floats: bool, log_level: str) -> None:
+    """Checkpoint to a GGUF file or a directory of compressed-tensors, with tokenizer and settings.
+
+    Codes and scales are written as they are: what reads the file computes with the same values.
+
+    \b
+    Example: ingot export --checkpoint_dir quantised --output model.gguf --format gguf
+    """
+    with CliConsole(LEVELS[log_level]) as console:
+        report = export(checkpoint_dir, output, form, as_floats=as_floats, progress=console.progress_bytes)
+        for name in report.floats:
+            console.warn(f"{name}: the format cannot hold its codes, so its values are float32")
+        kinds = ", ".join(f"{count} tensors of {kind}" for kind, count in sorted(report.kinds.items()))
+        console.note(f"wrote {report.output}: {format_bytes(report.nbytes)}, {kinds}")

@@ -1,0 +1,1 @@
+"""A Checkpoint as a file that other engines read."""

@@ -1,0 +1,205 @@
+"""What is exported, read back by convert, by independent decoders and, where it is installed, by llama.cpp."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder.calibrated.quantize import quantize
+from ingot.builder.expressions import WeightReader
+from ingot.builder.stored_codes import CheckpointWeights
+from ingot.checkpoint import Checkpoint
+from ingot.configs.convert import ConvertOptions
+from ingot.configs.quantize import QuantizeOptions
+from ingot.convert.convert import convert
+from ingot.convert.gguf.header import read_gguf_header
+from ingot.errors import UnsupportedModelError, UsageError
+from ingot.export.export import export
+from ingot.export.gguf_tokenizer import gguf_tokenizer
+from ingot.quickstart import SHIPPED
+from ingot.tensor_file import read_header, read_rows
+from tests.convert.test_golden import logits_of_graph
+from tests.gguf_files import BLOCKS
+from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
+
+TEXT = ["Once upon a time there was a fox, who lived in a wood; the fox was quick and brown. " * 6]
+LLAMA: dict[str, object] = {
+    **TINY_LLAMA,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 16,
+    "vocab_size": 2560,
+}
+IDS = np.arange(40).reshape(2, 20) * 7 % 2560
+
+
+def checkpoint_of(folder: Path, config: dict[str, object] = LLAMA, *, texts: bool = True) -> Path:
+    model = write_model(folder / "m", config)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json") if texts else ():
+        shutil.copyfile(SHIPPED / name, model / name)
+    convert(ConvertOptions(model_dir=model, output_dir=folder / "c"))
+    return folder / "c"
+
+
+def quantised(folder: Path, precision: str, codes: str, config: dict[str, object] = LLAMA) -> Path:
+    options = QuantizeOptions(output_dir=folder / "q", precision=precision, codes=codes)
+    quantize(options, checkpoint_of(folder, config), TEXT)
+    return folder / "q"
+
+
+def assert_same(checkpoint: Path, exported: Path, folder: Path) -> None:
+    """The same numbers, and the same tokens of a text."""
+    convert(ConvertOptions(model_dir=exported, output_dir=folder))
+    np.testing.assert_array_equal(logits_of_graph(folder, IDS), logits_of_graph(checkpoint, IDS))
+
+
+@pytest.mark.parametrize(
+    ("precision", "codes", "kind"), [("w4g32", "symmetric", "Q4_0"), ("w4g64", "auto", ""), ("w8", "auto", "Q8_0")]
+)
+def test_a_gguf_file_has_the_same_values(tmp_path: Path, precision: str, codes: str, kind: str) -> None:
+    checkpoint = quantised(tmp_path, precision, codes)
+    report = export(checkpoint, tmp_path / "x.gguf", "gguf", as_floats=precision == "w4g64")
+    assert_same(checkpoint, tmp_path / "x.gguf", tmp_path / "back")
+    header = read_gguf_header(tmp_path / "x.gguf")
+    if kind:
+        assert report.kinds[kind] == 7 * 2
+        assert report.floats == ()
+    # decoded number by number, after llama.cpp's order of heads
+    tensor = header.tensors["blk.1.attn_q.weight"]
+    number = {name: number for number, (name, *_) in BLOCKS.items()}[tensor.type.name]
+    _, size, nbytes, _, decode = BLOCKS[number]
+    raw = (tmp_path / "x.gguf").read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
+    values = [decode(raw[at : at + nbytes], i) for at in range(0, len(raw), nbytes) for i in range(size)]
+    found = np.array(values, np.float32).reshape(tensor.shape)
+    heads = int(str(LLAMA["num_attention_heads"]))
+    found = found.reshape(heads, -1, 2, found.shape[1]).swapaxes(1, 2).reshape(found.shape)
+    opened = Checkpoint.open(checkpoint)
+    with WeightReader(opened) as reader:
+        ours = CheckpointWeights(opened, reader).find("layers.1/attn/q/weight").read(0, len(found))
+    np.testing.assert_array_equal(found, ours)
+
+
+@pytest.mark.parametrize(("precision", "codes"), [("w4g32", "symmetric"), ("w4g32", "asymmetric"), ("w8", "auto")])
+def test_compressed_tensors_have_the_same_values(tmp_path: Path, precision: str, codes: str) -> None:
+    checkpoint = quantised(tmp_path, precision, codes)
+    report = export(checkpoint, tmp_path / "x", "compressed-tensors")
+    assert report.floats == ()
+    assert_same(checkpoint, tmp_path / "x", tmp_path / "back")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())["quantization_config"]
+    assert config["format"] == ("int-quantized" if precision == "w8" else "pack-quantized")
+    assert "lm_head" in config["ignore"]
+    tensors = read_header(tmp_path / "x" / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj"
+    scale = read_rows(tensors[f"{name}.weight_scale"])
+    opened = Checkpoint.open(checkpoint)
+    with WeightReader(opened) as reader:
+        ours = CheckpointWeights(opened, reader).find("layers.0/mlp/up/weight").read(0, len(scale))
+    if precision == "w8":
+        numbers = read_rows(tensors[f"{name}.weight"]).view(np.int8).astype(np.float32)
+    else:
+        words = read_rows(tensors[f"{name}.weight_packed"]).view(np.uint32)
+        fields = (words[:, :, None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15).reshape(len(words), -1)
+        numbers = fields.astype(np.float32) - np.float32(8)
+    if codes == "asymmetric":
+        packed = read_rows(tensors[f"{name}.weight_zero_point"]).view(np.uint32)
+        zero = (packed[:, None] >> np.arange(0, 32, 4, dtype=np.uint32)[None, :, None] & 15).reshape(-1, scale.shape[1])
+        numbers = numbers - np.repeat(zero[: len(scale)].astype(np.float32) - np.float32(8), 32, axis=1)
+    np.testing.assert_array_equal(numbers * np.repeat(scale, numbers.shape[1] // scale.shape[1], axis=1), ours)
+
+
+@pytest.mark.parametrize("form", ["gguf", "compressed-tensors"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"attention_bias": True, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+        {"model_type": "qwen2", "tie_word_embeddings": True},
+        {"model_type": "qwen3", "head_dim": 32},
+        {"model_type": "mistral", "sliding_window": None},
+    ],
+)
+def test_floats_stay_what_they_are(tmp_path: Path, form: str, config: dict[str, object]) -> None:
+    checkpoint = checkpoint_of(tmp_path, {**LLAMA, "num_hidden_layers": 1, **config})
+    target = tmp_path / ("x.gguf" if form == "gguf" else "x")
+    export(checkpoint, target, form)
+    convert(ConvertOptions(model_dir=target, output_dir=tmp_path / "back"))
+    ours, theirs = logits_of_graph(checkpoint, IDS), logits_of_graph(tmp_path / "back", IDS)
+    assert np.abs(ours - theirs).max() <= (1e-6 * np.ptp(ours) if "rope_scaling" in config else 0)
+
+
+def test_what_a_format_cannot_say_is_refused_by_layer(tmp_path: Path) -> None:
+    checkpoint = quantised(tmp_path, "w4g32", "auto", {**LLAMA, "intermediate_size": 88})
+    with pytest.raises(UnsupportedModelError, match=r"mlp/down/weight(.|\n)*32 columns") as refused:
+        export(checkpoint, tmp_path / "x.gguf", "gguf")
+    assert "--as_floats" in str(refused.value.hint)
+    report = export(checkpoint, tmp_path / "x.gguf", "gguf", as_floats=True)
+    assert set(report.floats) == {f"layers.{i}/mlp/down/weight" for i in range(2)}
+    assert_same(checkpoint, tmp_path / "x.gguf", tmp_path / "back")
+    assert not list(tmp_path.glob(".x*"))
+
+
+def test_other_families_and_names_are_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, {**LLAMA, "num_hidden_layers": 1})
+    with pytest.raises(UsageError, match="is a file"):
+        export(checkpoint, tmp_path / "x", "gguf")
+    with pytest.raises(UsageError, match="no such format"):
+        export(checkpoint, tmp_path / "x", "exl2")
+    windowed = checkpoint_of(
+        tmp_path / "w", {**LLAMA, "num_hidden_layers": 1, "model_type": "mistral", "sliding_window": 16}
+    )
+    with pytest.raises(UnsupportedModelError, match="windows"):
+        export(windowed, tmp_path / "x.gguf", "gguf")
+    other = checkpoint_of(tmp_path / "g", {**TINY_GPT2}, texts=False)
+    for form in ("gguf", "compressed-tensors"):
+        with pytest.raises(UnsupportedModelError):
+            export(other, tmp_path / "g.gguf", form)
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_an_export_that_is_interrupted_leaves_the_old_file(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, {**LLAMA, "num_hidden_layers": 1})
+    for form, name in (("gguf", "x.gguf"), ("compressed-tensors", "x")):
+        export(checkpoint, tmp_path / name, form)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("x*") if path.is_file()}
+
+        def stop(what: str, done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            export(checkpoint, tmp_path / name, form, progress=stop)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("x*") if path.is_file()} == before
+        assert not list(tmp_path.glob(".x*"))
+
+
+@pytest.mark.parametrize("name", ["llama2", "gpt2"])
+def test_tokenizers_of_others_cut_texts_alike(shared: Path, name: str) -> None:
+    folder = shared / "tokenizers" / name
+    size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    assert len(gguf_tokenizer(folder, size + 64)["tokenizer.ggml.tokens"]) == size + 64  # type: ignore[arg-type]
+
+
+def test_llama_cpp_and_gguf_read_the_file(tmp_path: Path, shared: Path) -> None:
+    if importlib.util.find_spec("llama_cpp") is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("needs llama-cpp-python and gguf")
+    gguf, llama_cpp = (importlib.import_module(name) for name in ("gguf", "llama_cpp"))
+    convert(ConvertOptions(model_dir=shared / "models" / "stories260K", output_dir=tmp_path / "c"))
+    quantize(QuantizeOptions(output_dir=tmp_path / "q", precision="w8"), tmp_path / "c", TEXT)
+    export(tmp_path / "q", tmp_path / "x.gguf", "gguf", as_floats=True)
+    assert len(gguf.GGUFReader(tmp_path / "x.gguf").tensors) == 47
+    model = llama_cpp.Llama(str(tmp_path / "x.gguf"), n_ctx=64, n_threads=1, verbose=False)
+    ids = model.tokenize(b"Once upon a time, there was")
+    found = [int(token) for _, token in zip(range(16), model.generate(ids, top_k=1, temp=0.0), strict=False)]
+    for _ in range(16):
+        ids = [*ids, int(logits_of_graph(tmp_path / "q", np.array([ids]))[0, -1].argmax())]
+    assert ids[-16:] == found
