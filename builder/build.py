@@ -276,7 +276,7 @@ def _write(
         weights = next(iter(each.plans.values())).weights
         packers.append(Packer(reader, each.lowering.uses, weights, cores()))
         blocks = itertools.chain(packers[-1].blocks(advance), each.constant_blocks())
-        return RankFile(files=each.files, plans=each.plans, blocks=blocks)
+        return RankFile(files=each.files, plans=each.plans, blocks=blocks, rank=each.rank)
 
     with WeightReader(checkpoint) as reader:
         files = [checkpoint.path / name for name in checkpoint.companions()]
@@ -284,12 +284,21 @@ def _write(
         manifest = _manifest(builds, rank_files, checkpoint, tokens)
 
         def finish(manifest: Manifest) -> Manifest:
-            found = zip(packers, rank_files, strict=True)
-            return manifest.with_weight_errors({target: each.errors for each, own in found for target in own.plans})
+            errors: dict[str, dict[str, float]] = {}
+            for packer, own in zip(packers, rank_files, strict=True):
+                for target in own.plans:
+                    _keep_largest(errors.setdefault(target, {}), packer.errors)
+            return manifest.with_weight_errors(errors)
 
         write_engine(directory, manifest, contents, files, checkpoint.path, made, finish)
     nonfinite = {name: count for packer in packers for name, count in packer.nonfinite.items()}
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in nonfinite.items()]
+
+
+def _keep_largest(errors: dict[str, float], more: Mapping[str, float]) -> None:
+    """Several ranks may have shares of one weight: its error is the largest of theirs."""
+    for name, error in more.items():
+        errors[name] = max(error, errors.get(name, 0.0))
 
 
 def _manifest(
@@ -320,7 +329,7 @@ def _manifest(
         model=model_card(checkpoint, plan),
         limits=plan.limits,
         capabilities=CAPABILITIES,
-        ranks=1,
+        ranks=len(builds[0].ranks),
         eos_ids=tokens.eos,
         bos_id=tokens.bos,
         pad_id=tokens.pad,

@@ -223,6 +223,8 @@ class WeightReader:
     def _of_stack(self, node: gs.Node, block: Block, bits: bool) -> Bits:
         """A block of the rows of some matrices of a stack, one matrix after the other: transposed ones, or those of
         which a Slice takes some rows."""
+        if node.op == "Concat":
+            return self._joined_stacks(node, block, bits)
         r0, r1, c0, c1 = block
         _, rows, cols = weight_shape(node.inputs[0])
         begin, end = slice_of(node)[:2] if node.op == "Slice" else (0, cols)
@@ -237,6 +239,20 @@ class WeightReader:
                 at = matrix * rows
                 pieces.append(self._read(node.inputs[0], at + c0, at + c1, first, last, bits=bits).T)
             r0 += last - first
+        return np.concatenate(pieces) if pieces else np.empty((0, c1 - c0), np.float32)
+
+    def _joined_stacks(self, node: gs.Node, block: Block, bits: bool) -> Bits:
+        """A block of stacks whose matrices lie one below the other, expert by expert."""
+        r0, r1, c0, c1 = block
+        sizes = [weight_shape(each)[1] for each in node.inputs]
+        pieces = []
+        for matrix in range(r0 // sum(sizes), -(-r1 // sum(sizes))):
+            begin = matrix * sum(sizes)
+            for each, size in zip(node.inputs, sizes, strict=True):
+                low, high = max(r0 - begin, 0), min(r1 - begin, size)
+                if low < high:
+                    pieces.append(self._read(each, matrix * size + low, matrix * size + high, c0, c1, bits=bits))
+                begin += size
         return np.concatenate(pieces) if pieces else np.empty((0, c1 - c0), np.float32)
 
     def _sum(self, node: gs.Node, shape: tuple[int, int], block: Block) -> Float32:
@@ -338,7 +354,9 @@ def _unreadable(tensor: gs.Constant, number: int) -> BuildError:
 
 
 def _moves_matrices(node: gs.Node) -> bool:
-    """Whether a node transposes each matrix of a stack, or takes rows of each."""
+    """Whether a node transposes each matrix of a stack, takes rows of each, or puts rows of several together."""
+    if node.op == "Concat":
+        return node.attrs["axis"] in (1, -2)
     if node.op == "Slice":
         return slice_of(node)[2] == 1
     return bool(node.op == "Transpose" and list(node.attrs.get("perm", ())) == _SWAPPED)

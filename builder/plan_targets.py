@@ -14,10 +14,11 @@ from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.kernel_limits import check_graph, check_plan
 from ingot.builder.limits import fit_limits
-from ingot.builder.lower import Lowering, cache_groups, read_shape
+from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
+from ingot.builder.passes.split_ranks import SplitRanks
 from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import (
     require_plugins,
@@ -42,10 +43,10 @@ from ingot.builder.tune import tune
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType, Precision
-from ingot.errors import UsageError
-from ingot.plan import Plan
+from ingot.errors import BuildError, UsageError
+from ingot.plan import Limits, Plan
 from ingot.plugins.op_graph import OpGraph
-from ingot.plugins.target import CompilesGraph, Progress, Target, Tunable
+from ingot.plugins.target import CompilesGraph, Progress, RunsRanks, Target, Tunable
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -62,6 +63,7 @@ class TargetBuild:
     lowered  one sentence for each default limit that is lowered to what the model allows
     timings  a line for every product and number of rows that was timed
     sample   what is run to predict the engine's speed
+    further  the same for the ranks after the first; only plan and lowering differ
     """
 
     target: Target
@@ -75,12 +77,20 @@ class TargetBuild:
     lowered: tuple[str, ...]
     timings: tuple[str, ...]
     sample: Sample | None
+    further: tuple["TargetBuild", ...] = ()
+
+    @property
+    def ranks(self) -> tuple["TargetBuild", ...]:
+        """Every rank's, in order."""
+        return (self, *self.further)
 
 
 def plan_targets(
     config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], progress: Progress
 ) -> list[TargetBuild]:
     """A TargetBuild for each target."""
+    if config.tp_size > 1:
+        _require_ranks(config.tp_size, checkpoint, targets)
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
         _make_folder(config.dump_passes)
@@ -100,6 +110,24 @@ def plan_targets(
         own = dataclasses.replace(config, dump_passes=dump)
         builds.append(_plan_target(own, checkpoint, graph, reports, errors, target, progress))
     return builds
+
+
+def _require_ranks(ranks: int, checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
+    """Raises BuildError for what has one rank only."""
+    alone = [target.name for target in targets if not isinstance(target, RunsRanks)]
+    if alone:
+        raise BuildError(
+            f"engines for {', '.join(alone)} have one rank in this version",
+            where=f"--tp_size {ranks}",
+            expected="ref, whose session computes all ranks",
+            hint="give --tp_size 1; --sum_parts alone fixes the bits that ranks will have",
+        )
+    if checkpoint.config.quantised:
+        raise BuildError(
+            "the weights of a quantised checkpoint are not divided among ranks yet",
+            where=f"--tp_size {ranks}",
+            hint="give --tp_size 1, or convert the model that it was made from",
+        )
 
 
 def _plan_target(
@@ -125,31 +153,19 @@ def _plan_target(
     shape = read_shape(graph)
     model = checkpoint.config.model
     limits, lowered = fit_limits(config, shape.positions, sparse_beyond=model.sparse_beyond if model else 0)
-    frees = target.frees_windows
-    caches = cache_groups(shape, limits, config.tokens_per_block, kv_dtype, frees_windows=frees)
-    lowering = Lowering(graph, panels=target.packs_products)
-    for use in lowering.uses:
-        check_sources(use.tensor, checkpoint)
     dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
-
-    def plan_of(program: Program) -> Plan:
-        return lowering.plan(program, limits, caches, shape)
-
-    splits = split_passes(lowering, target, config.sum_parts)
-    screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
-    program = run_step_passes(
-        lowering.program, (*splits, *step_passes(target), *screens), lambda report, made: dump(report, plan_of(made))
-    )
-    plan = plan_of(program)
-    check_plan(plan, target)
-    plan = schedule(plan, target, dump)
+    planned = [
+        _plan_rank(config, checkpoint, graph, (shape, limits, kv_dtype), target, rank, dump if rank == 0 else None)
+        for rank in range(config.tp_size)
+    ]
+    lowering, plan = planned[0]
     timings: tuple[str, ...] = ()
     if config.autotune:
         tuning = tune(plan, target, config.timing_cache, progress)
         plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
         notes.extend(tuning.notes)
     sample = _sample(config, checkpoint, plan, target, notes)
-    return TargetBuild(
+    first = TargetBuild(
         target=target,
         precision=precision,
         activation_errors=activation_errors,
@@ -162,6 +178,48 @@ def _plan_target(
         timings=timings,
         sample=sample,
     )
+    further = (dataclasses.replace(first, lowering=each, plan=its, sample=None) for each, its in planned[1:])
+    return dataclasses.replace(first, further=tuple(further))
+
+
+def _plan_rank(
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    graph: Graph,
+    model: tuple[ModelShape, Limits, DType],
+    target: Target,
+    rank: int,
+    dump: Dump | None,
+) -> tuple[Lowering, Plan]:
+    """One rank's weights and plan. model: shape and limits of the engine, type of the KV cache."""
+    shape, limits, kv_dtype = model
+    lowering = Lowering(graph, panels=target.packs_products)
+    for use in lowering.uses:
+        check_sources(use.tensor, checkpoint)
+    sums = split_passes(lowering, target, config.parts, rank, config.tp_size)
+    ranks = tuple(SplitRanks(sums=each) for each in sums if config.tp_size > 1)
+
+    def plan_of(program: Program) -> Plan:
+        own = _own_heads(shape, ranks)
+        caches = cache_groups(own, limits, config.tokens_per_block, kv_dtype, frees_windows=target.frees_windows)
+        return lowering.plan(program, limits, caches, own)
+
+    screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
+    program = run_step_passes(
+        lowering.program,
+        (*sums, *ranks, *step_passes(target), *screens),
+        lambda report, made: None if dump is None or made is None else dump(report, plan_of(made)),
+    )
+    plan = plan_of(program)
+    check_plan(plan, target)
+    return lowering, schedule(plan, target, *(() if dump is None else (dump,)))
+
+
+def _own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:
+    """With the key heads of a rank."""
+    own = {layer: heads for each in ranks for layer, heads in each.kv_heads.items()}
+    layers = (dataclasses.replace(each, kv_heads=own.get(i, each.kv_heads)) for i, each in enumerate(shape.layers))
+    return dataclasses.replace(shape, layers=tuple(layers))
 
 
 def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Target, notes: list[str]) -> Sample | None:

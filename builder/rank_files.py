@@ -21,12 +21,14 @@ from ingot.plugins.target import Constant
 class RankFilePlan:
     """One rank file.
 
+    rank     whose it is
     files    as in `ingot.manifest.TargetEntry`
     lowering of the weights
     plans    by target, with their constants
     """
 
     files: str
+    rank: int
     lowering: Lowering
     plans: dict[str, Plan]
     constants: tuple[tuple[Constant, ...], ...]
@@ -48,6 +50,12 @@ class RankFilePlan:
 
 
 def plan_rank_files(builds: Sequence[TargetBuild], constants: Sequence[tuple[Constant, ...]]) -> list[RankFilePlan]:
+    """Those of every rank, in order. constants: of each build."""
+    by_rank = zip(*(target_build.ranks for target_build in builds), strict=True)
+    return [each for rank, own in enumerate(by_rank) for each in _of_rank(rank, own, constants)]
+
+
+def _of_rank(rank: int, builds: Sequence[TargetBuild], constants: Sequence[tuple[Constant, ...]]) -> list[RankFilePlan]:
     """A rank file for each kind of weights, in the order of the builds; the first has no word in its file's name."""
     alike: dict[object, list[int]] = {}
     for index, target_build in enumerate(builds):
@@ -62,6 +70,7 @@ def plan_rank_files(builds: Sequence[TargetBuild], constants: Sequence[tuple[Con
         rank_files.append(
             RankFilePlan(
                 files=_word(own[0].target.name, taken) if rank_files else "",
+                rank=rank,
                 lowering=own[0].lowering,
                 plans=dict(zip((target_build.target.name for target_build in own), plans, strict=True)),
                 constants=tuple(added),

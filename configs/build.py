@@ -39,7 +39,9 @@ class BuildConfig:
     max_seq_len       prompt plus generated tokens of a request (4096)
     max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
-    sum_parts         parts of each sum that ranks would divide; a power of two. Engines of other parts differ in bits
+    tp_size           ranks that share each layer; a power of two
+    sum_parts         parts of each sum that ranks divide: a power of two, a multiple of tp_size. None: tp_size. Engines
+                      of other numbers of parts differ in bits
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
     kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
     max_mem           bytes the build may use
@@ -60,7 +62,8 @@ class BuildConfig:
     max_seq_len: int | None = None
     max_output_len: int | None = None
     max_num_tokens: int | None = None
-    sum_parts: int = 1
+    tp_size: int = 1
+    sum_parts: int | None = None
     tokens_per_block: int = 32
     kv_cache_dtype: str = "auto"
     max_mem: int | None = None
@@ -68,6 +71,11 @@ class BuildConfig:
     timing_cache: Path | None = None
     dry_run: bool = False
     dump_passes: Path | None = None
+
+    @property
+    def parts(self) -> int:
+        """Parts of each sum that ranks divide."""
+        return self.tp_size if self.sum_parts is None else self.sum_parts
 
     def __post_init__(self) -> None:
         check_target(self.target)
@@ -95,7 +103,7 @@ class BuildConfig:
             raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
         if self.timing_cache is not None and not self.autotune:
             raise UsageError("a timing cache serves autotuning", hint="leave timing_cache or no_autotune out")
-        _check_parts(self.sum_parts)
+        self._check_ranks()
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(
@@ -104,10 +112,22 @@ class BuildConfig:
                 expected=f"a multiple of 16 from {MIN_TOKENS_PER_BLOCK} to {MAX_TOKENS_PER_BLOCK}",
             )
 
+    def _check_ranks(self) -> None:
+        _check_parts("tp_size", self.tp_size)
+        _check_parts("sum_parts", self.parts)
+        if self.parts % self.tp_size:
+            raise UsageError(
+                "ranks cannot divide the parts of the sums evenly",
+                expected=f"a --sum_parts that --tp_size {self.tp_size} divides",
+                got=f"--sum_parts {self.parts}",
+            )
+        if self.tp_size > 1 and self.screen_lm_head:
+            raise UsageError("an lm_head that ranks share is not screened yet", hint="leave --screen_lm_head out")
 
-def _check_parts(parts: int) -> None:
+
+def _check_parts(name: str, parts: int) -> None:
     if not isinstance(parts, int) or not 1 <= parts <= MAX_SUM_PARTS or parts & (parts - 1):
-        raise UsageError("sum_parts must be a power of two", expected=f"1, 2, 4, ... {MAX_SUM_PARTS}", got=repr(parts))
+        raise UsageError(f"{name} must be a power of two", expected=f"1, 2, 4, ... {MAX_SUM_PARTS}", got=repr(parts))
 
 
 def _check_name(option: str, value: str, known: tuple[str, ...], not_yet: dict[str, str]) -> None:

@@ -222,6 +222,14 @@ class Call:
         return HeldWeight(held=value) if isinstance(value, WeightRows) else value
 
 
+MOST_RANKS = 64  # of a tensor parallel group
+
+
+def alone(call: Call) -> tuple[Array, ...]:
+    """What a collective gives one rank by itself."""
+    raise AssertionError("ranks compute a collective together: a session of one rank refuses its plan")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Op:
     """inputs: names; a trailing "?" marks an optional one. attrs: name → default, or the type if it must be given.
@@ -258,6 +266,8 @@ class Op:
     is_step       plans have steps of it; else sessions do it beside their steps
     state         attrs → float32 numbers that a sequence keeps in the layer, for an op whose cache group has states
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
+    collective    of an op that all ranks compute together: their inputs, in order → what each of them gets. Its
+                  `reference` is `alone`
     """
 
     name: str
@@ -293,6 +303,7 @@ class Op:
     overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False
+    collective: Callable[[Sequence[Array]], Array] | None = None
     state: Callable[[Mapping[str, Attr]], int] | None = None
 
     @property

@@ -1,7 +1,7 @@
 """What a target is: the kernels it can be built for, what this machine lacks, and how to load a plan on it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -140,6 +140,17 @@ class Target(Protocol):
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
         """Load a plan; `weights` (the whole section) must stay valid. Raises CapacityError, TargetError."""
+        ...
+
+
+@runtime_checkable
+class RunsRanks(Target, Protocol):
+    """A target whose session can compute all ranks of an engine."""
+
+    def open_ranks(
+        self, plans: Sequence[Plan], weights: Sequence[npt.NDArray[np.uint8]], options: SessionOptions
+    ) -> Session:
+        """Load the plan and the weights of every rank, in order. Raises as `open_session`."""
         ...
 
 

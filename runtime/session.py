@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.native import crc32 as native_crc32
 from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.registry import fit_targets
-from ingot.plugins.target import NumaAware, SessionOptions, Target, WithMemory
+from ingot.plugins.target import NumaAware, RunsRanks, SessionOptions, Target, WithMemory
 from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 from ingot.step_io import Session
 from ingot.weights_memory import NumaPlacement
@@ -46,7 +47,7 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     """
     manifest = read_manifest(directory)
     target = fit_targets(manifest.targets, where=str(directory), wanted=config.target, isa=config.isa).best()
-    _require_one_rank(manifest.ranks, target, str(directory))
+    _require_ranks(manifest.ranks, target, config, str(directory))
     if config.use_mmap:
         _require_lasting(Path(directory))
     crc32 = _crc32 if detect_isa() != "none" else None
@@ -58,9 +59,11 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     limits = lowered(engine.plan.limits, config)
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
-    budget = kv_budget(engine.plan.caches, limits, config.kv_cache_memory, available)
+    ranks = [engine, *(open_engine(directory, rank, crc32, target.name) for rank in range(1, manifest.ranks))]
+    memory = config.kv_cache_memory if config.kv_cache_memory is None else config.kv_cache_memory // len(ranks)
+    budget = kv_budget(engine.plan.caches, limits, memory, available // len(ranks))
     options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
-    session = target.open_session(engine.plan, engine.weights, options)
+    session = _open_session(target, ranks, options)
     chunk = None if target.on_gpu or config.max_num_tokens is not None else PREFILL_CHUNK
     return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)
 
@@ -101,9 +104,26 @@ def _require_lasting(directory: Path) -> None:
             )
 
 
-def _require_one_rank(ranks: int, target: Target, where: str) -> None:
-    """An engine of several ranks is a part of a model in each file, and nothing here puts them together."""
+def _open_session(target: Target, ranks: Sequence[Engine], options: SessionOptions) -> Session:
+    """A session for the engine's only rank, or for all of them in this process."""
+    if len(ranks) == 1:
+        return target.open_session(ranks[0].plan, ranks[0].weights, options)
+    assert isinstance(target, RunsRanks), "all others are refused"
+    return target.open_ranks([each.plan for each in ranks], [each.weights for each in ranks], options)
+
+
+def _require_ranks(ranks: int, target: Target, config: RuntimeConfig, where: str) -> None:
+    """An engine of several ranks is a part of a model in each file. Raises TargetError where nothing puts them
+    together, UsageError where one of them is asked for."""
     if ranks == 1:
+        return
+    if isinstance(target, RunsRanks):
+        if config.rank:
+            raise UsageError(
+                f"rank {config.rank}: {target.name} computes all {ranks} ranks of the engine in one process",
+                where=where,
+                hint="leave rank out",
+            )
         return
     here = f"{target.devices()} that run {target.name}" if isinstance(target, WithMemory) else "no GPU in use"
     raise TargetError(

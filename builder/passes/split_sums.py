@@ -14,7 +14,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -26,8 +26,8 @@ from ingot.builder.passes.base import PassReport
 from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
 from ingot.errors import BuildError, NoKernelError
-from ingot.plan import Plan
-from ingot.plugins.ops import add, take_columns
+from ingot.plan import Attr, Plan
+from ingot.plugins.ops import add, all_reduce, take_columns
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import CompilesGraph, Target
 
@@ -41,9 +41,11 @@ _UNCUT = {
 }
 
 
-def split_passes(lowering: Lowering, target: Target, parts: int) -> tuple["SplitSums", ...]:
+def split_passes(
+    lowering: Lowering, target: Target, parts: int, rank: int = 0, ranks: int = 1
+) -> tuple["SplitSums", ...]:
     """The pass, where there is more than one part."""
-    return (SplitSums(lowering=lowering, target=target, parts=parts),) if parts > 1 else ()
+    return (SplitSums(lowering=lowering, target=target, parts=parts, rank=rank, ranks=ranks),) if parts > 1 else ()
 
 
 def sum_parts(plan: Plan) -> int:
@@ -55,11 +57,18 @@ def sum_parts(plan: Plan) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSums:
-    """parts: a power of two, at least 2; lowering: gets the parts of the weights."""
+    """parts: a power of two, at least 2; lowering: gets the parts of the weights.
+
+    rank, ranks  ranks divide the parts evenly; a program has those of one rank, and all of them add up what they have
+    shares       gets the columns, first and last and one, that this rank has of each value that is added up
+    """
 
     lowering: Lowering
     target: Target
     parts: int
+    rank: int = 0
+    ranks: int = 1
+    shares: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, program: Program) -> tuple[Program, PassReport]:
         """Raises BuildError where the model or the target has what cannot be cut."""
@@ -73,22 +82,21 @@ class SplitSums:
                 )
         writers = {value: step for step in program.steps for value in step.outputs if value is not None}
         made = _Parts(self, program.values)
-        cut: set[str] = set()
         for step in program.steps:
             unit = _unit(step, writers)
             if unit is None:
                 made.steps.append(step)
             else:
                 made.cut(step, unit)
-                cut.add(_weight(step))
-        if not cut:
+        if not made.count:
             raise BuildError(
                 "the model has no product whose sum can be made in parts",
                 where=OPTION,
                 expected="a product of attention heads, or of what an activation has made",
                 hint=f"leave {OPTION} out",
             )
-        self.lowering.drop_weights(cut - {ref for step in made.steps for ref in step.inputs if isinstance(ref, str)})
+        read = {ref for step in made.steps for ref in step.inputs if isinstance(ref, str)}
+        self.lowering.drop_weights({use.name for use in self.lowering.uses} - read)
         changed = dataclasses.replace(program, steps=tuple(made.steps), values=tuple(made.values))
         return changed, PassReport(name=NAME, fired=made.count)
 
@@ -101,7 +109,6 @@ class _Parts:
         self.values = list(values)
         self.count = 0
         self._split = split
-        self._kernels = {op.name: choose_kernel(split.target, op.name, "f32") for op in (add.OP, take_columns.OP)}
 
     def cut(self, step: Draft, unit: int) -> None:
         """The steps that take the place of a product. unit: columns of its input that stay together."""
@@ -113,46 +120,64 @@ class _Parts:
         assert out is not None, "and writes one"
         residual = None if op.residual is None else step.inputs[op.residual]
         sums: list[int] = []
-        for part, (begin, end) in enumerate(_bounds(step.name, k, parts, unit, use.group)):
-            taken = self._taken(f"{step.name}.columns{part}", x, k, begin, end)
+        each = parts // self._split.ranks
+        bounds = _bounds(step.name, k, parts, unit, use.group)
+        own = range(self._split.rank * each, (self._split.rank + 1) * each)
+        low, high = bounds[own[0]][0], bounds[own[-1]][1]
+        for part in own:
+            begin, end = bounds[part]
+            taken = x if each == 1 else self._taken(f"{step.name}.columns{part}", x, k, (low, high), (begin, end))
             weight = self._split.lowering.add_weight(_part_of(use, f"{step.name}.part{part}.weight", begin, end))
             inputs = [taken if i == 0 else weight if i == weight_at else ref for i, ref in enumerate(step.inputs)]
             for at in op.vectors if part else ():
                 inputs[at] = None  # the first part adds the bias
-            joins = op.residual is not None and part % 2 == 1
+            joins = op.residual is not None and each > 1 and part % 2 == 1
             if op.residual is not None:
                 inputs[op.residual] = sums.pop() if joins else None
-            last = parts == 2 and joins and residual is None
-            sums.append(out if last else self._value(out))
+            sums.append(self._value(out))
             name = f"{step.name}.part{part}"
             self.steps.append(dataclasses.replace(step, name=name, inputs=tuple(inputs), outputs=(sums[-1],)))
-        self._add_up(step, sums, residual, out)
+        self._add_up(step, sums, residual)
+        self.steps[-1] = dataclasses.replace(self.steps[-1], outputs=(out,))
+        if self._split.ranks > 1:
+            self._split.shares[x] = low, high
         self.count += 1
 
-    def _taken(self, name: str, x: int, k: int, begin: int, end: int) -> int:
-        """The columns of x that a part takes, of each k of them."""
+    def _taken(self, name: str, x: int, k: int, own: tuple[int, int], part: tuple[int, int]) -> int:
+        """The columns of x that a part takes, of each k of them. own: those that the rank has."""
+        begin, end = part
         taken = self._value(x, cols=self.values[x].cols // k * (end - begin))
         op = take_columns.OP.name
-        attrs = {"of": k, "first": begin, "count": end - begin}
-        self.steps.append(Draft(name=name, op=op, kernel=self._kernels[op], inputs=(x,), outputs=(taken,), attrs=attrs))
+        attrs: dict[str, Attr] = {"of": own[1] - own[0], "first": begin - own[0], "count": end - begin}
+        kernel = choose_kernel(self._split.target, op, "f32")
+        self.steps.append(Draft(name=name, op=op, kernel=kernel, inputs=(x,), outputs=(taken,), attrs=attrs))
         return taken
 
-    def _add_up(self, step: Draft, sums: list[int], residual: str | int | None, out: int) -> None:
-        """Neighbours first, then their sums, and so on; what the product added comes last."""
+    def _add_up(self, step: Draft, sums: list[int], residual: str | int | None) -> None:
+        """Neighbours first, then their sums, and so on; then those of all ranks; what the product added comes last."""
         number = 0
 
-        def added(a: int, b: str | int, to: int) -> int:
+        def added(a: int, b: str | int) -> int:
             nonlocal number
-            name, kernel = f"{step.name}.sum{number}", self._kernels[add.OP.name]
-            self.steps.append(Draft(name=name, op=add.OP.name, kernel=kernel, inputs=(a, b), outputs=(to,), attrs={}))
             number += 1
-            return to
+            return self._made(f"{step.name}.sum{number - 1}", add.OP.name, (a, b), {})
 
         while len(sums) > 1:
-            last = len(sums) == 2 and residual is None
-            sums = [added(sums[i], sums[i + 1], out if last else self._value(out)) for i in range(0, len(sums), 2)]
+            sums = [added(sums[i], sums[i + 1]) for i in range(0, len(sums), 2)]
+        if self._split.ranks > 1:
+            attrs: dict[str, Attr] = {"ranks": self._split.ranks}
+            sums = [self._made(f"{step.name}.all_reduce", all_reduce.OP.name, (sums[0],), attrs)]
         if residual is not None:
-            added(sums[0], residual, out)
+            added(sums[0], residual)
+
+    def _made(self, name: str, op: str, inputs: tuple[int | str, ...], attrs: dict[str, Attr]) -> int:
+        """What a new step gives, which is as wide as its first input."""
+        first = inputs[0]
+        assert isinstance(first, int), "an activation"
+        to = self._value(first)
+        kernel = choose_kernel(self._split.target, op, "f32")
+        self.steps.append(Draft(name=name, op=op, kernel=kernel, inputs=inputs, outputs=(to,), attrs=attrs))
+        return to
 
     def _value(self, like: int, cols: int | None = None) -> int:
         known = self.values[like]
@@ -189,7 +214,7 @@ def _unit(step: Draft, writers: Mapping[int, Draft]) -> int | None:
         return 1
     if step.op != "matmul" or step.attrs["gated"] or step.attrs["activation"] != "none":
         return None
-    source = next(_sources(step, writers))
+    source = _source(step, writers)
     if source is None:
         return None
     if source.op == "paged_attention":
@@ -198,14 +223,11 @@ def _unit(step: Draft, writers: Mapping[int, Draft]) -> int | None:
     return 1 if narrow or source.op == "activation" else None
 
 
-def _sources(step: Draft, writers: Mapping[int, Draft]) -> Iterator[Draft | None]:
+def _source(step: Draft, writers: Mapping[int, Draft]) -> Draft | None:
     """The step that makes a step's first input, whatever rows are taken out of that or gated."""
     ref = step.inputs[0]
     source = writers.get(ref) if isinstance(ref, int) else None
-    if source is not None and source.op in _FOLLOWED:
-        yield from _sources(source, writers)
-    else:
-        yield source
+    return _source(source, writers) if source is not None and source.op in _FOLLOWED else source
 
 
 def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[int, int]]:
@@ -227,9 +249,14 @@ def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[
 
 def _part_of(use: WeightUse, name: str, begin: int, end: int) -> WeightUse:
     """Columns of a weight as a weight."""
-    axis = len(use.shape) - 1
-    made = gs.Variable(f"{name}.columns")
-    ends = [np.array([each], np.int64) for each in (begin, end, axis)]
-    given = [use.tensor, *(gs.Constant(f"{name}.{i}", values=each) for i, each in enumerate(ends))]
-    gs.Node(op="Slice", name=name, inputs=given, outputs=[made])
+    made = cut_along(use.tensor, name, begin, end, len(use.shape) - 1)
     return dataclasses.replace(use, name=name, tensor=made, shape=(*use.shape[:-1], end - begin))
+
+
+def cut_along(tensor: gs.Tensor, name: str, begin: int, end: int, axis: int) -> gs.Tensor:
+    """A range of a weight expression."""
+    made = gs.Variable(f"{name}.range")
+    ends = [np.array([each], np.int64) for each in (begin, end, axis)]
+    given = [tensor, *(gs.Constant(f"{name}.{i}", values=each) for i, each in enumerate(ends))]
+    gs.Node(op="Slice", name=name, inputs=given, outputs=[made])
+    return made

@@ -22,18 +22,21 @@ from ingot.weight_formats import TABLE_FORMAT
 _TABLE_DTYPES = (DType.F32, DType.BF16, DType.F16, DType(TABLE_FORMAT.dtype))
 
 
-def check_steps(plan: Plan) -> None:
-    """Raise EngineError for an input that nobody gives, or the first step that no session of any target could run."""
+def check_steps(plan: Plan, ranks: int = 1) -> None:
+    """ranks: that compute the plan's collectives together.
+
+    Raise EngineError for an input that nobody gives, or the first step that no session of any target could run.
+    """
     require_known_inputs(plan)
-    checker = _Checker(plan)
+    checker = _Checker(plan, ranks)
     for step in plan.steps:
         if (found := checker.problem(step)) is not None:
             raise EngineError("the engine's plan cannot run", where=f"step {step.name}", got=found, hint=REBUILD)
 
 
 class _Checker:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, ranks: int) -> None:
+        self._plan, self._ranks = plan, ranks
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
         self._given = {each.name for each in plan.inputs}
@@ -45,6 +48,8 @@ class _Checker:
             return f"op {step.op} is no step of a plan"
         if (found := op.problem(step.inputs, step.attrs)) is not None:
             return found
+        if op.collective is not None and step.attrs["ranks"] != self._ranks:
+            return f"{step.attrs['ranks']} ranks compute it together, and {self._ranks} are here"
         if len(step.outputs) != len(op.outputs) or not step.outputs[0]:
             return f"gives {len(op.outputs)} outputs, got {len(step.outputs)}"
         checks: Sequence[Callable[[Step, Op], str | None]] = (

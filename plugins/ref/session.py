@@ -30,9 +30,9 @@ class RefSession:
 
     most_steps = 1
 
-    def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> None:
-        """Raises EngineError for a plan that cannot run, CapacityError."""
-        check_steps(plan)
+    def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, *, ranks: int = 1) -> None:
+        """ranks: that compute its collectives together. Raises EngineError where it cannot run, CapacityError."""
+        check_steps(plan, ranks)
         self._logits, self._steps = plan.logits, plan.steps
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         read = {name for step in plan.steps for name in step.inputs}  # not the machine code of another target
@@ -46,6 +46,10 @@ class RefSession:
             raise CapacityError(
                 "there is not enough memory for the KV cache", got=str(error), hint="pass a smaller kv_cache_memory"
             ) from error
+
+    def begin(self, batch: StepBatch) -> tuple[Interpreter, "Arena"]:
+        """What computes one pass of this rank, and where its activations lie."""
+        return self._interpreter(batch), Arena(self._arena, self._buffers, batch)
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence."""

@@ -1,10 +1,13 @@
 """The target `ref`: interprets any plan in numpy with the ops' references. Needs no native part."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from ingot.plan import Plan
 from ingot.plugins.op import Op
+from ingot.plugins.ref.ranks import RanksSession
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_op, op_names
 from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
@@ -67,6 +70,12 @@ class RefTarget:
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> Session:
         """A session that interprets `plan`, which may have been made for another target."""
         return RefSession(plan, weights, options)
+
+    def open_ranks(
+        self, plans: Sequence[Plan], weights: Sequence[npt.NDArray[np.uint8]], options: SessionOptions
+    ) -> Session:
+        """A session that interprets the plans of all ranks, step by step."""
+        return RanksSession(plans, weights, options)
 
 
 TARGETS: tuple[Target, ...] = (RefTarget(),)

@@ -55,6 +55,7 @@ class _PartWriter:
 class RankFile:
     """What goes into one rank file: the plans of targets whose weights lie alike, and these weights.
 
+    rank    whose it is
     files   as in `Variant`
     blocks  of the weights section, with ascending offsets; gaps become zeros
     """
@@ -62,6 +63,7 @@ class RankFile:
     plans: Mapping[str, Plan]
     blocks: Iterable[Block]
     files: str = ""
+    rank: int = 0
 
 
 def write_engine(
@@ -73,7 +75,7 @@ def write_engine(
     made: Mapping[str, bytes] | None = None,
     finish: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> Manifest:
-    """Fill the new, empty `directory` with an engine of one rank.
+    """Fill the new, empty `directory` with an engine.
 
     manifest  everything but `parts`, which is made here
     finish    adds what is known when all blocks have been made
@@ -82,7 +84,7 @@ def write_engine(
     made      further files by name, e.g. what another compiler made
     Memory stays at one block.
     """
-    parts = [_write_rank(directory, content) for content in ranks]
+    parts = [_write_rank(directory, content, manifest.ranks) for content in ranks]
     for path in files:
         name = path.name if source is None else path.relative_to(source).as_posix()
         parts.append(_write_part(directory, name, _read_blocks(path)))
@@ -104,14 +106,14 @@ def store_passport(directory: Path, target: str, passport: Mapping[str, Fact]) -
     return manifest
 
 
-def _write_rank(directory: Path, content: RankFile) -> Part:
+def _write_rank(directory: Path, content: RankFile, ranks: int) -> Part:
     text = plans_to_json(content.plans).encode()
     start = aligned(HEADER_BYTES + len(text), SECTION_ALIGNMENT)
     (nbytes,) = {plan.weight_bytes for plan in content.plans.values()}
     header = Header(
         schema=ENGINE_SCHEMA,
-        rank=0,
-        ranks=1,
+        rank=content.rank,
+        ranks=ranks,
         file_bytes=start + nbytes,
         plan_offset=HEADER_BYTES,
         plan_bytes=len(text),
@@ -128,7 +130,7 @@ def _write_rank(directory: Path, content: RankFile) -> Part:
             writer.write(data)
         writer.pad_to(start + nbytes)
 
-    return _written(directory, rank_file(0, content.files), pieces)
+    return _written(directory, rank_file(content.rank, content.files), pieces)
 
 
 def _write_part(directory: Path, name: str, blocks: Iterable[bytes]) -> Part:

@@ -117,10 +117,12 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     )
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
     network = _network(path, manifest)
+    ranks = _ranks(path, manifest)
     document: dict[str, Any] = {
         "target": manifest.target,
         "precision": manifest.precision,
         "file": file,
+        **({"ranks": ranks} if ranks else {}),
         "caches": [{**write_record(each), "bytes_per_token": _bytes_per_token(each)} for each in plan.caches],
         "sequence_bytes": _sequence_bytes(plan),
         "arena_bytes": plan.arena_bytes,
@@ -137,6 +139,11 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
         f"weights     {format_bytes(plan.weight_bytes)} packed",
+        *(
+            f"rank        {each['file']}: {format_bytes(each['weight_bytes'])} of weights, "
+            f"{format_bytes(each['kv_bytes_per_token'])} of KV cache a token"
+            for each in ranks
+        ),
         f"inputs      {', '.join(map(str, plan.inputs))}",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         *_cache_lines(plan),
@@ -156,6 +163,21 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         summary="\n".join([*lines, *passport, "", *short_table(plan, steps)]),
         document=document,
     )
+
+
+def _ranks(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
+    """What each rank holds, where there are several: the steps are those of the first."""
+    if manifest.ranks == 1:
+        return []
+    plans = [read_plan(path, rank, manifest.target) for rank in range(manifest.ranks)]
+    return [
+        {
+            "file": rank_file(rank, manifest.files),
+            "weight_bytes": plan.weight_bytes,
+            "kv_bytes_per_token": sum(_bytes_per_token(group) for group in plan.caches),
+        }
+        for rank, plan in enumerate(plans)
+    ]
 
 
 def _buffer_words(plan: Plan) -> str:

@@ -27,7 +27,12 @@ def lower(
     x = g.input()
     up = g.linear(x, HIDDEN, wide)
     branch = g.linear(g.node("Relu", up) if relu else up, wide, HIDDEN, bias=bias)
-    graph = g.finish(g.linear(g.node("Add", x, branch), HIDDEN, VOCAB))
+    return lowered(g, g.linear(g.node("Add", x, branch), HIDDEN, VOCAB), dtype, group)
+
+
+def lowered(g: GraphMaker, logits: str, dtype: DType = DType.F32, group: int = 0) -> Lowering:
+    """A graph, as an engine of `ref` has it before its sums are made in parts."""
+    graph = g.finish(logits)
     run_passes(graph, structure_passes())
     name_nodes(graph)
     choice = ProductChoice(precision=Precision(dtype=dtype, group=group), activations="f32")

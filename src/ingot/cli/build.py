@@ -17,6 +17,7 @@ from ingot.configs.recipe import Recipe
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
 from ingot.plugins.registry import find_targets
+from ingot.plugins.target import RunsRanks
 
 _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_plugin
 
@@ -82,12 +83,10 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--sum_parts",
     type=positive,
-    default=1,
-    show_default=True,
     help="Make the sums of the products behind attention and activations in this many parts, a power of two. Another "
-    "number gives other bits.",
+    "number gives other bits. Default: tp_size.",
 )
-@click.option("--tp_size", type=positive, help="Divide each layer among this many ranks; only 1 yet.")
+@click.option("--tp_size", type=positive, help="Divide each layer among this many ranks; more than 1 for ref only.")
 @click.option("--pp_size", type=positive, help="Divide the layers among this many ranks; only 1 yet.")
 @click.option(
     "--config",
@@ -154,7 +153,7 @@ def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: A
 
 def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsole) -> BuildConfig:
     """The options that became something; the rest is refused with a reason."""
-    _refuse_later(options, defaults)
+    tp_size = _tp_size(options, defaults)
     recipe = Recipe.load(options["config"]) if options["config"] is not None else Recipe()
     precision = _precision(options, recipe, defaults)
     activations = _activations(options, recipe, precision)
@@ -182,6 +181,7 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
         activations=activations,
         layers=recipe.layers,
         autotune=not options["no_autotune"],
+        tp_size=tp_size,
         **{name: options[name] for name in kept},
     )
 
@@ -193,15 +193,18 @@ def _agreed(option: str, given: str | None, recipe: str | None) -> str | None:
     return given if given is not None else recipe
 
 
-def _refuse_later(options: dict[str, Any], defaults: BuildDefaults) -> None:
+def _tp_size(options: dict[str, Any], defaults: BuildDefaults) -> int:
+    """Raises UsageError for ranks that do not exist yet."""
+    ranked = all(isinstance(target, RunsRanks) for target in find_targets(options["target"]))
     for name in ("tp_size", "pp_size"):
         size = options[name] or getattr(defaults, name) or 1
-        if size > 1:
+        if size > 1 and not (name == "tp_size" and ranked):
             origin = "" if options[name] else ", recorded by convert"
             raise UsageError(
                 f"--{name} {size}{origin}: an engine has one rank in this version, so one CPU or one GPU",
-                hint=f"give --{name} 1",
+                hint=f"give --{name} 1" + ("; --target ref takes more" if name == "tp_size" else ""),
             )
+    return options["tp_size"] or defaults.tp_size or 1
 
 
 def _precision(options: dict[str, Any], recipe: Recipe, defaults: BuildDefaults) -> str:

@@ -63,6 +63,14 @@ def compare(
     directory: Path, against: Path, options: CompareOptions, progress: Progress = lambda what, done, total: None
 ) -> Comparison:
     """Raises IngotErrors for what cannot be compared; what is wrong in numbers is in the result."""
+    if (ranks := read_manifest(directory).ranks) > 1:
+        raise UsageError(
+            "the steps of several ranks are not compared yet",
+            where=str(directory),
+            expected="an engine of one rank",
+            got=f"{ranks} ranks",
+            hint="compare an engine built with the same --sum_parts and without --tp_size: it has the same bits",
+        )
     target = comparable_targets(directory, options).best()
     with (
         one_thread_per_product(),

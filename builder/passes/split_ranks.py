@@ -1,0 +1,214 @@
+"""One rank's share of a program whose sums are made in parts (`--tp_size`): heads, columns of each MLP, vocabulary.
+
+    every rank, whole            a rank's share                      together
+    embedding, norms, residuals  qkv, attention (its heads)          attention_out: all_reduce
+                                 gate_up, up (its columns of down)   down, moe_down: all_reduce
+                                 moe_gate_up (of every expert)
+                                 lm_head (its rows)                  logits: all_gather
+
+Rows of a weight are quantised one by one, so that a share of them has the codes of the whole. Everything that decides
+about precision has looked at the whole model before.
+"""
+
+import dataclasses
+from collections import Counter
+
+import onnx_graphsurgeon as gs
+
+from ingot.builder.lower import Lowering
+from ingot.builder.memory import Value
+from ingot.builder.pack import WeightUse
+from ingot.builder.passes.base import PassReport
+from ingot.builder.passes.split_sums import SplitSums, cut_along
+from ingot.builder.program import Draft, Program
+from ingot.builder.select import choose_kernel
+from ingot.errors import BuildError
+from ingot.plan import Attr
+from ingot.plugins.ops import all_gather
+
+NAME = "split_ranks"
+OPTION = "--tp_size"
+Range = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SplitRanks:
+    """sums: the pass before this one, of the same rank. kv_heads: gets those of this rank, by layer."""
+
+    sums: SplitSums
+    kv_heads: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, program: Program) -> tuple[Program, PassReport]:
+        """Raises BuildError where a rank cannot have a share."""
+        work = _Work(self, program)
+        for value, share in self.sums.shares.items():
+            work.divide(value, share)
+        work.divide_logits(program.logits)
+        return work.program(program), PassReport(name=NAME, fired=work.count)
+
+
+class _Work:
+    """Steps and values while they change."""
+
+    def __init__(self, split: SplitRanks, program: Program) -> None:
+        self.count = 0
+        self._split, self._sums = split, split.sums
+        self._steps = {step.name: step for step in program.steps}
+        self._values = list(program.values)
+        self._writers = {value: step.name for step in program.steps for value in step.outputs if value is not None}
+        self._readers = Counter(ref for step in program.steps for ref in step.inputs)
+        self._after: dict[str, Draft] = {}  # step → one that comes right behind it
+
+    def program(self, whole: Program) -> Program:
+        """What has become of the whole."""
+        steps: list[Draft] = []
+        for step in whole.steps:
+            steps.append(self._steps[step.name])
+            if step.name in self._after:
+                steps.append(self._after[step.name])
+        return dataclasses.replace(whole, steps=tuple(steps), values=tuple(self._values))
+
+    def divide(self, value: int, share: Range) -> None:
+        """The step that makes a value makes these columns alone."""
+        self._require_readers(value, self._sums.parts // self._sums.ranks)
+        self._divide(value, share)
+
+    def _divide(self, value: int, share: Range) -> None:
+        step, cols = self._steps[self._writers[value]], self._values[value].cols
+        self._narrow(value, share[1] - share[0])
+        if step.op == "gather_rows":
+            source = step.inputs[0]
+            assert isinstance(source, int), "it takes rows of an activation"
+            self._require_readers(source, 1)
+            self._divide(source, share)
+        elif step.op == "paged_attention":
+            self._divide_heads(step, share)
+        elif step.op == "matmul":
+            n = self._weight(step).shape[0]
+            rows = [share, (n // 2 + share[0], n // 2 + share[1])] if step.attrs["gated"] else [share]
+            self._take_rows(step, rows)
+        elif step.op == "moe_gate_up" and step.inputs[3] is None:
+            n = self._weight(step, 2).shape[1]
+            self._narrow(value, cols // (n // 2) * (share[1] - share[0]))  # of every expert that a row takes
+            self._take_rows(step, [share, (n // 2 + share[0], n // 2 + share[1])], at=2)
+        else:
+            raise _refused(step.name, f"what is added up comes from {step.op}")
+        self.count += 1
+
+    def _require_readers(self, value: int, count: int) -> None:
+        """Nobody else may read what is divided."""
+        if self._readers[value] != count:
+            raise _refused(self._writers[value], "another step reads what is added up")
+
+    def _divide_heads(self, attention: Draft, share: Range) -> None:
+        """Attention, the step that writes its keys and values, and the product of all three."""
+        heads, kv_heads, dim = (int(attention.attrs[key]) for key in ("heads", "kv_heads", "head_dim"))
+        begin, end = share[0] // dim, share[1] // dim
+        low, high = begin * kv_heads // heads, -(-end * kv_heads // heads)
+        own, keys = end - begin, high - low
+        group = heads // kv_heads
+        if own % keys or (keys > 1 and own // keys != group):
+            raise _refused(
+                attention.name,
+                f"{heads} query heads of {kv_heads} key heads: a rank would have heads {begin} to {end}, which share "
+                f"their {keys} key heads unevenly",
+            )
+        query = attention.inputs[0]
+        assert isinstance(query, int), "attention reads queries"
+        write = self._steps[self._writers[query]]
+        if write.op != "rope_kv_write" or write.attrs["value_norm"] or write.attrs["keys_as_values"]:
+            raise _refused(attention.name, "keys and values are another layer's, or not parts of one product")
+        self._require_readers(query, 1)
+        norms = [self._sums.lowering.use(ref).shape for ref in write.inputs[2:4] if isinstance(ref, str)]
+        if any(shape != (dim,) for shape in norms):
+            raise _refused(attention.name, "a norm takes all heads of a token together")
+        if attention.inputs[1] is not None:
+            raise _refused(attention.name, "it has attention sinks")
+        qkv = write.inputs[0]
+        assert isinstance(qkv, int), "of an activation"
+        self._require_readers(qkv, 1)
+        product = self._steps[self._writers[qkv]]
+        if product.op != "matmul" or product.attrs["gated"] or product.attrs["activation"] != "none":
+            raise _refused(attention.name, "queries, keys and values are not one product")
+        starts = (0, heads, heads + kv_heads)
+        ranges = [(begin, end), *((start + low, start + high) for start in starts[1:])]
+        self._take_rows(product, [(first * dim, last * dim) for first, last in ranges])
+        self._narrow(qkv, (own + 2 * keys) * dim)
+        self._narrow(query, own * dim)
+        for step in (attention, write):
+            self._set(step, attrs={**step.attrs, "heads": own, "kv_heads": keys})
+        self._split.kv_heads[int(attention.attrs["layer"])] = keys
+
+    def divide_logits(self, logits: int) -> None:
+        """lm_head makes the logits of a part of the vocabulary, and the ranks put theirs together."""
+        step = self._steps[self._writers[logits]]
+        while step.op in ("softcap", "scale"):
+            logits = next(ref for ref in step.inputs if isinstance(ref, int))
+            step = self._steps[self._writers[logits]]
+        if step.op != "matmul" or step.attrs["gated"] or step.inputs[3] is not None:
+            raise _refused(step.name, f"the logits come from {step.op}")
+        vocab, ranks, rank = self._weight(step).shape[0], self._sums.ranks, self._sums.rank
+        begin, end = (vocab * each // ranks for each in (rank, rank + 1))
+        if vocab < ranks:
+            raise _refused(step.name, f"a vocabulary of {vocab}")
+        self._take_rows(step, [(begin, end)])
+        own = dataclasses.replace(self._values[logits], cols=end - begin, tensor="")
+        self._values.append(own)
+        made = len(self._values) - 1
+        self._set(self._steps[step.name], outputs=(made,))
+        op = all_gather.OP.name
+        attrs: dict[str, Attr] = {"ranks": ranks, "columns": vocab}
+        kernel = choose_kernel(self._sums.target, op, "f32")
+        self._after[step.name] = Draft(
+            name=f"{step.name}.{op}", op=op, kernel=kernel, inputs=(made,), outputs=(logits,), attrs=attrs
+        )
+        self.count += 1
+
+    def _narrow(self, value: int, cols: int) -> None:
+        """An activation that only a rank's own steps read has fewer columns, and no name in the graph any more."""
+        self._values[value] = Value(rows=self._values[value].rows, cols=cols, tensor="")
+
+    def _take_rows(self, step: Draft, ranges: list[Range], at: int = 1) -> None:
+        """Rows of a product's weight, which is input `at`, and of its bias, which is the next one."""
+        given = list(step.inputs)
+        for i in (at, at + 1):
+            name = given[i]
+            if not isinstance(name, str):
+                continue
+            if self._readers[name] > 1:
+                raise _refused(step.name, f"weight {name} is also another step's")
+            given[i] = rows_of(self._sums.lowering, name, ranges)
+        self._set(step, inputs=tuple(given))
+
+    def _weight(self, step: Draft, at: int = 1) -> WeightUse:
+        name = step.inputs[at]
+        assert isinstance(name, str), "of a weight"
+        return self._sums.lowering.use(name)
+
+    def _set(self, step: Draft, **changes: object) -> None:
+        self._steps[step.name] = dataclasses.replace(self._steps[step.name], **changes)  # type: ignore[arg-type]
+
+
+def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:
+    """A weight of these rows of another one, or of each of its matrices, takes its place; its name."""
+    use = lowering.use(name)
+    axis = max(0, len(use.shape) - 2)
+    parts = [cut_along(use.tensor, f"{name}.rows{i}", *each, axis) for i, each in enumerate(ranges)]
+    made = parts[0]
+    if len(parts) > 1:
+        made = gs.Variable(f"{name}.rows")
+        gs.Node(op="Concat", name=made.name, attrs={"axis": axis}, inputs=parts, outputs=[made])
+    count = sum(end - begin for begin, end in ranges)
+    lowering.drop_weights({name})
+    return lowering.add_weight(
+        dataclasses.replace(use, tensor=made, shape=(*use.shape[:axis], count, *use.shape[axis + 1 :]))
+    )
+
+
+def _refused(where: str, got: str) -> BuildError:
+    return BuildError(
+        "a layer cannot be divided among ranks yet",
+        where=f"{OPTION}: {where}",
+        got=got,
+        hint=f"leave {OPTION} out: one rank builds every model",
+    )

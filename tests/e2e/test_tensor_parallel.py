@@ -1,0 +1,159 @@
+"""Engines of several ranks: the bits of one rank, whatever is divided; rank files that are missing or damaged."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.convert.family import find_family
+from ingot.engine import open_engine, read_manifest, read_plan
+from ingot.errors import BuildError, EngineError, UsageError
+from ingot.inspect import inspect
+from ingot.plugins.ref.session import RefSession
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import SessionOptions
+from ingot.runtime import ModelRunner
+from tests.e2e.command import ingot
+from tests.e2e.same_bits import random_checkpoint
+from tests.e2e.test_quantised import bits
+from tests.e2e.test_sum_parts import SHAPE
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2, "vocab_size": 67},  # of which no number of ranks has equal shares
+    "qwen3": {"num_key_value_heads": 1},  # each rank has the one key head
+    "qwen2": {"num_key_value_heads": 4, "tie_word_embeddings": True},  # biases
+    "gemma3_text": {"num_key_value_heads": 4},  # two cache groups
+    "mixtral": {"num_key_value_heads": 2},
+    "gpt2": {"n_head": 4},
+}
+CASES = [
+    *((name, "f32", "auto") for name in ("llama", "qwen2", "gpt2")),
+    ("llama", "bf16", "auto"),
+    ("qwen3", "w8", "int8"),
+    ("gemma3_text", "w4g32", "int8"),
+    ("mixtral", "w4g32", "bf16"),
+    ("mixtral", "w8", "int8"),
+]
+PROMPTS = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in (1, 18)]
+
+
+def made(folder: Path, name: str) -> Path:
+    shape = {} if name == "gpt2" else SHAPE
+    return random_checkpoint(folder, {**find_family(name).tiny, **shape, **MODELS[name]})
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("ranks"), "llama")
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Path:
+    build(BuildConfig(target="ref", tp_size=2), checkpoint, checkpoint.parent / "e")
+    return checkpoint.parent / "e"
+
+
+@pytest.mark.parametrize(("name", "precision", "activations"), CASES)
+def test_any_number_of_ranks_gives_the_same_bits(name: str, precision: str, activations: str, tmp_path: Path) -> None:
+    checkpoint = made(tmp_path, name)
+    config = BuildConfig(target="ref", precision=precision, activations=activations, sum_parts=4, tokens_per_block=16)
+    found = []
+    for ranks in (1, 2, 4):
+        build(dataclasses.replace(config, tp_size=ranks), checkpoint, tmp_path / f"e{ranks}")
+        assert read_manifest(tmp_path / f"e{ranks}").ranks == ranks
+        with ModelRunner.from_dir(tmp_path / f"e{ranks}") as runner:
+            found.append(bits(runner, PROMPTS))
+    assert found[1] == found[2] == found[0]
+    with ModelRunner.from_dir(tmp_path / "e2", max_num_tokens=7) as runner:
+        assert bits(runner, PROMPTS) == found[0]
+
+
+def test_ranks_hold_shares_of_weights_and_cache(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
+    build(BuildConfig(target="ref", sum_parts=2), checkpoint, tmp_path / "whole")
+    whole = read_plan(tmp_path / "whole")
+    for rank in range(2):
+        plan = read_plan(engine, rank)
+        assert [group.kv_heads for group in plan.caches] == [1]
+        products = [sum(w.nbytes for w in each.weights if len(w.shape) == 2) for each in (plan, whole)]
+        assert products[0] < 0.7 * products[1], "the token table is in each"
+    document = json.loads(inspect(engine).to_json())
+    assert [each["file"] for each in document["ranks"]] == ["rank0.engine", "rank1.engine"]
+    assert "rank1.engine: " in inspect(engine).summary
+
+
+def test_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
+    args = ("--checkpoint_dir", checkpoint, "--output_dir", tmp_path / "e")
+    ingot("build", *args, "--target", "ref", "--tp_size", 2).succeeds()
+    assert "all hashes match" in ingot("verify", tmp_path / "e").succeeds().out
+    ingot("verify", tmp_path / "e", "--against", checkpoint).fails("several ranks are not compared yet", code=2)
+    ingot("build", *args, "--tp_size", 2).fails("one rank in this version", code=2)
+    ingot("build", *args, "--target", "ref", "--pp_size", 2).fails("one rank in this version", code=2)
+
+
+def test_the_same_bytes_every_time(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
+    build(BuildConfig(target="ref", tp_size=2), checkpoint, tmp_path / "e")
+    for path in engine.iterdir():
+        assert path.read_bytes() == (tmp_path / "e" / path.name).read_bytes()
+
+
+def test_damage(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(engine, tmp_path / "missing")
+    (tmp_path / "missing" / "rank1.engine").unlink()
+    with pytest.raises(EngineError, match=r"missing(.|\n)*rank1\.engine"):
+        ModelRunner.from_dir(tmp_path / "missing")
+    shutil.copytree(engine, tmp_path / "flipped")
+    path = tmp_path / "flipped" / "rank1.engine"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(EngineError, match=r"rank1\.engine"):
+        ModelRunner.from_dir(tmp_path / "flipped")
+    build(BuildConfig(target="ref", tp_size=2, precision="w8"), checkpoint, tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "rank1.engine", tmp_path / "missing" / "rank1.engine")
+    with pytest.raises(EngineError, match=r"rank1\.engine"):
+        ModelRunner.from_dir(tmp_path / "missing")
+
+
+def test_one_rank_alone_computes_nothing(engine: Path) -> None:
+    with open_engine(engine, rank=1) as opened, pytest.raises(EngineError, match=r"2 ranks compute it together, and 1"):
+        RefSession(opened.plan, opened.weights, SessionOptions(num_blocks=(4,)))
+    with pytest.raises(UsageError, match="computes all 2 ranks"):
+        ModelRunner.from_dir(engine, rank=1)
+
+
+def test_ranks_that_do_not_go_together(engine: Path) -> None:
+    target: Any = find_target("ref")
+    with open_engine(engine) as first, open_engine(engine, rank=1) as second:
+        short = dataclasses.replace(second.plan, steps=second.plan.steps[1:])
+        with pytest.raises(EngineError, match=r"do not go together(.|\n)*rank 1"):
+            target.open_ranks([first.plan, short], [first.weights, second.weights], SessionOptions(num_blocks=(4,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("olmo2", "a norm takes all heads of a token together"),
+        ("gpt_oss", "attention sinks"),
+        ("qwen3_5_text", "short convolution"),
+    ],
+)
+def test_models_that_are_not_divided(name: str, words: str, tmp_path: Path) -> None:
+    checkpoint = random_checkpoint(tmp_path, find_family(name).tiny)
+    with pytest.raises(BuildError, match=words):
+        build(BuildConfig(target="ref", tp_size=2), checkpoint, tmp_path / "e")
+    assert not (tmp_path / "e").exists()
+
+
+def test_refused_options() -> None:
+    with pytest.raises(UsageError, match=r"--sum_parts that --tp_size 4 divides(.|\n)*--sum_parts 2"):
+        BuildConfig(tp_size=4, sum_parts=2)
+    with pytest.raises(UsageError, match="tp_size must be a power of two"):
+        BuildConfig(tp_size=3)
+    with pytest.raises(UsageError, match="not screened"):
+        BuildConfig(tp_size=2, screen_lm_head=True)
