@@ -57,6 +57,9 @@ class LatentInner {
     const int64_t rows = item.end - item.begin;
     for (int64_t tile = begin; tile < end; tile += kTile) {
       widen(item, tile, std::min(tile + kTile, end));
+      item_ = &item;
+      asked_ = std::min(tile + kTile, end);
+      asked_end_ = std::min(asked_ + kTile, end);
       for (int64_t first = 0, last; first < rows; first = last) {
         last = first + 1;
         while (last < rows && visible_[last] == visible_[first]) ++last;
@@ -69,35 +72,45 @@ class LatentInner {
  private:
   static int64_t stride(const PagedKv& kv) { return (kv.head_dim + 15) / 16 * 16; }
 
+  const T* row_of(const AttentionItem& item, int64_t token) const {
+    const std::byte* block = kv_.keys + rows_.block(item.sequence, token) * kv_.block_bytes;
+    return reinterpret_cast<const T*>(block) + token % kv_.block_size * kv_.head_dim;
+  }
+
   // Rows of tokens begin .. end-1 to the panel, zeros behind each.
   void widen(const AttentionItem& item, int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      const std::byte* block = kv_.keys + rows_.block(item.sequence, token) * kv_.block_bytes;
-      const T* row = reinterpret_cast<const T*>(block) + token % kv_.block_size * kv_.head_dim;
+      const T* row = row_of(item, token);
       for (int64_t i = 0; i < stride_; i += S::kWidth)
         S::store(panel_ + (token - begin) * stride_ + i,
                  load_lanes<S>(row + i, std::max<int64_t>(kv_.head_dim - i, 0)));
     }
   }
 
-  // Rows first .. last-1, heads of one token, over the first `seen` tokens of the panel.
+  // Rows first .. last-1, heads of one token, over the first `seen` tokens of the panel. A few tokens, or dims, of the
+  // panel stay in the L1 cache for all rows.
   void attend_token(int64_t first, int64_t last, int64_t seen, const RowState& state) {
-    int64_t row = first;
-    for (; row + kRows <= last; row += kRows) score<kRows>(row, seen);
-    for (; row < last; ++row) score<1>(row, seen);
+    int64_t token = 0;
+    for (; token + kTokens <= seen; token += kTokens) score<kTokens>(first, last, token);
+    for (; token < seen; ++token) score<1>(first, last, token);
     softmax_rows<S, kTile, false>(
         last - first, p_ + first * kTile, 0.0f, state.top + first, state.sum + first, factors_ + first,
         [seen](int64_t) { return std::pair<int64_t, int64_t>{0, seen}; },
         [](float* p, int64_t i, V weights) { S::store(p + i, weights); });
-    for (row = first; row + kRows <= last; row += kRows) weigh<kRows>(row, seen, state);
-    for (; row < last; ++row) weigh<1>(row, seen, state);
+    int64_t dim = 0;
+    for (; dim + kDims * S::kWidth <= kv_.padded_dim; dim += kDims * S::kWidth)
+      weigh<kDims>(first, last, dim, seen, state);
+    for (; dim < kv_.padded_dim; dim += S::kWidth) weigh<1>(first, last, dim, seen, state);
   }
 
-  template <int kR>
-  void score(int64_t row, int64_t seen) {
-    int64_t token = 0;
-    for (; token + kTokens <= seen; token += kTokens) score_tokens<kR, kTokens>(row, token);
-    for (; token < seen; ++token) score_tokens<kR, 1>(row, token);
+  template <int kN>
+  void score(int64_t first, int64_t last, int64_t token) {
+    int64_t row = first;
+    for (; row + kRows <= last; row += kRows) {
+      score_tokens<kRows, kN>(row, token);
+      ask();
+    }
+    for (; row < last; ++row) score_tokens<1, kN>(row, token);
   }
 
   template <int kR, int kN>
@@ -116,16 +129,32 @@ class LatentInner {
         for (int t = 0; t < kN; ++t) sums[r][t] = S::fma(each, key[t], sums[r][t]);
       }
     }
-    for (int r = 0; r < kR; ++r)
-      for (int t = 0; t < kN; ++t) p_[(row + r) * kTile + token + t] = S::reduce_add(sums[r][t]);
+    if constexpr (kR % 2 == 0 && kN == 4 && requires(const V(&eight)[8]) { S::reduce_add(eight); }) {
+      for (int r = 0; r < kR; r += 2) {
+        const V eight[8] = {sums[r][0],     sums[r][1],     sums[r][2],     sums[r][3],
+                            sums[r + 1][0], sums[r + 1][1], sums[r + 1][2], sums[r + 1][3]};
+        alignas(64) float scores[S::kWidth];
+        S::store(scores, S::reduce_add(eight));
+        for (int half = 0; half < 2; ++half) std::copy_n(scores + 4 * half, 4, p_ + (row + r + half) * kTile + token);
+      }
+    } else {
+      for (int r = 0; r < kR; ++r)
+        for (int t = 0; t < kN; ++t) p_[(row + r) * kTile + token + t] = S::reduce_add(sums[r][t]);
+    }
   }
 
-  template <int kR>
-  void weigh(int64_t row, int64_t seen, const RowState& state) {
-    int64_t dim = 0;
-    for (; dim + kDims * S::kWidth <= kv_.padded_dim; dim += kDims * S::kWidth)
-      weigh_dims<kR, kDims>(row, dim, seen, state);
-    for (; dim < kv_.padded_dim; dim += S::kWidth) weigh_dims<kR, 1>(row, dim, seen, state);
+  // Asks memory for one more row of the next tile.
+  void ask() {
+    if (asked_ >= asked_end_) return;
+    const auto* row = reinterpret_cast<const char*>(row_of(*item_, asked_++));
+    for (int64_t i = 0; i < kv_.head_dim * static_cast<int64_t>(sizeof(T)); i += 64) S::prefetch_far(row + i);
+  }
+
+  template <int kN>
+  void weigh(int64_t first, int64_t last, int64_t dim, int64_t seen, const RowState& state) {
+    int64_t row = first;
+    for (; row + kRows <= last; row += kRows) weigh_dims<kRows, kN>(row, dim, seen, state);
+    for (; row < last; ++row) weigh_dims<1, kN>(row, dim, seen, state);
   }
 
   template <int kR, int kN>
@@ -158,6 +187,8 @@ class LatentInner {
   float* panel_ = nullptr;    // [kTile][stride]
   float* p_ = nullptr;        // [kItemRows][kTile]
   float* factors_ = nullptr;  // [kItemRows], by which what rows have gathered so far is still to be multiplied
+  const AttentionItem* item_ = nullptr;
+  int64_t asked_ = 0, asked_end_ = 0;  // tokens of the next tile that memory is still to be asked for
   int64_t visible_[kItemRows];
 };
 
