@@ -227,6 +227,22 @@ class Device:
         """Until all that was launched before the mark is done, whatever was launched behind it."""
         self._check(self._driver.cuEventSynchronize(event))
 
+    def seconds(self, work: Callable[[], None], repetitions: int) -> float:
+        """What `work` enqueues takes the GPU, by its own clock: the mean of the repetitions, after one that does not
+        count."""
+        flags = self._driver.CUevent_flags.CU_EVENT_DEFAULT
+        with contextlib.ExitStack() as owned:
+            begin, end = (self._check(self._driver.cuEventCreate(flags)) for _ in range(2))
+            for event in (begin, end):
+                self._own(owned, self._driver.cuEventDestroy, event)
+            work()
+            self._check(self._driver.cuEventRecord(begin, self._stream))
+            for _ in range(repetitions):
+                work()
+            self._check(self._driver.cuEventRecord(end, self._stream))
+            self._check(self._driver.cuEventSynchronize(end))
+            return float(self._check(self._driver.cuEventElapsedTime(begin, end))) / 1e3 / repetitions
+
     def load(self, image: npt.NDArray[np.uint8]) -> Any:
         """A module from machine code."""
         module = self._check(self._driver.cuModuleLoadData(image.tobytes()))

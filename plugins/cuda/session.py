@@ -192,6 +192,24 @@ class CudaSession:
                 outputs[bound.step.name] = self._outputs(bound, counts)
         return self._sampler.finish(self._sampler.submit(batch, draws, self._logits_at)), outputs
 
+    def time_work(self, batch: StepBatch, repetitions: int) -> Mapping[str, Mapping[str, float]]:
+        """Plan step → "kernel" or "product" → seconds, each launched by itself again and again. A step has what it
+        reads in the GPU's caches, as far as it fits. What the buffers hold afterwards has no meaning."""
+        self._require_idle()
+        check_batch(batch, self._plan, self.num_blocks)
+        self.device.enter()
+        counts, integers = self._tables[0].fill(batch)
+        self.device.send(self._tables_at, integers)
+        splits = self._splits(counts)
+        found: dict[str, dict[str, float]] = {}
+        for bound, ready in zip(self._steps, self._ready, strict=True):
+            times = found[bound.step.name] = {}
+            for work in ready:
+                name = "product" if isinstance(work, Multiply) else work.launch.kernel
+                seconds = self.device.seconds(functools.partial(self._launch_work, work, counts, splits), repetitions)
+                times[name] = times.get(name, 0.0) + seconds
+        return found
+
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
         kv, *places = cache_places(self._plan.caches, self.addresses, layer)
@@ -231,14 +249,17 @@ class CudaSession:
 
     def _launch_step(self, index: int, counts: Counts, splits: int) -> None:
         for work in self._ready[index]:
-            if isinstance(work, Multiply):
-                rows = counts.tokens if work.rows is Rows.TOKENS else counts.rows
-                if rows:
-                    self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
-                continue
-            grid = work.launch.grid(counts, splits)
-            if min(grid) > 0 and not (work.launch.only_split and splits == 1):
-                self.device.launch(work.kernel, grid, work.launch.threads, work.launch.shared, work.arguments)
+            self._launch_work(work, counts, splits)
+
+    def _launch_work(self, work: _Ready | Multiply, counts: Counts, splits: int) -> None:
+        if isinstance(work, Multiply):
+            rows = counts.tokens if work.rows is Rows.TOKENS else counts.rows
+            if rows:
+                self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
+            return
+        grid = work.launch.grid(counts, splits)
+        if min(grid) > 0 and not (work.launch.only_split and splits == 1):
+            self.device.launch(work.kernel, grid, work.launch.threads, work.launch.shared, work.arguments)
 
     def _outputs(self, bound: Bound, counts: Counts) -> dict[str, Float32]:
         """What a step wrote, as float32."""

@@ -9,10 +9,15 @@ from ingot.plugins.tensorrt.bindings import Messages, load, logger
 from ingot.plugins.tensorrt.library import find_rtx
 from ingot.plugins.tensorrt.plan_file import HEADER_BYTES, read_header
 from ingot.quickstart import SHIPPED
-from tests.gpu_proof.result import Result
+from tests.gpu_proof.result import Check, Result
 from tests.gpu_proof.work import Job, checkpoint_of, engine_of
 
 TARGET = "tensorrt-rtx"
+
+
+def checks(job: Job) -> Iterator[Check]:
+    """A single one."""
+    yield Check("TensorRT-RTX on this GPU", lambda: rtx_validity(job))
 
 
 def rtx_validity(job: Job) -> Iterator[Result]:

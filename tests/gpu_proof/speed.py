@@ -1,9 +1,10 @@
 """Part d: decode and prefill of models with random weights in bf16, beside the machine's limits and transformers."""
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,101 @@ from ingot.engine import read_plan
 from ingot.plan import Plan
 from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load
-from tests.gpu_proof.result import Result
+from tests.gpu_proof.result import Check, Result
 from tests.gpu_proof.shapes import SHAPES, Wanted
-from tests.gpu_proof.work import Job, engine_of
+from tests.gpu_proof.times import step_times
+from tests.gpu_proof.work import Job, engine_of, engine_place
 
 SHORT = 16  # tokens of context that cost an attention next to nothing
 TRANSFORMERS = Path(__file__).with_name("transformers_speed.py")
-SECONDS = 540
+SECONDS = 510
+PRODUCTS = "large products in bf16"
 WANTED = Wanted()
 
 
-def speed(job: Job) -> Iterator[Result]:
-    """Per shape: decode of each batch, attention alone by the difference that context makes, prefill, transformers."""
+def speed(job: Job) -> Iterator[Check]:
+    """Large products; then per shape: its engine, decode of each batch, each kernel alone, prefill, transformers."""
+    yield Check(PRODUCTS, lambda: [_products()])
     for shape in job.shapes:
-        yield from of_shape(job, shape, SHAPES[shape])
+        yield from _of_shape(job, shape)
 
 
-def of_shape(job: Job, name: str, shape: Mapping[str, object]) -> Iterator[Result]:
-    """The results of one."""
-    engine, command = _engine(job, name, shape)
+def _of_shape(job: Job, name: str) -> Iterator[Check]:
+    """Checkpoint and engine are made apart: each takes minutes for a large shape."""
+    yield Check(f"{name}: checkpoint", lambda: _checkpoint(job, name))
+    yield Check(f"{name}: engine", lambda: _engine_ready(job, name))
+    yield Check(f"{name}: decode", lambda: _decodes(job, name))
+    for size in job.batches:
+        yield Check(f"{name}: kernels of {size}", lambda size=size: _kernels(job, name, size))  # type: ignore[misc]
+    for length in job.prompts:
+        yield Check(f"{name}: prefill of {length}", lambda length=length: [_prefill(job, name, length)])  # type: ignore[misc]
+    numbers = [str(job.context), str(job.output)]
+    for kind, asked, more in (("decode", job.batches, numbers), ("prefill", job.prompts, [])):
+        for size in asked:
+            given = [kind, str(job.work / f"{name}.json"), str(size), *more]
+            regime = f"{kind} of {size}"
+            yield Check(
+                f"{name}: {regime} beside transformers",
+                lambda regime=regime, given=given: [_ratio(job, name, regime, given)],  # type: ignore[misc]
+            )
+
+
+def _products() -> Result:
+    """Operations per second of a large product, which prefill is judged by."""
+    answer = _torch(["products"])
+    rate = answer.get("operations_per_second")
+    return Result(
+        name=PRODUCTS,
+        command=answer["command"],
+        missing=answer.get("missing"),
+        figures={"tflops": rate / 1e12} if rate else {},
+    )
+
+
+def _files(job: Job, name: str) -> tuple[Path, Path]:
+    """The shape's config.json, its Checkpoint."""
+    config = job.work / f"{name}.json"
+    config.write_text(json.dumps(SHAPES[name]))
+    return config, job.work / f"{name}-checkpoint"
+
+
+def _build_config(job: Job) -> BuildConfig:
+    longest = max(job.context + job.output, *job.prompts) + 1
+    return BuildConfig(
+        target=job.target,
+        precision="bf16",
+        max_batch_size=max(job.batches),
+        max_input_len=longest - 1,
+        max_seq_len=longest,
+        max_num_tokens=max(job.prompts),
+    )
+
+
+def _checkpoint(job: Job, name: str) -> Iterator[Result]:
+    """Weights are made here, from a seed. Not where there is an engine already."""
+    config, checkpoint = _files(job, name)
+    if not checkpoint.is_dir() and not engine_place(checkpoint, _build_config(job)).is_dir():
+        convert(ConvertOptions(config=config, random_weights=1, output_dir=checkpoint))
+    return iter(())
+
+
+def _engine_ready(job: Job, name: str) -> Iterator[Result]:
+    """Large shapes together would fill the disk, so the Checkpoint goes when the engine is there."""
+    _, checkpoint = _files(job, name)
+    _engine(job, name)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return iter(())
+
+
+def _engine(job: Job, name: str) -> tuple[Path, str]:
+    config, checkpoint = _files(job, name)
+    engine, command = engine_of(checkpoint, _build_config(job))
+    return engine, f"ingot convert --config {config} --random_weights 1 --output_dir {checkpoint}; {command}"
+
+
+def _decodes(job: Job, name: str) -> Iterator[Result]:
+    """Of each batch; attention alone by the difference that context makes."""
+    engine, command = _engine(job, name)
     plan, options = read_plan(engine), ["--output_len", str(job.output), "--repetitions", str(job.repetitions)]
     batches = [word for size in job.batches for word in ("--batch_size", str(size))]
     decode = f"{command}; ingot bench latency --engine_dir {engine} --input_len {job.context} " + " ".join(
@@ -45,33 +122,11 @@ def of_shape(job: Job, name: str, shape: Mapping[str, object]) -> Iterator[Resul
         yield _decode(name, decode, long, each)
         if each.batch_size > 1:
             yield _attention(name, decode, plan, long, each, less, job.context - SHORT)
-    theirs = _transformers(job, name, shape)
-    rate = theirs.get("products_per_second")
-    speeds: dict[str, float] = {f"decode {each.batch_size}": each.tokens_per_second for each in long.batches}
-    for length in job.prompts:
-        result = _prefill(job, name, engine, plan, length, rate)
-        speeds[f"prefill {length}"] = result.figures["tokens_per_second"]
-        yield result
-    yield from _ratios(name, theirs, speeds)
 
 
-def _engine(job: Job, name: str, shape: Mapping[str, object]) -> tuple[Path, str]:
-    """Weights are made here, from a seed."""
-    checkpoint, config = job.work / f"{name}-checkpoint", job.work / f"{name}.json"
-    config.write_text(json.dumps(shape))
-    if not checkpoint.is_dir():
-        convert(ConvertOptions(config=config, random_weights=1, output_dir=checkpoint))
-    longest = max(job.context + job.output, *job.prompts) + 1
-    build = BuildConfig(
-        target=job.target,
-        precision="bf16",
-        max_batch_size=max(job.batches),
-        max_input_len=longest - 1,
-        max_seq_len=longest,
-        max_num_tokens=max(job.prompts),
-    )
-    engine, command = engine_of(checkpoint, build)
-    return engine, f"ingot convert --config {config} --random_weights 1 --output_dir {checkpoint}; {command}"
+def _kernels(job: Job, name: str, size: int) -> Iterator[Result]:
+    engine, _ = _engine(job, name)
+    return step_times(name, engine, job.target, size, job.context)
 
 
 def _latency(job: Job, engine: Path, batches: Sequence[int], length: int, output: int) -> LatencyReport:
@@ -116,61 +171,58 @@ def _attention(
     )
 
 
-def _prefill(job: Job, name: str, engine: Path, plan: Plan, length: int, rate: float | None) -> Result:
-    """From the prompt to its first token. rate: operations per second of large products, here and now."""
+def _prefill(job: Job, name: str, length: int) -> Result:
+    """From the prompt to its first token, beside the rate of large products on this machine."""
+    engine, _ = _engine(job, name)
+    plan, rate = read_plan(engine), _figure(job, PRODUCTS, "tflops")
     (each,) = _latency(job, engine, [1], length, 1).batches
     work, load = PlanWork(plan), Load(sequences=[(0, length)], rows=1)
-    operations = sum(work.of(step, load).operations for step in plan.steps)
-    seconds = each.ttft_ms / 1e3
-    fraction = operations / seconds / rate if rate else None
+    tflops = sum(work.of(step, load).operations for step in plan.steps) / each.ttft_ms / 1e9
+    fraction = tflops / rate if rate else None
     return Result(
         name=f"{name}: prefill of {length}",
         command=f"ingot bench latency --engine_dir {engine} --input_len {length} --output_len 1",
         ok=None if fraction is None else fraction >= WANTED.prefill_of_products,
         figures={
-            "tokens_per_second": length / seconds,
+            "tokens_per_second": length / each.ttft_ms * 1e3,
             "ttft_ms": each.ttft_ms,
-            "tflops": operations / seconds / 1e12,
+            "tflops": tflops,
             "of_products": fraction,
             "wanted": WANTED.prefill_of_products,
-            "products_tflops": rate and rate / 1e12,
+            "products_tflops": rate,
         },
     )
 
 
-def _transformers(job: Job, name: str, shape: Mapping[str, object]) -> dict[str, Any]:
-    """Its tokens per second by regime, and what the GPU multiplies; "missing" where it cannot be had."""
-    config = job.work / f"{name}.json"
-    numbers = [str(job.context), str(job.output)]
-    command = [
-        sys.executable,
-        str(TRANSFORMERS),
-        str(config),
-        *numbers,
-        ",".join(map(str, job.batches)),
-        ",".join(map(str, job.prompts)),
-    ]
+def _torch(given: Sequence[str]) -> dict[str, Any]:
+    """What transformers_speed.py says, in a process of its own; "missing" where it cannot be had."""
+    command = [sys.executable, str(TRANSFORMERS), *given]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return {"command": " ".join(command), "missing": f"transformers took more than {SECONDS} s"}
-    if done.returncode:
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         return {"command": " ".join(command), "missing": said}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(lines[-1])
     return {"command": " ".join(command), **answer}
 
 
-def _ratios(name: str, theirs: Mapping[str, Any], ours: Mapping[str, float]) -> Iterator[Result]:
-    label, command = f"{name}: beside transformers", theirs["command"]
-    if "missing" in theirs:
-        yield Result(name=label, command=command, missing=theirs["missing"])
-        return
-    for regime, speed_of_theirs in theirs["speeds"].items():
-        ratio = ours[regime] / speed_of_theirs if speed_of_theirs else None
-        yield Result(
-            name=f"{label}: {regime}",
-            command=command,
-            ok=None if ratio is None else ratio >= WANTED.ratio,
-            figures={"ratio": ratio, "wanted": WANTED.ratio, "ours": ours[regime], "theirs": speed_of_theirs},
-        )
+def _ratio(job: Job, name: str, regime: str, given: Sequence[str]) -> Result:
+    """Ours to theirs."""
+    theirs, ours = _torch(given), _figure(job, f"{name}: {regime}", "tokens_per_second")
+    speed_of_theirs = theirs.get("tokens_per_second")
+    ratio = ours / speed_of_theirs if ours and speed_of_theirs else None
+    return Result(
+        name=f"{name}: {regime} beside transformers",
+        command=theirs["command"],
+        ok=None if ratio is None else ratio >= WANTED.ratio,
+        missing=theirs.get("missing"),
+        figures={"ratio": ratio, "wanted": WANTED.ratio, "ours": ours, "theirs": speed_of_theirs},
+    )
+
+
+def _figure(job: Job, name: str, key: str) -> float | None:
+    """Of a result that there is already."""
+    return next((each.figures.get(key) for each in job.found if each.name == name), None)

@@ -17,9 +17,9 @@ from ingot.errors import TargetError
 from ingot.plugins.cuda.gpu import Found, Gpu, find_gpus
 from ingot.plugins.tensorrt.library import Library
 from tests.gpu_proof import __main__ as main_module
-from tests.gpu_proof import kernels, rtx, speed, tokens
+from tests.gpu_proof import kernels, rtx, speed, tokens, transformers_speed
 from tests.gpu_proof.__main__ import PARTS, Part, main
-from tests.gpu_proof.result import Result, write
+from tests.gpu_proof.result import Check, Result, ResultFile
 from tests.gpu_proof.shapes import SHAPES
 from tests.gpu_proof.work import Job, checkpoint_of
 from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
@@ -89,14 +89,65 @@ def test_several_parts_have_a_process_each(
 def test_what_was_found_before_an_error_is_kept(
     driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(job: Job) -> Iterator[Result]:
+    """What goes wrong in a check leaves those behind it; every result is on disk before the next check begins."""
+    on_disk: list[int] = []
+
+    def full() -> Iterator[Result]:
         yield Result(name="one", command="c", ok=True)
         raise TargetError("the GPU is full")
 
-    monkeypatch.setitem(PARTS, "b", Part(what="kernels", run=breaks))
-    assert run("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "b") == 1
+    def breaks() -> Iterator[Result]:
+        on_disk.append(len(document_of(tmp_path / "r", "b")["results"]))
+        raise ZeroDivisionError
+
+    def checks(job: Job) -> Iterator[Check]:
+        yield from (Check("full", full), Check("breaks", breaks))
+        yield Check("last", lambda: [Result(name="last", command="c", ok=True, figures={"before": len(job.found)})])
+
+    monkeypatch.setitem(PARTS, "b", Part(what="kernels", checks=checks))
+    given = ("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "b")
+    assert run(*given) == 1
     results = document_of(tmp_path / "r", "b")["results"]
-    assert [(each["name"], each["ok"]) for each in results] == [("one", True), ("kernels", False)]
+    assert [(each["name"], each["ok"]) for each in results] == [
+        ("one", True), ("full", False), ("breaks", False), ("last", True)
+    ]  # fmt: skip
+    assert on_disk == [2]
+    assert results[1]["missing"] == "the GPU is full"
+    assert "ZeroDivisionError" in results[2]["figures"]["raised"]
+
+
+def test_what_ended_is_kept(
+    driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run goes on where one with the same arguments was cut off; what was missing is asked for again."""
+    done: list[str] = []
+
+    def check(name: str, result: Result | None) -> Check:
+        def work() -> Iterator[Result]:
+            done.append(name)
+            if result is None:
+                raise KeyboardInterrupt
+            yield result
+
+        return Check(name, work)
+
+    good, missing = Result(name="good", command="c", ok=True), Result(name="gone", command="c", missing="no tool")
+    first = [check("good", good), check("gone", missing), check("cut", None)]
+    given = ("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "b")
+    monkeypatch.setitem(PARTS, "b", Part(what="kernels", checks=lambda job: first))
+    with pytest.raises(KeyboardInterrupt):
+        run(*given)
+    assert len(document_of(tmp_path / "r", "b")["results"]) == 2
+    first[2] = check("cut", good)
+    assert run(*given) == 1
+    assert done == ["good", "gone", "cut", "gone", "cut"]
+    assert "b good: yes (kept)" in capsys.readouterr().out
+    run(*given, "--context", "7")
+    run(*given, "--context", "7", "--again")
+    assert done[5:] == ["good", "gone", "cut"] * 2, "other arguments, or --again"
+    (tmp_path / "w" / "kept-b.json").write_text("{damaged")
+    run(*given)
+    assert done[11:] == ["good", "gone", "cut"]
 
 
 @pytest.mark.parametrize("wrong", [("--parts", "a,x"), ("--shapes", "gpt-5"), ("--batches", "1,0"), ("--prompts", "x")])
@@ -154,28 +205,45 @@ def test_speed_of_a_shape(
     given = ("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "d", "--shapes", "tiny", *numbers)
     assert run(*given) == 1, "without transformers it is not done"
     results = {each["name"]: each for each in document_of(tmp_path / "r", "d")["results"]}
-    assert set(results) == {
-        "tiny: decode of 1",
-        "tiny: decode of 2",
-        "tiny: attention of 2",
-        "tiny: prefill of 20",
-        "tiny: beside transformers",
-    }
+    measured = {"tiny: decode of 1", "tiny: decode of 2", "tiny: attention of 2", "tiny: prefill of 20"}
+    beside = {f"tiny: {each} beside transformers" for each in ("decode of 1", "decode of 2", "prefill of 20")}
+    products = {"large products in bf16"}
+    assert measured | beside | products <= set(results)
+    alone = [each["figures"] for name, each in results.items() if name.startswith("tiny: kernels of 2: ")]
+    assert {each["kernel"].split(".")[0] for each in alone} >= {"matmul", "rms_norm", "paged_attention"}
+    assert all(each["seconds"] > 0 and each["nbytes"] > 0 for each in alone)
     assert results["tiny: decode of 2"]["figures"]["of_bandwidth"] > 0
     assert results["tiny: decode of 1"]["ok"] in (True, False)
     assert results["tiny: prefill of 20"]["figures"]["tflops"] > 0
     assert results["tiny: prefill of 20"]["ok"] is None
     assert "ingot bench latency --engine_dir" in results["tiny: decode of 1"]["command"]
-    assert "sees no GPU" in (said := results["tiny: beside transformers"]["missing"]) or "transformers is not" in said
+    assert not (tmp_path / "w" / "tiny-checkpoint").exists(), "the engine is enough"
+    said = results["tiny: decode of 1 beside transformers"]["missing"]
+    assert "sees no GPU" in said or "transformers is not" in said
     assert "not done" in capsys.readouterr().out
 
 
-def test_ratios_are_judged() -> None:
-    theirs = {"command": "c", "speeds": {"decode 1": 100.0, "decode 8": None, "prefill 20": 50.0}}
-    ours = {"decode 1": 131.0, "decode 8": 5.0, "prefill 20": 60.0}
-    found = list(speed._ratios("x", theirs, ours))
-    assert [each.ok for each in found] == [True, None, False]
-    assert [each.figures["ratio"] for each in found] == [1.31, None, 1.2]
+def test_ratios_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(work=tmp_path, gpu=GPU)
+    for regime, ours in (("decode 1", 131.0), ("prefill 20", 60.0), ("decode 8", None)):
+        job.found.append(Result(name=f"x: {regime}", command="c", figures={"tokens_per_second": ours}))
+    theirs = {"decode 1": 100.0, "prefill 20": 50.0, "decode 8": 5.0}
+    for regime, ok, ratio in (("decode 1", True, 1.31), ("prefill 20", False, 1.2), ("decode 8", None, None)):
+        monkeypatch.setattr(speed, "_torch", lambda given, r=regime: {"command": "c", "tokens_per_second": theirs[r]})
+        result = speed._ratio(job, "x", regime, [])
+        assert (result.ok, result.figures["ratio"]) == (ok, ratio)
+
+
+def test_transformers_begin_every_round_behind_the_same_prompt(tmp_path: Path) -> None:
+    """On the CPU: a static cache counts its tokens itself, and would be full after the first rounds."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with torch.inference_mode():
+        timed = transformers_speed.Timed(torch, transformers, tmp_path / "config.json", "cpu", compiled=False)
+        assert timed.decode(2, 12, 3) > 0
+        assert timed.prefill(20) > 0
+    assert transformers_speed.products(torch, "cpu", 64) > 0
+    assert "sees no GPU" in str(transformers_speed.measure(["products"])) or torch.cuda.is_available()
 
 
 @pytest.mark.parametrize(("valid", "ok"), [(False, True), (True, False)])
@@ -193,7 +261,8 @@ def test_what_tensorrt_rtx_says_of_the_gpu(
     monkeypatch.setattr("ingot.plugins.tensorrt.target.find_rtx", lambda: library)
     monkeypatch.setattr(rtx, "checkpoint_of", lambda work, model: work)
     monkeypatch.setattr(rtx, "engine_of", lambda checkpoint, config: (tmp_path, "ingot build"))
-    (result,) = rtx.rtx_validity(Job(work=tmp_path, gpu=GPU))
+    (check,) = rtx.checks(Job(work=tmp_path, gpu=GPU))
+    (result,) = check.run()
     assert result.ok is ok
     assert result.figures["ingot_runs_it"] is False
     assert result.figures["capabilities"].startswith("8.0, 8.6")
@@ -209,12 +278,14 @@ def test_the_kernels_tests_are_counted(tmp_path: Path, monkeypatch: pytest.Monke
     """Other tests stand for those that need a GPU."""
     monkeypatch.setattr(kernels, "FILES", ["tests/hall/test_resource_estimate.py"])
     monkeypatch.setattr("tests.gpu_proof.kernels.shutil.which", lambda name: None)
-    tests, *tools = kernels.kernels(Job(work=tmp_path, gpu=GPU))
+    checks = list(kernels.kernels(Job(work=tmp_path, gpu=GPU)))
+    assert [each.name for each in checks] == [*kernels.FILES, *kernels.TOOLS]
+    (tests,), *tools = [list(each.run()) for each in checks]
     assert tests.ok
     assert tests.figures["tests"] > 1
     assert tests.figures["failures"] == tests.figures["errors"] == 0
-    assert [tool.name for tool in tools] == list(kernels.TOOLS)
-    assert all(tool.missing == "compute-sanitizer is not on the path" for tool in tools)
+    assert "-W default" in tests.command
+    assert all(tool.missing == "compute-sanitizer is not on the path" for (tool,) in tools)
     failed = kernels.run("a tool", [sys.executable, "-c", "raise SystemExit('a race')"], tmp_path)
     assert failed.ok is False
     assert "a race" in failed.figures["said"]
@@ -222,7 +293,7 @@ def test_the_kernels_tests_are_counted(tmp_path: Path, monkeypatch: pytest.Monke
     late = kernels.run("a tool", [sys.executable, "-c", "import time; time.sleep(9)"], tmp_path)
     assert late.ok is False
     other = dataclasses.replace(GPU, capability=(8, 9))
-    (result,) = kernels.kernels(Job(work=tmp_path, gpu=other))
+    (result,) = next(kernels.kernels(Job(work=tmp_path, gpu=other))).run()
     assert result.missing == "the tests need a GPU of sm_90; this machine has A GPU (sm_89)"
 
 
@@ -243,6 +314,7 @@ def test_shapes_are_those_of_the_models() -> None:
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
     result = Result(name="x", command="c", ok=True, figures={"a": float("nan"), "b": [float("inf"), 1.0]})
-    path = write(tmp_path, "d", "speed", "python -m tests.gpu_proof", Found(gpus=(GPU,), why_not=None), [result])
-    document = json.loads(path.read_text())
+    file = ResultFile(tmp_path, "d", "speed", "python -m tests.gpu_proof", Found(gpus=(GPU,), why_not=None))
+    file.add(result)
+    document = json.loads(file.path.read_text())
     assert document["results"][0]["figures"] == {"a": None, "b": [None, 1.0]}

@@ -13,7 +13,7 @@ from ingot.engine import read_manifest, read_plan
 from ingot.quickstart import SHIPPED
 from ingot.runtime import ModelRunner
 from ingot.step_io import Int32
-from tests.gpu_proof.result import Result
+from tests.gpu_proof.result import Check, Result
 from tests.gpu_proof.work import Job, checkpoint_of, engine_of
 
 PRECISIONS = ("f32", "bf16", "f16")
@@ -22,28 +22,26 @@ LENGTHS = (1, 7, 15, 16, 17, 31, 33, 100)  # of the prompts, in turn
 LETTERS = 6
 
 
-def tokens(job: Job) -> Iterator[Result]:
+def tokens(job: Job) -> Iterator[Check]:
     """Per model: greedy tokens in f32, then every layer in each precision; then the sorts."""
     for model in (SHIPPED, *job.models):
-        checkpoint = checkpoint_of(job.work, model)
-        yield same_tokens(job, checkpoint)
+        yield Check(f"tokens of {model.name}", lambda m=model: [same_tokens(job, checkpoint_of(job.work, m))])  # type: ignore[misc]
         for precision in PRECISIONS:
-            engine, command = engine_of(checkpoint, BuildConfig(target=job.target, precision=precision))
-            found = compare(engine, checkpoint, CompareOptions(target=job.target))
-            yield Result(
-                name=f"layers of {model.name} in {precision}",
-                ok=not found.findings,
-                command=f"{command}; ingot verify {engine} --against {checkpoint}",
-                figures={**found.passport(), "findings": [f"{each.step}: {each.what}" for each in found.findings]},
-            )
-    if job.sort_model is None:
-        yield Result(
-            name="729 sorts",
-            command="python -m tests.gpu_proof --parts c --sort_model DIR",
-            missing="--sort_model names no model",
-        )
-    else:
-        yield sorts(job, job.sort_model)
+            yield Check(f"layers of {model.name} in {precision}", lambda m=model, p=precision: [layers(job, m, p)])  # type: ignore[misc]
+    yield Check("729 sorts", lambda: [sorts(job)])
+
+
+def layers(job: Job, model: Path, precision: str) -> Result:
+    """Every layer against the Checkpoint."""
+    checkpoint = checkpoint_of(job.work, model)
+    engine, command = engine_of(checkpoint, BuildConfig(target=job.target, precision=precision))
+    found = compare(engine, checkpoint, CompareOptions(target=job.target))
+    return Result(
+        name=f"layers of {model.name} in {precision}",
+        ok=not found.findings,
+        command=f"{command}; ingot verify {engine} --against {checkpoint}",
+        figures={**found.passport(), "findings": [f"{each.step}: {each.what}" for each in found.findings]},
+    )
 
 
 def same_tokens(job: Job, checkpoint: Path) -> Result:
@@ -64,9 +62,14 @@ def same_tokens(job: Job, checkpoint: Path) -> Result:
     )
 
 
-def sorts(job: Job, model: Path) -> Result:
+def sorts(job: Job) -> Result:
     """Every sequence of six letters out of three; the answer follows, sorted."""
-    engine, command = engine_of(checkpoint_of(job.work, model), BuildConfig(target=job.target, precision="f32"))
+    if job.sort_model is None:
+        asked = "python -m tests.gpu_proof --parts c --sort_model DIR"
+        return Result(name="729 sorts", command=asked, missing="--sort_model names no model")
+    engine, command = engine_of(
+        checkpoint_of(job.work, job.sort_model), BuildConfig(target=job.target, precision="f32")
+    )
     inputs = [list(letters) for letters in itertools.product(range(3), repeat=LETTERS)]
     out = _generate(engine, inputs, LETTERS)
     right = sum(row[LETTERS : 2 * LETTERS].tolist() == sorted(each) for row, each in zip(out, inputs, strict=True))

@@ -9,11 +9,13 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.plugins.cuda.gpu import Gpu
+from tests.gpu_proof.result import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """work: folder for checkpoints and engines. The rest are the options of `__main__.py`."""
+    """work: folder for checkpoints and engines; found: results of the part so far. The rest are the options of
+    `__main__.py`."""
 
     work: Path
     gpu: Gpu
@@ -25,6 +27,7 @@ class Job:
     context: int = 0
     output: int = 0
     repetitions: int = 1
+    found: list[Result] = dataclasses.field(default_factory=list)
 
     @property
     def target(self) -> str:
@@ -40,10 +43,15 @@ def checkpoint_of(work: Path, model: Path) -> Path:
     return out
 
 
+def engine_place(checkpoint: Path, config: BuildConfig) -> Path:
+    """Where its engine lies, or will."""
+    word = f"{config.target}-{config.precision}".replace("/", "-")
+    return checkpoint.with_name(f"{checkpoint.name.removesuffix('-checkpoint')}-{word}")
+
+
 def engine_of(checkpoint: Path, config: BuildConfig) -> tuple[Path, str]:
     """Built once; the command that does the same."""
-    word = f"{config.target}-{config.precision}".replace("/", "-")
-    out = checkpoint.with_name(f"{checkpoint.name.removesuffix('-checkpoint')}-{word}")
+    out = engine_place(checkpoint, config)
     if not out.is_dir():
         build(config, checkpoint, out)
     plain = BuildConfig()

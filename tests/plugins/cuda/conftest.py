@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.plugins.cuda import products
+from ingot.plugins.cuda import compiler, products
 from ingot.plugins.cuda.gpu import Device
-from tests.plugins.cuda.emulation import Emulation, build_emulation, one_context
+from tests.plugins.cuda.emulation import KEPT, Emulation, build_emulation, one_context
+from tests.plugins.cuda.kept_code import kept_on_disk
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +33,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """
     if request.config.getoption("--real-gpu"):
         request.getfixturevalue("real_context")
+        monkeypatch.setattr(compiler, "_compiled", kept_on_disk(KEPT / "cubins", compiler._compiled))
         real = ctypes.CDLL(None)
         setattr(real, "emulated_run_backwards", lambda yes: None)  # noqa: B010
         yield real

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -57,10 +58,16 @@ struct Function {
 struct Graph {
   std::vector<Work> work;
 };
-struct Event {};
+struct Event {
+  unsigned flags = 0;
+  std::chrono::steady_clock::time_point when{};  // it was reached
+};
 struct Mark {  // what is queued where an event is recorded
-  const void* event;
-  int operator()() const { return kSuccess; }
+  Event* event;
+  int operator()() const {
+    event->when = std::chrono::steady_clock::now();
+    return kSuccess;
+  }
 };
 
 int devices = 1;
@@ -251,9 +258,9 @@ int cuStreamDestroy(void*) {
   held -= 1;
   return kSuccess;
 }
-int cuEventCreate(void** event, unsigned) {
+int cuEventCreate(void** event, unsigned flags) {
   if (const int code = require_context()) return code;
-  *event = new Event;
+  *event = new Event{flags};
   held += 1;
   return kSuccess;
 }
@@ -263,7 +270,7 @@ int cuEventDestroy(void* event) {
   return kSuccess;
 }
 int cuEventRecord(void* event, void*) {
-  emulated_enqueue(Mark{event});
+  emulated_enqueue(Mark{static_cast<Event*>(event)});
   return require_context();
 }
 int cuEventSynchronize(void* event) {  // what was queued behind it waits on
@@ -271,6 +278,13 @@ int cuEventSynchronize(void* event) {  // what was queued behind it waits on
     const Mark* mark = queue[i].target<Mark>();
     if (mark && mark->event == event) return flush(i + 1);
   }
+  return kSuccess;
+}
+int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  const auto *first = static_cast<Event*>(begin), *last = static_cast<Event*>(end);
+  constexpr unsigned kNoTimes = 2;                          // CU_EVENT_DISABLE_TIMING
+  if ((first->flags | last->flags) & kNoTimes) return 400;  // CUDA_ERROR_INVALID_HANDLE
+  *milliseconds = std::chrono::duration<float, std::milli>(last->when - first->when).count();
   return kSuccess;
 }
 int cuStreamSynchronize(void*) { return capturing ? kInvalidValue : flush(queue.size()); }
