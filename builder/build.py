@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot import __version__
-from ingot.builder.expressions import WeightReader, leaves
-from ingot.builder.model_card import model_card
-from ingot.builder.pack import BLOCK_BYTES, Packer, WeightUse
+from ingot.builder.expressions import WeightReader
+from ingot.builder.model_card import model_card, weight_sources
+from ingot.builder.pack import BLOCK_BYTES, Packer
 from ingot.builder.parallel_map import cores
 from ingot.builder.passes.base import PassReport
 from ingot.builder.plan_targets import TargetBuild, base_memory, common_notes, plan_targets
 from ingot.builder.predict import Prediction, predict
 from ingot.builder.rank_files import RankFilePlan, plan_rank_files
+from ingot.builder.refit_record import make_record, record_name, require_refittable
 from ingot.builder.tune import MEMORY as TUNING_MEMORY
 from ingot.checkpoint import COMPANION_FILES, Checkpoint
 from ingot.companions import check_companions, check_token_ids, tokenizer_memory
@@ -46,7 +47,7 @@ NETWORK_MEMORY = 512 << 20  # of the process in which another compiler makes a n
 NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
 BLOCK_COPIES = 7  # a chunk read, a block as stored, as float32, rounded, packed; one in each thread, and one to write
 
-_ENGINE_FILES = (MANIFEST_NAME, "rank*", *COMPANION_FILES)  # patterns of all that an engine consists of
+ENGINE_FILES = (MANIFEST_NAME, "rank*", "refit*.onnx", *COMPANION_FILES)  # patterns of all that an engine consists of
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
 
 Say = Callable[[str], None]
@@ -138,6 +139,8 @@ def build(
     notes: list[str] = []
     with graph_errors(checkpoint.graph_path):
         builds = plan_targets(config, checkpoint, targets, progress)
+        if config.refit:
+            require_refittable(builds)
         tokens = check_token_ids(checkpoint.path, builds[0].plan.vocab_size)
         rank_files = plan_rank_files(builds, [()] * len(builds))
         engine_bytes = sum(map(_engine_bytes, rank_files)) + _made_bytes(builds)
@@ -145,12 +148,16 @@ def build(
         estimate = _resource_estimate(config, checkpoint, targets, output_dir, engine_bytes, max(samples, default=0))
         say(f"the build {estimate}")
         if not config.dry_run:
-            with OutputDir(Path(output_dir), is_previous=is_engine, parts=_ENGINE_FILES) as out:
+            with OutputDir(Path(output_dir), is_previous=is_engine, parts=ENGINE_FILES) as out:
                 out.require_space(estimate.disk)
                 rank_files = plan_rank_files(
                     builds, [_constants(target_build, progress, say) for target_build in builds]
                 )
                 made = _files(builds, config, progress, say)
+                if config.refit:
+                    made |= {
+                        record_name(each.files): make_record(each.lowering.uses, checkpoint) for each in rank_files
+                    }
                 notes = _write(builds, rank_files, made, checkpoint, tokens, out.path, progress)
     reports = tuple(
         _target_report(target_build, _rank_file_of(target_build, rank_files), Path(output_dir), notes)
@@ -205,12 +212,16 @@ def _resource_estimate(
 ) -> ResourceEstimate:
     """Memory before any work; disk as soon as the size of the engine is known. sample_memory: of a prediction."""
     tuning = TUNING_MEMORY if config.autotune else 0
-    memory = base_memory(checkpoint) + max(
-        (cores() + 1) * BLOCK_COPIES * BLOCK_BYTES, tuning, sample_memory, tokenizer_memory(checkpoint.path)
-    )
+    memory = process_memory(checkpoint, max(tuning, sample_memory))
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     memory += NETWORK_MEMORY if any(isinstance(target, CompilesGraph) for target in targets) else 0
     return ResourceEstimate.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
+
+
+def process_memory(checkpoint: Checkpoint, other: int = 0) -> int:
+    """Bytes that packing needs. other: what is done before or after it."""
+    blocks = (cores() + 1) * BLOCK_COPIES * BLOCK_BYTES
+    return base_memory(checkpoint) + max(blocks, other, tokenizer_memory(checkpoint.path))
 
 
 def _constants(target_build: TargetBuild, progress: Progress, say: Say) -> tuple[Constant, ...]:
@@ -311,7 +322,7 @@ def _manifest(
             precision=str(target_build.precision),
             files=_rank_file_of(target_build, rank_files).files,
             activation_errors=target_build.activation_errors,
-            weight_sources=_weight_sources(target_build, checkpoint),
+            weight_sources=weight_sources(target_build.lowering.uses, checkpoint),
             built_with=target_build.target.toolchain(),
         )
         for target_build in builds
@@ -336,29 +347,6 @@ def _manifest(
         parts=(),
         sources=checkpoint.config.sources,
     )
-
-
-def _weight_sources(target_build: TargetBuild, checkpoint: Checkpoint) -> dict[str, str]:
-    """Weight → the formats that its parts have in the Checkpoint, of those that are quantised there."""
-    kinds = checkpoint.config.quantised
-    if not kinds:
-        return {}
-    found = {
-        use.name: dict.fromkeys(_source(name, checkpoint) for name in _stored_weights(use) if name in kinds)
-        for use in target_build.lowering.uses
-    }
-    return {name: ", ".join(each) for name, each in found.items() if each}
-
-
-def _source(name: str, checkpoint: Checkpoint) -> str:
-    """The format of a weight, and what ingot's own quantisation has lost."""
-    loss = checkpoint.config.losses.get(name)
-    return checkpoint.config.quantised[name] + ("" if loss is None else f", loss {loss:.2%}")
-
-
-def _stored_weights(use: WeightUse) -> Iterator[str]:
-    """Weights of the Checkpoint that it is made of: a quantised one has several initialisers."""
-    return (leaf.rpartition("/")[0] for leaf in leaves(use.tensor))
 
 
 def _target_report(target_build: TargetBuild, own: RankFilePlan, output_dir: Path, notes: list[str]) -> TargetReport:

@@ -1,7 +1,10 @@
-"""The model card of the manifest: what people want to know of the model."""
+"""What the manifest says for people: the model card, and what weights were in their source."""
 
 import math
+from collections.abc import Iterator, Sequence
 
+from ingot.builder.expressions import leaves
+from ingot.builder.pack import WeightUse
 from ingot.checkpoint import Checkpoint
 from ingot.manifest import Fact
 from ingot.plan import Plan
@@ -39,3 +42,26 @@ def _expert_card(plan: Plan) -> dict[str, Fact]:
     (stack,) = (weight.shape[0] for weight in plan.weights if weight.name == experts.inputs[3])
     slots = next(buffer.cols for buffer in plan.buffers if buffer.name == experts.inputs[1])
     return {"experts": stack, "experts_per_token": slots}
+
+
+def weight_sources(uses: Sequence[WeightUse], checkpoint: Checkpoint) -> dict[str, str]:
+    """Weight → the formats that its parts have in the Checkpoint, of those that are quantised there."""
+    kinds = checkpoint.config.quantised
+    if not kinds:
+        return {}
+    found = {
+        use.name: dict.fromkeys(_source(name, checkpoint) for name in _stored_weights(use) if name in kinds)
+        for use in uses
+    }
+    return {name: ", ".join(each) for name, each in found.items() if each}
+
+
+def _source(name: str, checkpoint: Checkpoint) -> str:
+    """The format of a weight, and what ingot's own quantisation has lost."""
+    loss = checkpoint.config.losses.get(name)
+    return checkpoint.config.quantised[name] + ("" if loss is None else f", loss {loss:.2%}")
+
+
+def _stored_weights(use: WeightUse) -> Iterator[str]:
+    """Weights of the Checkpoint that it is made of: a quantised one has several initialisers."""
+    return (leaf.rpartition("/")[0] for leaf in leaves(use.tensor))

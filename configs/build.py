@@ -47,6 +47,7 @@ class BuildConfig:
     max_mem           bytes the build may use
     autotune          time matrix products where this machine can run the target; else the shipped choice
     timing_cache      file with times of earlier builds, read and then written
+    refit             store how weights are made of a Checkpoint's, so that `ingot refit` can put in others
     dry_run           decide everything, write nothing
     dump_passes       directory for the graph, and then the plan with its calls, after every pass
     """
@@ -69,6 +70,7 @@ class BuildConfig:
     max_mem: int | None = None
     autotune: bool = True
     timing_cache: Path | None = None
+    refit: bool = False
     dry_run: bool = False
     dump_passes: Path | None = None
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": "Hugging Face directory to Checkpoint.",
     "quantize": "A model to a Checkpoint with calibrated weights.",
     "build": "Checkpoint to Engine.",
+    "refit": "New weights for an Engine, without a build.",
     "export": "Checkpoint to a GGUF file or compressed-tensors.",
     "run": "Text in, text out.",
     "serve": "OpenAI-compatible HTTP server.",

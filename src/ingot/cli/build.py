@@ -113,6 +113,11 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     help="Skip the timing of kernels: the build is faster, products use the default split of work among threads, and "
     "no speed is predicted.",
 )
+@click.option(
+    "--refit",
+    is_flag=True,
+    help="Build an engine that takes new weights of the same shapes: ingot refit puts them in without a build.",
+)
 @click.option("--dry_run", is_flag=True, help="Decide everything, but write nothing.")
 @click.option(
     "--dump_passes",
@@ -169,6 +174,7 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
         "tokens_per_block",
         "kv_cache_dtype",
         "max_mem",
+        "refit",
         "dry_run",
         "dump_passes",
         "target",

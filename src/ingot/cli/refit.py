@@ -1,0 +1,51 @@
+"""`ingot refit`: new weights for an Engine."""
+
+import shlex
+from pathlib import Path
+
+import click
+
+from ingot.builder.refit import refit
+from ingot.cli.console import LEVELS, CliConsole
+from ingot.cli.values import log_level
+from ingot.configs.sizes import format_bytes
+
+
+@click.command()
+@click.option(
+    "--engine_dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Give this Engine new weights; it was built with --refit.",
+)
+@click.option(
+    "--checkpoint_dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Take the weights, and the tokenizer, of this Checkpoint, whose shapes and formats are the same.",
+)
+@click.option(
+    "--output_dir",
+    type=click.Path(path_type=Path),
+    help="Write the new Engine here. Without it, it takes the place of the old one.",
+)
+@log_level
+def command(engine_dir: Path, checkpoint_dir: Path, output_dir: Path | None, log_level: str) -> None:
+    """New weights for an Engine: no passes, no timing of kernels.
+
+    The result is that of a new build with the same options. The old Engine stays whole until the new one is complete.
+
+    \b
+    Example: ingot refit --engine_dir engine --checkpoint_dir fine_tuned --output_dir engine2
+    """
+    with CliConsole(LEVELS[log_level]) as console:
+        report = refit(engine_dir, checkpoint_dir, output_dir, console.progress_bytes, console.note)
+        for note in report.notes:
+            console.warn(note)
+        console.note(
+            f"wrote {report.output_dir}: new weights of {format_bytes(report.nbytes)} for "
+            f"{', '.join(report.targets)}, {report.seconds:.1f} s"
+        )
+        console.note(
+            f'  next    ingot run --engine_dir {shlex.quote(str(report.output_dir))} --prompt "Once upon a time"'
+        )
