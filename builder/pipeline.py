@@ -52,9 +52,9 @@ def structure_passes() -> tuple[Pass, ...]:
         insert_moe.PASS,  # before fuse_activation, which would take the experts' products apart
         insert_add_gated.PASS,  # before fuse_activation, which takes every product of activations for equally wide
         fuse_gate_up.PASS,  # before fuse_activation, which would take the gate's activation
+        insert_latent_attention.PASS,  # before fuse_activation, which would take queries that grow for a gating
         fuse_activation.PASS,
         merge_qkv.PASS,
-        insert_latent_attention.PASS,
         insert_paged_attention.PASS,  # RoPE + KV write + attention
         insert_scale.PASS,  # after embeddings and rotations, which have factors of their own
         select_logit_rows.PASS,  # before the residuals: the gather goes below the last layer's sums

@@ -235,6 +235,7 @@ class ModelConfig:
     layer_input_rows         of the tables of these embeddings
     layer_scale              what a layer leaves is multiplied by a number of its own
     latent                   keys and values are products of a latent; head_dim is that of queries
+    query_growth             queries are multiplied by 1 + query_growth * log(1 + floor(position / growth_positions))
     sparse_beyond            attention chooses among more tokens than this (sparse attention): no more positions are
                              kept, and up to there it is exact; 0: it never chooses
     mixer_beside             they have it beside attention: both read the same norm, and are added
@@ -297,6 +298,8 @@ class ModelConfig:
     output_gate: bool = False
     attention_sinks: bool = False
     latent: LatentConfig | None = None
+    query_growth: float = 0.0
+    growth_positions: int = 0
     sparse_beyond: int = 0
     value_norm: bool = False
     full_kv_heads: int = 0

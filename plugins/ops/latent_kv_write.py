@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.plan import Attr
-from ingot.plugins.attributes import LATENT_RULES, is_flag, not_negative
+from ingot.plugins.attributes import LARGEST, LATENT_RULES, between, is_flag, not_negative
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.ops.rope_kv_write import normed, rotate
 from ingot.plugins.work import OpUse, plain_work
@@ -18,7 +18,8 @@ from ingot.step_work import Work
 
 def reference(call: Call) -> tuple[Array, ...]:
     """cache[slot of each token] = [norm(latent[:rank]) | rotate(latent[rank:])]; returns q, the last columns of each
-    head rotated, as many as a latent has behind its rank."""
+    head rotated, as many as a latent has behind its rank, and all times
+    1 + growth * log(1 + floor(position / growth_every))."""
     q, latent, cos_sin, attrs = call.required(0), call.required(1), call.optional(2), call.attrs
     heads, width, rank = int(attrs["heads"]), int(attrs["head_dim"]), int(attrs["rank"])
     tokens, turned = len(q), width - rank
@@ -36,6 +37,8 @@ def reference(call: Call) -> tuple[Array, ...]:
     for t in range(tokens):
         block = int(tables[sequences[t], positions[t] // size])
         kv.write(int(attrs["layer"]), block, int(positions[t] % size), keys[t], value[t])
+    counts = 1 + positions.astype(np.int64) // int(attrs["growth_every"])
+    queries *= (1 + float(attrs["growth"]) * np.log(counts)).astype(np.float32)[:, None, None]
     return (queries.reshape(tokens, -1),)
 
 
@@ -62,11 +65,17 @@ OP = Op(
     # [tokens, heads * (K + rotated)], [tokens, rank + rotated], [tokens, rotary_dim], [rank]
     inputs=("q", "latent", "cos_sin?", "norm", "positions", "token_sequences", "block_tables"),
     outputs=("turned",),  # as q; may be its buffer
-    attrs={"layer": int, "heads": int, "kv_heads": 1, "head_dim": int, "rank": int, "interleaved": 0, "norm_eps": 0.0},
+    attrs={
+        **{"layer": int, "heads": int, "kv_heads": 1, "head_dim": int, "rank": int},
+        **{"interleaved": 0, "norm_eps": 0.0, "growth": 0.0, "growth_every": 1},
+    },
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     size_problem=size_problem,
-    attr_rules={**LATENT_RULES, "interleaved": is_flag, "norm_eps": not_negative},
+    attr_rules={
+        **{**LATENT_RULES, "interleaved": is_flag, "norm_eps": not_negative},
+        **{"growth": not_negative, "growth_every": between(1, LARGEST)},
+    },
     work=work,
     uses_kv=True,
     writes_kv=True,

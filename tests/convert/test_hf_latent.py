@@ -185,8 +185,11 @@ def test_sparse_attention_is_exact_up_to_what_it_chooses() -> None:
     assert (whole.max_positions, whole.sparse_beyond) == (163840, 0)
 
 
-def test_queries_that_grow_limit_the_positions() -> None:
+def test_queries_that_grow() -> None:
     grows = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
     tiny = {**find_family("mistral4").tiny, "max_position_embeddings": 1 << 20}
-    assert read({**tiny, "rope_parameters": grows})[0].max_positions == 4096
-    assert read({**tiny, "rope_parameters": {**grows, "llama_4_scaling_beta": 0.0}})[0].max_positions == 1 << 20
+    model = read({**tiny, "rope_parameters": grows})[0]
+    assert (model.max_positions, model.query_growth, model.growth_positions) == (1 << 20, 0.1, 4096)
+    assert read({**tiny, "rope_parameters": {**grows, "llama_4_scaling_beta": 0.0}})[0].growth_positions == 0
+    with pytest.raises(ConfigError, match=r"llama_4_scaling_beta(.|\n)*0 or more"):
+        read({**tiny, "rope_parameters": {**grows, "llama_4_scaling_beta": -0.1}})

@@ -13,7 +13,7 @@ from ingot.builder.passes import insert_latent_attention
 from ingot.builder.pipeline import run_passes, structure_passes
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
-from ingot.convert.families import deepseek_v2, deepseek_v3
+from ingot.convert.families import deepseek_v2, deepseek_v3, mistral4
 
 OPS = ("LatentKvWrite", "HeadMatmul", "LatentAttention", "HeadMatmul")
 
@@ -38,6 +38,20 @@ def test_it_fires(checkpoint: Path) -> None:
     assert mixed.attrs["scale"] == pytest.approx(20**-0.5)
     assert [node.attrs["kept"] for node in graph.plugins("HeadMatmul")[:2]] == [8, 0]
     assert len(graph.plugins("RopeTable")) == 1
+
+
+def test_queries_that_grow_with_their_position(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(mistral4.FAMILY.tiny)))
+    convert(ConvertOptions(config=tmp_path / "config.json", random_weights=1, output_dir=tmp_path / "c"))
+    graph = Graph.load(tmp_path / "c" / "model.onnx")
+    run_passes(graph, structure_passes())
+    written = [(node.attrs["growth"], node.attrs["growth_every"]) for node in graph.plugins("LatentKvWrite")]
+    assert written == [(pytest.approx(0.3), 16)] * 3
+    other = Graph.load(tmp_path / "c" / "model.onnx")
+    next(node for node in other.nodes if node.op == "Floor").op = "Ceil"
+    run_passes(other, [*structure_passes()[:3]])
+    (report,) = run_passes(other, [insert_latent_attention.PASS])
+    assert report.refused["queries and keys are not a latent part and a rotated one"] == 3
 
 
 def _attention(graph: Graph) -> gs.Node:

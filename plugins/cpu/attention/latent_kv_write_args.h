@@ -17,6 +17,8 @@ struct LatentKvWriteArgs {
   int64_t heads, q_dim, half;
   bool interleaved;
   float norm_eps;
+  float growth;  // queries are multiplied by 1 + growth * log(1 + floor(position / growth_every))
+  int64_t growth_every;
 };
 
 }  // namespace ingot

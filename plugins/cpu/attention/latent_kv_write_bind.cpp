@@ -5,7 +5,7 @@ namespace ingot {
 namespace {
 
 void bind_latent_kv_write(const Binder& step, BoundStep& bound) {
-  step.check_form(7, 1, 7);
+  step.check_form(7, 1, 9);
   PagedKv kv = step.layer_kv(true);
   step.attr_int("rank", kv.value_dim, kv.value_dim);
   kv.positions = step.given(4, "positions");
@@ -35,7 +35,9 @@ void bind_latent_kv_write(const Binder& step, BoundStep& bound) {
                                  .q_dim = q->cols / heads,
                                  .half = cos_sin == nullptr ? 0 : cos_sin->cols / 2,
                                  .interleaved = step.attr_int("interleaved", 0, 1) == 1,
-                                 .norm_eps = step.attr_not_negative("norm_eps")};
+                                 .norm_eps = step.attr_not_negative("norm_eps"),
+                                 .growth = step.attr_not_negative("growth"),
+                                 .growth_every = step.attr_int("growth_every", 1, (int64_t{1} << 31) - 1)};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "attention/latent_kv_write_args.h"
 #include "attention/rope_kv_write_kernel.h"
@@ -13,6 +14,18 @@ namespace ingot {
 namespace {
 
 constexpr int64_t kMaxLatent = 1024;
+
+// Of a whole number: log(f 2^e) = e ln 2 + 2 artanh(s), s = (f - 1) / (f + 1) within 0.172, by its series in double: no
+// library's logarithm, whose last bits may differ between machines.
+inline double log_of_count(int64_t count) {
+  int exponent;
+  double f = std::frexp(static_cast<double>(count), &exponent);
+  if (f < 0.70710678) f *= 2, --exponent;
+  const double s = (f - 1) / (f + 1), square = s * s;
+  double sum = 0;
+  for (int i = 19; i >= 1; i -= 2) sum = sum * square + 1.0 / i;
+  return exponent * 0.6931471805599453 + 2 * s * sum;
+}
 
 template <typename S, typename T>
 void latent_kv_write(const LatentKvWriteArgs& args, const Team& team) {
@@ -31,12 +44,17 @@ void latent_kv_write(const LatentKvWriteArgs& args, const Team& team) {
       const int64_t n = kv.head_dim - i;
       store_lanes<S>(to + i, load_lanes<S>(row + i, n), n);
     }
+    const double grown = args.growth * log_of_count(1 + kv.positions[t] / args.growth_every);
+    const auto factor = static_cast<float>(1 + grown);
     for (int64_t h = 0; h < args.heads; ++h) {
       const float* q = args.q + t * width + h * args.q_dim;
       float* y = args.y + t * width + h * args.q_dim;
       const int64_t still = args.q_dim - turned;
       if (y != q) std::copy_n(q, still, y);
       rotate<S>(q + still, cos_sin, args.half, turned, args.interleaved, y + still);
+      if (factor == 1) continue;
+      for (int64_t i = 0; i < args.q_dim; i += S::kWidth)
+        store_lanes<S>(y + i, S::mul(load_lanes<S>(y + i, args.q_dim - i), S::set1(factor)), args.q_dim - i);
     }
   }
 }

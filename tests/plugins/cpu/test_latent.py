@@ -63,7 +63,7 @@ def test_rows_are_written(kernel: str) -> None:
     for heads, width, rank in SIZES:
         group, tokens = _group(kernel, width, rank), 21
         attrs: dict[str, Attr] = {"layer": 0, "heads": heads, "kv_heads": 1, "head_dim": width, "rank": rank}
-        attrs |= {"interleaved": heads % 2, "norm_eps": 1e-6}
+        attrs |= {"interleaved": heads % 2, "norm_eps": 1e-6, "growth": 0.1 * rank, "growth_every": 3}
         values: list[Array] = [
             random_array(tokens, heads * (width - rank + 5)),
             random_array(tokens, width, seed=1),

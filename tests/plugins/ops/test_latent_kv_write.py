@@ -15,7 +15,7 @@ def test_rows_of_the_cache_and_queries(interleaved: int) -> None:
     q, latent, norm = random_array(4, 3 * 9), random_array(4, WIDTH, seed=1), random_array(RANK, seed=2)
     angles = random_array(4, 2, seed=3)
     cache, batch = KvCache(latent_group(), 6), make_batch([0] * 4, [3, 1], [2, 0], [[5, 2], [4, -1]])
-    attrs: dict[str, Attr] = {**CACHE, "interleaved": interleaved, "norm_eps": 1e-6}
+    attrs: dict[str, Attr] = {**CACHE, "interleaved": interleaved, "norm_eps": 1e-6, "growth": 0.0, "growth_every": 1}
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
     (turned,) = evaluate("latent_kv_write", [q, latent, table, norm], attrs, batch, cache)
 
@@ -25,6 +25,12 @@ def test_rows_of_the_cache_and_queries(interleaved: int) -> None:
         parts = [made.real, made.imag]
         return np.stack(parts, axis=-1).reshape(x.shape) if interleaved else np.concatenate(parts, axis=-1)
 
+    again: dict[str, Attr] = {**attrs, "growth": 0.25, "growth_every": 3}
+    (grown,) = evaluate("latent_kv_write", [q, latent, table, norm], again, batch, cache)
+    positions = np.array([2, 3, 4, 0])
+    assert positions[0] // 3 == 0 < positions[1] // 3
+    factors = 1 + 0.25 * np.log(1 + np.floor(positions / 3))
+    np.testing.assert_allclose(grown, turned * factors[:, None], rtol=1e-6)
     queries = q.reshape(4, 3, 9)
     np.testing.assert_array_equal(turned.reshape(4, 3, 9)[..., :5], queries[..., :5])
     np.testing.assert_allclose(turned.reshape(4, 3, 9)[..., 5:], rotated(queries[..., 5:]), atol=1e-6)
