@@ -337,7 +337,7 @@ def _manifest(
         weight_sources=first.weight_sources,
         others=tuple(others),
         ingot_version=__version__,
-        model=model_card(checkpoint, plan),
+        model=model_card(checkpoint, builds[0].whole),
         limits=plan.limits,
         capabilities=CAPABILITIES,
         ranks=len(builds[0].ranks),

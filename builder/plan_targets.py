@@ -64,6 +64,7 @@ class TargetBuild:
     timings  a line for every product and number of rows that was timed
     sample   what is run to predict the engine's speed
     further  the same for the ranks after the first; only plan and lowering differ
+    whole    the plan of one rank that has everything: what it says of the model holds for the engine
     """
 
     target: Target
@@ -77,6 +78,7 @@ class TargetBuild:
     lowered: tuple[str, ...]
     timings: tuple[str, ...]
     sample: Sample | None
+    whole: Plan
     further: tuple["TargetBuild", ...] = ()
 
     @property
@@ -154,11 +156,14 @@ def _plan_target(
     model = checkpoint.config.model
     limits, lowered = fit_limits(config, shape.positions, sparse_beyond=model.sparse_beyond if model else 0)
     dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
+    parts = shape, limits, kv_dtype
     planned = [
-        _plan_rank(config, checkpoint, graph, (shape, limits, kv_dtype), target, rank, dump if rank == 0 else None)
+        _plan_rank(config, checkpoint, graph, parts, target, rank, dump if rank == 0 else None)
         for rank in range(config.tp_size)
     ]
     lowering, plan = planned[0]
+    alone = dataclasses.replace(config, tp_size=1, sum_parts=config.parts)
+    whole = plan if config.tp_size == 1 else _plan_rank(alone, checkpoint, graph, parts, target, 0, None)[1]
     timings: tuple[str, ...] = ()
     if config.autotune:
         tuning = tune(plan, target, config.timing_cache, progress)
@@ -177,6 +182,7 @@ def _plan_target(
         lowered=tuple(lowered),
         timings=timings,
         sample=sample,
+        whole=whole,
     )
     further = (dataclasses.replace(first, lowering=each, plan=its, sample=None) for each, its in planned[1:])
     return dataclasses.replace(first, further=tuple(further))

@@ -86,11 +86,14 @@ class _Work:
         elif step.op == "matmul":
             n = self._weight(step).shape[0]
             rows = [share, (n // 2 + share[0], n // 2 + share[1])] if step.attrs["gated"] else [share]
-            self._take_rows(step, rows)
-        elif step.op == "moe_gate_up" and step.inputs[3] is None:
-            n = self._weight(step, 2).shape[1]
+            self._take_rows(step, 1, rows)
+            self._take_rows(step, 2, rows)
+        elif step.op == "moe_gate_up":
+            experts, n, _ = self._weight(step, 2).shape
             self._narrow(value, cols // (n // 2) * (share[1] - share[0]))  # of every expert that a row takes
-            self._take_rows(step, [share, (n // 2 + share[0], n // 2 + share[1])], at=2)
+            rows = [share, (n // 2 + share[0], n // 2 + share[1])]
+            self._take_rows(step, 2, rows)
+            self._take_rows(step, 3, [(i * n + low, i * n + high) for i in range(experts) for low, high in rows])
         else:
             raise _refused(step.name, f"what is added up comes from {step.op}")
         self.count += 1
@@ -122,8 +125,6 @@ class _Work:
         norms = [self._sums.lowering.use(ref).shape for ref in write.inputs[2:4] if isinstance(ref, str)]
         if any(shape != (dim,) for shape in norms):
             raise _refused(attention.name, "a norm takes all heads of a token together")
-        if attention.inputs[1] is not None:
-            raise _refused(attention.name, "it has attention sinks")
         qkv = write.inputs[0]
         assert isinstance(qkv, int), "of an activation"
         self._require_readers(qkv, 1)
@@ -132,7 +133,9 @@ class _Work:
             raise _refused(attention.name, "queries, keys and values are not one product")
         starts = (0, heads, heads + kv_heads)
         ranges = [(begin, end), *((start + low, start + high) for start in starts[1:])]
-        self._take_rows(product, [(first * dim, last * dim) for first, last in ranges])
+        for at in (1, 2):
+            self._take_rows(product, at, [(first * dim, last * dim) for first, last in ranges])
+        self._take_rows(attention, 1, [(begin, end)])  # its sinks
         self._narrow(qkv, (own + 2 * keys) * dim)
         self._narrow(query, own * dim)
         for step in (attention, write):
@@ -151,7 +154,8 @@ class _Work:
         begin, end = (vocab * each // ranks for each in (rank, rank + 1))
         if vocab < ranks:
             raise _refused(step.name, f"a vocabulary of {vocab}")
-        self._take_rows(step, [(begin, end)])
+        for at in (1, 2):
+            self._take_rows(step, at, [(begin, end)])
         own = dataclasses.replace(self._values[logits], cols=end - begin, tensor="")
         self._values.append(own)
         made = len(self._values) - 1
@@ -168,16 +172,15 @@ class _Work:
         """An activation that only a rank's own steps read has fewer columns, and no name in the graph any more."""
         self._values[value] = Value(rows=self._values[value].rows, cols=cols, tensor="")
 
-    def _take_rows(self, step: Draft, ranges: list[Range], at: int = 1) -> None:
-        """Rows of a product's weight, which is input `at`, and of its bias, which is the next one."""
-        given = list(step.inputs)
-        for i in (at, at + 1):
-            name = given[i]
-            if not isinstance(name, str):
-                continue
-            if self._readers[name] > 1:
-                raise _refused(step.name, f"weight {name} is also another step's")
-            given[i] = rows_of(self._sums.lowering, name, ranges)
+    def _take_rows(self, step: Draft, at: int, ranges: list[Range]) -> None:
+        """Rows of a step's weight, or numbers of a vector, where input `at` is there."""
+        given = list(self._steps[step.name].inputs)
+        name = given[at]
+        if not isinstance(name, str):
+            return
+        if self._readers[name] > 1:
+            raise _refused(step.name, f"weight {name} is also another step's")
+        given[at] = rows_of(self._sums.lowering, name, ranges)
         self._set(step, inputs=tuple(given))
 
     def _weight(self, step: Draft, at: int = 1) -> WeightUse:
