@@ -48,6 +48,7 @@ TOP = (
     "ingot.__main__",
     "ingot.cli",
     "ingot.build_info",
+    "ingot.calibrated_build",
     "ingot.calibration_text",
     "ingot.inspect",
     "ingot.step_table",

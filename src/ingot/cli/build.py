@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ingot.builder.build import BuildReport, build
+from ingot.calibrated_build import calibrated_build
 from ingot.checkpoint import Checkpoint
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.trtllm_compat import compat_options, judge_all
@@ -95,6 +96,19 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     help="Set precisions by layer from a recipe: a TOML file, or the name of one that ships with ingot.",
 )
 @click.option(
+    "--recipe",
+    metavar="NAME|FILE",
+    help="Quantise with calibration first, as ingot quantize --recipe does: w4g128, w4g64, w4g32, w8, w8a8, or by "
+    "layer as a TOML file says.",
+)
+@click.option(
+    "--calibration",
+    default="builtin",
+    show_default=True,
+    metavar="FILE|builtin",
+    help="With --recipe: calibrate on this text file, or JSONL of texts and chats.",
+)
+@click.option(
     "--max_mem",
     type=byte_size("--max_mem"),
     metavar="SIZE",
@@ -150,10 +164,20 @@ def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: A
         for note in judge_all(options):
             console.note(note)
         defaults = Checkpoint.open(checkpoint_dir).config.build_defaults
-        report = build(
-            _config(options, defaults, console), checkpoint_dir, output_dir, console.progress_bytes, console.note
-        )
+        report = _build(_config(options, defaults, console), checkpoint_dir, output_dir, options, console)
         _tell(report, console)
+
+
+def _build(
+    config: BuildConfig, checkpoint_dir: Path, output_dir: Path, options: dict[str, Any], console: CliConsole
+) -> BuildReport:
+    """With calibrated weights where a recipe is given."""
+    recipe, calibration = options["recipe"], options["calibration"]
+    if recipe is not None:
+        return calibrated_build(config, checkpoint_dir, output_dir, recipe, calibration, console.progress, console.note)
+    if calibration != "builtin":
+        raise UsageError("--calibration goes with --recipe", hint="name a recipe, or leave --calibration out")
+    return build(config, checkpoint_dir, output_dir, console.progress_bytes, console.note)
 
 
 def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsole) -> BuildConfig:

@@ -7,13 +7,16 @@ from typing import Any
 
 import click
 
+from ingot.builder.calibrated.quantize import CALIBRATION
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_targets, compare
 from ingot.compare.report import Comparison, StepFigures
 from ingot.configs.sizes import format_bytes
+from ingot.engine import read_manifest
 from ingot.engine_writer import store_passport
 from ingot.errors import UsageError
+from ingot.manifest import Fact
 from ingot.verify import VerifyReport, verify
 
 
@@ -120,8 +123,19 @@ def _judge(comparison: Comparison, store: bool, console: CliConsole) -> None:
     for note in comparison.notes:
         console.warn(note)
     if store:
-        store_passport(comparison.engine, comparison.target, comparison.passport())
+        store_passport(comparison.engine, comparison.target, comparison.passport() | _origin(comparison))
         console.note(f"wrote the passport into {comparison.engine}")
+
+
+def _origin(comparison: Comparison) -> dict[str, Fact]:
+    """What the weights were quantised from and on, where they were before the build; the manifest has it by weight."""
+    manifest = read_manifest(comparison.engine).of(comparison.target)
+    found: dict[str, Fact] = {}
+    if (kinds := manifest.model.get("quantised_source")) is not None:
+        found["quantised_source"] = kinds
+    if (text := manifest.sources.get(CALIBRATION)) is not None:
+        found["calibration_text"] = text
+    return found
 
 
 def _hashes(report: VerifyReport) -> dict[str, object]:
