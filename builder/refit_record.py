@@ -45,6 +45,14 @@ def require_refittable(builds: Sequence[TargetBuild]) -> None:
                 expected="--activations int8, bf16 or f32",
                 got="--activations auto",
             )
+        if len(each.ranks) > 1:
+            raise UsageError(
+                "engines of several ranks take no new weights",
+                where="--refit",
+                expected="one rank",
+                got=f"{len(each.ranks)} ranks",
+                hint="leave --refit or --tp_size out",
+            )
         if each.target.on_gpu or each.graph is not None:
             raise UsageError(
                 "engines of this target take no new weights: what is compiled for it may hold them",

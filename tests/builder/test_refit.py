@@ -132,6 +132,8 @@ def test_what_cannot_be_refitted_is_said(tmp_path: Path) -> None:
         refit(tmp_path / "e", checkpoint)
     with pytest.raises(UsageError, match="auto measures"):
         build(BuildConfig(**{**REF, "activations": "auto", "precision": "w8"}), checkpoint, tmp_path / "x")
+    with pytest.raises(UsageError, match="several ranks"):
+        build(BuildConfig(**{**REF, "tp_size": 2}), checkpoint, tmp_path / "x")
     with pytest.raises(BuildError, match="screened"):
         build(BuildConfig(**{**REF, "precision": "w8", "screen_lm_head": True}), checkpoint, tmp_path / "x")
     assert not (tmp_path / "x").exists()
