@@ -4,23 +4,23 @@ _MLA = "multi-head latent attention (MLA)"
 _EXPERTS = "another kind of mixture of experts"
 _SPARSE = "sparse attention over selected tokens"
 _IMAGES = "an image encoder"
-_LINEAR = "layers of linear attention"
 _STATE = "layers with a recurrent state"
 _ALIBI = "a bias of the scores that grows with distance (ALiBi)"
 _ENCODER = "an encoder"
-_PER_LAYER = "embeddings of their own for each layer"
+_STREAMS = "several residual streams (AltUp)"
+_CUT = "MLPs whose small activations are cut off"
 
 MISSING: dict[str, tuple[str, ...]] = {
     "bert": ("an encoder",),
     "bloom": (_ALIBI,),
     "deepseek": (_EXPERTS,),
     "deepseek_ref": (_MLA, _EXPERTS, _SPARSE),
-    "deepseek_v4": (_MLA, _EXPERTS, _SPARSE),
-    "gemma3n": (_IMAGES, _PER_LAYER, "several residual streams"),
-    "gemma3n_text": (_PER_LAYER, "several residual streams"),
+    "deepseek_v4": ("several residual streams that mix (hyper-connections)", _SPARSE),
+    "gemma3n": (_STREAMS, _CUT),
+    "gemma3n_text": (_STREAMS, _CUT),
     "internlm2": ("queries, keys and values stored in groups of heads",),
     "jamba": (_STATE,),
-    "kimi_k3": (_IMAGES, _EXPERTS, _LINEAR),
+    "kimi_k3": ("experts that read a narrower row", "decays that are bounded from below"),
     "llama4": (_IMAGES, _EXPERTS),
     "llama4_text": ("attention in chunks", _EXPERTS),
     "mamba": (_STATE,),
