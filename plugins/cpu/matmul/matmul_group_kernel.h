@@ -130,16 +130,17 @@ struct GroupProducts {
   static constexpr std::array<Int8TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
     return {tile<kValues, kFirst + kR, kP>...};
   }
-  template <Values kValues, int kFirst>
-  static Int8TileFn tile_with(int64_t rows, int64_t panels) {
-    using Indices = std::make_index_sequence<kRows - kFirst + 1>;
-    static constexpr std::array kTiles{table<kValues, kFirst, 1>(Indices()),
-                                       table<kValues, kFirst, kPanels>(Indices())};
-    return kTiles[panels > 1][static_cast<size_t>(rows - kFirst)];
+  template <Values kValues, int kFirst, int kP>
+  static Int8TileFn tile_with(int64_t rows) {
+    static constexpr auto kTiles = table<kValues, kFirst, kP>(std::make_index_sequence<kRows - kFirst + 1>());
+    return kTiles[static_cast<size_t>(rows - kFirst)];
   }
+  // Each group of rows looks up the last panel of an odd number for itself: tiles of its own would save little.
+  static bool unpacks(int64_t panels) { return panels == kPanels; }
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
-    if (only) return tile_with<kLookedUp, 1>(rows, panels);
-    return first ? tile_with<kLeft, kLeast>(rows, panels) : tile_with<kFound, kLeast>(rows, panels);
+    if (only || !unpacks(panels))
+      return panels > 1 ? tile_with<kLookedUp, 1, kPanels>(rows) : tile_with<kLookedUp, 1, 1>(rows);
+    return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
   }
   static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
 };

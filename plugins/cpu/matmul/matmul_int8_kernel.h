@@ -293,6 +293,8 @@ struct ByteProducts {
   }
 
   static int64_t panels_at_once(int64_t) { return kPanels; }
+  // Whether the first group of rows leaves weights of so many panels at once to the others.
+  static bool unpacks(int64_t) { return kUnpacks; }
   // What multiplies a group of so many rows by one panel or kPanels. first: of the groups; only: there are no others.
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
     static constexpr auto kFirst = tables<false>(), kOther = tables<true>();
@@ -435,6 +437,7 @@ struct CodeProducts {
                                                                          table<kPanels>(Indices())};
     return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
   }
+  static bool unpacks(int64_t) { return false; }
   // One row waits for memory anyway, which gives more to one stream.
   static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }
 };
@@ -490,7 +493,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
                             .next_step = ceil_div(next_bytes, tiles * kTileLines)};
         Products::tile_of(count, step, g == group, groups == 1)(tile);
         for (int64_t i = 0; i < step; ++i) {
-          if (Products::kUnpackedBytes != 0) lines[i] = unpacked + i * Products::kUnpackedBytes;
+          if (Products::unpacks(step)) lines[i] = unpacked + i * Products::kUnpackedBytes;
           next[i] += next_bytes;
         }
       }

@@ -1,5 +1,7 @@
+// Products of experts and of heads: they share their tiles, which take long to compile.
 #include INGOT_LEVEL_HEADER
 #include "matmul/matmul_pairs_kernel.h"
+#include "moe/head_matmul_kernel.h"
 
 namespace ingot {
 using Product = PairsProduct<Pairs>;
@@ -7,3 +9,4 @@ using Product = PairsProduct<Pairs>;
 
 INGOT_KERNEL("moe_gate_up.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Pairs, ingot::Product>))
 INGOT_KERNEL("moe_down.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Pairs, ingot::Product>))
+INGOT_KERNEL("head_matmul.bf16." INGOT_LEVEL, HeadMatmulArgs, (ingot::head_matmul<ingot::Pairs, ingot::Product>))

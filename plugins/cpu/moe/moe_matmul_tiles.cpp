@@ -1,5 +1,8 @@
+// Products of experts and of heads: they share their tiles, which take long to compile.
 #include INGOT_LEVEL_HEADER
 #include "moe/moe_matmul_tiles.h"
+
+#include "moe/head_matmul_kernel.h"
 
 namespace ingot {
 using Bf16Product = Bf16TileProduct<PlainSimd, TileUnit>;
@@ -21,3 +24,5 @@ INGOT_KERNEL("moe_down.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::
 INGOT_KERNEL("moe_gate_up.w4a8." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_gate_up_codes<ingot::PlainInt8, ingot::W4A8Product>))
 INGOT_KERNEL("moe_down.w4a8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down_codes<ingot::PlainInt8, ingot::W4A8Product>))
+INGOT_KERNEL("head_matmul.bf16." INGOT_LEVEL, HeadMatmulArgs,
+             (ingot::head_matmul<ingot::PlainSimd, ingot::Bf16Product>))

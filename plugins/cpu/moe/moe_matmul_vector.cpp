@@ -1,4 +1,6 @@
+// Products of experts and of heads: they share their tiles, which take long to compile.
 #include INGOT_LEVEL_HEADER
+#include "moe/head_matmul_kernel.h"
 #include "moe/moe_matmul_kernel.h"
 
 namespace ingot {
@@ -10,3 +12,5 @@ INGOT_KERNEL("moe_gate_up.f32." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<
 INGOT_KERNEL("moe_gate_up.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Simd, ingot::Bf16>))
 INGOT_KERNEL("moe_down.f32." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Simd, ingot::F32>))
 INGOT_KERNEL("moe_down.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Simd, ingot::Bf16>))
+INGOT_KERNEL("head_matmul.f32." INGOT_LEVEL, HeadMatmulArgs, (ingot::head_matmul<ingot::Simd, ingot::F32>))
+INGOT_KERNEL("head_matmul.bf16." INGOT_LEVEL, HeadMatmulArgs, (ingot::head_matmul<ingot::Simd, ingot::Bf16>))
