@@ -61,12 +61,12 @@ def read_shape(graph: Graph) -> ModelShape:
     head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
     if table is None:
         raise PassError("the graph has no token embedding", expected="a Gather of a table by the token ids")
-    vocab_size, rows = weight_shape(head.inputs[1])[0], weight_shape(table)[0]
-    if rows < vocab_size:
+    vocab_size, table_rows = weight_shape(head.inputs[1])[0], weight_shape(table)[0]
+    if table_rows < vocab_size:
         raise PassError(
-            "the token table has fewer rows than there are logits: a token that is drawn could not be read",
+            "the token table has fewer rows than the vocabulary has tokens, so that a drawn token could not be read",
             expected=f"at least {vocab_size}",
-            got=str(rows),
+            got=str(table_rows),
         )
     return ModelShape(
         positions=min(int(node.attrs.get("positions", UNLIMITED)) for node in nodes),

@@ -37,7 +37,7 @@ def read_head_dim(section: Section, hidden: int, heads: int, *, hidden_key: str,
     """hidden / heads, which must be whole."""
     if hidden % heads:
         raise ConfigError(
-            "the hidden size cannot be shared evenly among the heads",
+            "the hidden size is not a multiple of the number of heads",
             where=section.place(hidden_key),
             expected=f"a multiple of {heads_key} ({heads})",
             got=str(hidden),

@@ -42,11 +42,11 @@ class PlanWork:
 
     def draw_work(self, load: Load) -> Work:
         """Greedy draws: every logit is read, and its exponential added up."""
-        return Work(nbytes=4 * load.rows * self._vocab, operations=2 * load.rows * self._vocab)
+        return Work(nbytes=4 * load.logit_rows * self._vocab, operations=2 * load.logit_rows * self._vocab)
 
 
 def _rows(buffer: Buffer, load: Load) -> int:
-    return load.tokens if buffer.rows is Rows.TOKENS else load.rows
+    return load.tokens if buffer.rows is Rows.TOKENS else load.logit_rows
 
 
 def _row_bytes(buffer: Buffer) -> int:

@@ -39,15 +39,26 @@ def targets(names: Sequence[str] | None = None) -> tuple[Target, ...]:
 
     names  only folders are imported in which these may be: engines start in less time than all targets take
     """
-    found: list[Target] = []
-    for folder in sorted(module.name for module in pkgutil.iter_modules(plugins_package.__path__) if module.ispkg):
-        if names is not None and not any(name.startswith(folder) for name in names):
-            continue
-        package = importlib.import_module(f"ingot.plugins.{folder}")
-        for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
-            if name == "target" or name.endswith("_target"):
-                found.extend(importlib.import_module(f"{package.__name__}.{name}").TARGETS)
-    return tuple(found)
+    wanted = [each for each in _folders() if names is None or any(name.startswith(each) for name in names)]
+    return tuple(target for folder in wanted for target in _family(folder))
+
+
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(plugins_package.__path__) if module.ispkg))
+
+
+@functools.cache
+def _family(folder: str) -> tuple[Target, ...]:
+    """The targets of a folder of plugins."""
+    package = importlib.import_module(f"ingot.plugins.{folder}")
+    modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(
+        target
+        for name in modules
+        if name == "target" or name.endswith("_target")
+        for target in importlib.import_module(f"{package.__name__}.{name}").TARGETS
+    )
 
 
 def find_target(name: str) -> Target:

@@ -46,7 +46,7 @@ def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
     kinds = section.words("mlp_layer_types") or ("dense", *("sparse",) * (layers - 1))
     if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
         raise ConfigError(
-            "the kinds of the layers' MLPs are not usable",
+            "mlp_layer_types does not say what each layer's MLP is",
             where=section.place("mlp_layer_types"),
             expected=f"dense or sparse for each of {layers} layers",
             got=repr(list(kinds))[:200],

@@ -54,14 +54,14 @@ _NONE: Int32 = np.zeros(0, np.int32)
 class DrawLayout:
     """Integers of what draws need on the device.
 
-    rows     draws of one round: what is sent and fetched at a time
+    draws    of one round: what is sent and fetched at a time
     lists    of the biases and masks of a round: at least those of any draw
     tops     of the most likely tokens of a round: twice as many as tokens
     history  of a sequence
     lines    of scratch, each [vocab] floats and [vocab] counts
     """
 
-    rows: int
+    draws: int
     lists: int
     tops: int
     slots: int
@@ -75,7 +75,7 @@ class DrawLayout:
         limits, vocab = plan.limits, plan.vocab_size
         mask = _mask_words(vocab)
         return cls(
-            rows=limits.max_logit_rows,
+            draws=limits.max_logit_rows,
             lists=max(4 * vocab + mask, _LINES * mask),  # a bias and a ban for each token
             tops=2 * max(_MOST_LIKELY, 32 * limits.max_logit_rows),
             slots=limits.max_batch_size,
@@ -86,11 +86,11 @@ class DrawLayout:
 
     @property
     def sent(self) -> int:
-        return _WIDTH * self.rows + self.lists
+        return _WIDTH * self.draws + self.lists
 
     @property
     def results(self) -> int:
-        return _RESULT * self.rows + self.tops
+        return _RESULT * self.draws + self.tops
 
     @property
     def nbytes(self) -> int:
@@ -256,7 +256,7 @@ class Sampler:
             count = len(mask) + len(biases)
             num_top = -1 if draw.rules.top is None else draw.rules.top
             listed = num_top if num_top <= _MOST_LIKELY else 0  # else its rank alone
-            full = len(current.rows) == layout.rows or current.num_lists + count > layout.lists
+            full = len(current.rows) == layout.draws or current.num_lists + count > layout.lists
             if full or 2 * (current.tops + listed) > layout.tops:
                 yield current
                 current = _Round()

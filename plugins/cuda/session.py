@@ -253,7 +253,7 @@ class CudaSession:
 
     def _launch_work(self, work: _Ready | Multiply, counts: Counts, splits: int) -> None:
         if isinstance(work, Multiply):
-            rows = counts.tokens if work.rows is Rows.TOKENS else counts.rows
+            rows = counts.tokens if work.rows is Rows.TOKENS else counts.logit_rows
             if rows:
                 self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
             return
@@ -267,7 +267,7 @@ class CudaSession:
         found: dict[str, Float32] = {}
         for name in filter(None, bound.step.outputs):
             buffer = buffers[name]
-            rows = counts.tokens if buffer.rows is Rows.TOKENS else counts.rows
+            rows = counts.tokens if buffer.rows is Rows.TOKENS else counts.logit_rows
             stored = np.empty((rows, buffer.cols), buffer.dtype.storage)
             self.device.fetch(stored, self.addresses.arena + buffer.offset)
             self.device.wait()

@@ -61,7 +61,7 @@ class Counts:
     """What grids depend on. longest: tokens that the longest decode item sees, or may see at most."""
 
     tokens: int
-    rows: int
+    logit_rows: int
     sequences: int
     decode: int
     prefill: int
@@ -76,10 +76,10 @@ def check_batch(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> No
 
 def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str | None:
     limits, starts, past = plan.limits, batch.query_starts, batch.past_lengths
-    tokens, sequences, rows = len(batch.ids), len(past), len(batch.logit_rows)
-    sizes, most = (tokens, sequences, rows), (limits.max_num_tokens, limits.max_batch_size, limits.max_logit_rows)
+    tokens, sequences, wanted = len(batch.ids), len(past), len(batch.logit_rows)
+    sizes, most = (tokens, sequences, wanted), (limits.max_num_tokens, limits.max_batch_size, limits.max_logit_rows)
     if tokens < 1 or any(size > limit for size, limit in zip(sizes, most, strict=True)):
-        return f"{tokens} tokens of {sequences} sequences with {rows} wanted rows are beyond the engine's limits"
+        return f"{tokens} tokens of {sequences} sequences with {wanted} wanted rows are beyond the engine's limits"
     new = np.diff(starts)
     if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (new < 1).any():
         return f"query_starts {starts.tolist()} do not cut {tokens} tokens into {sequences} sequences"
@@ -89,7 +89,7 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str |
     ids = np.maximum(batch.ids, 0)  # what is below stands for tokens that the device knows
     if not within(ids, plan.vocab_size) or not within(batch.logit_rows, tokens):
         return "a token id or a wanted row is out of range"
-    if not within(batch.draws, rows) or (batch.known is not None and not within(batch.known.row, rows)):
+    if not within(batch.draws, wanted) or (batch.known is not None and not within(batch.known.row, wanted)):
         return "a draw is from a row that the step does not have"
     tables, used = batch.block_tables, -(-totals // plan.tokens_per_block)
     if tables.shape[:2] != (len(plan.caches), sequences) or tables.shape[2] < used.max(initial=0):
@@ -159,7 +159,7 @@ class StepTables:
         longest = max((position + count for _, _, count, position in decode), default=0)
         counts = Counts(
             tokens=tokens + len(extra),
-            rows=len(batch.logit_rows) + len(extra),
+            logit_rows=len(batch.logit_rows) + len(extra),
             sequences=sequences + len(extra),
             decode=len(decode),
             prefill=len(prefill),

@@ -90,7 +90,7 @@ def row_grid(rows: Rows, columns: int = 1) -> Grid:
     """A block per row and strip of columns."""
 
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        return (counts.tokens if rows is Rows.TOKENS else counts.rows), columns, 1
+        return (counts.tokens if rows is Rows.TOKENS else counts.logit_rows), columns, 1
 
     return grid
 

@@ -182,7 +182,7 @@ def launches(
     )
     counts = Counts(
         tokens=tokens,
-        rows=0,
+        logit_rows=0,
         sequences=dims["tables"][0],
         decode=dims["decode"][0],
         prefill=dims["prefill"][0],

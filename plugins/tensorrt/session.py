@@ -242,7 +242,7 @@ class TensorRtSession:
             "ids": (counts.tokens,),
             "positions": (counts.tokens,),
             "sequences": (counts.tokens,),
-            "rows": (counts.rows,),
+            "rows": (counts.logit_rows,),
             "tables": (counts.sequences, self._width),
             "decode": (counts.decode, ITEM),
             "prefill": (counts.prefill, ITEM),

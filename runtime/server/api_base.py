@@ -83,7 +83,7 @@ class ApiBase:
         if not any(fnmatch.fnmatchcase(name, each) for each in self._names):
             raise ApiError(
                 404,
-                f"the model {name[:100]!r} does not exist; here is {', '.join(self._names)}",
+                f"the model {name[:100]!r} does not exist; this server has {', '.join(self._names)}",
                 param="model",
                 code="model_not_found",
             )

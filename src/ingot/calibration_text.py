@@ -45,7 +45,7 @@ def _lines(text: str, path: Path, model: Path) -> Iterator[str]:
         try:
             entry: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UsageError("a line is no JSON", where=where, expected=_EXPECTED, got=str(error)) from error
+            raise UsageError("a line is not JSON", where=where, expected=_EXPECTED, got=str(error)) from error
         if isinstance(entry, dict) and isinstance(entry.get("text"), str):
             yield entry["text"]
         elif isinstance(entry, dict) and isinstance(entry.get("messages"), list):

@@ -51,7 +51,7 @@ def step_info(
     work = PlanWork(plan)
     weights = {weight.name: weight for weight in plan.weights}
     lost, made_of = weight_errors or {}, weight_sources or {}
-    load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], rows=1)
+    load = Load(sequences=[(min(context, plan.limits.max_seq_len) - 1, 1)], logit_rows=1)
     return [
         dataclasses.replace(
             _info(step, work.of(step, load), weights, (errors or {}).get(step.name), plan.tactics.get(step.name, "")),

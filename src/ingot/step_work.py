@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What a step carries. sequences: (tokens in the KV cache before, tokens of this step) of each; rows: whose logits
-    are wanted; best_only: nobody wants more of them than the best token of each."""
+    """What a step carries. sequences: (tokens in the KV cache before, tokens of this step) of each; logit_rows: how
+    many rows of logits are wanted; best_only: nobody wants more of them than the best token of each."""
 
     sequences: Sequence[tuple[int, int]]
-    rows: int
+    logit_rows: int
     best_only: bool = False
 
     @property

@@ -102,7 +102,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError("the file cannot be read", where=str(path), got=error.strerror) from error
     entries = parse_json(text, f"{path} (header)", CheckpointError)
     if not isinstance(entries, dict):
-        raise _broken(path, "its header is no JSON object", "an object", type(entries).__name__)
+        raise _broken(path, "its header is not a JSON object", "an object", type(entries).__name__)
     tensors = [_entry(path, name, item, 8 + length) for name, item in entries.items() if name != "__metadata__"]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     _check_cover(path, tensors, 8 + length, size)

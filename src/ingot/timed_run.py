@@ -69,6 +69,5 @@ class TimedRun:
         begin = time.perf_counter()
         result, times = self._session.run_timed(batch)
         seconds = time.perf_counter() - begin
-        rows = len(batch.logit_rows)
-        load = Load(sequences=tuple(sequences), rows=rows, best_only=True)
+        load = Load(sequences=tuple(sequences), logit_rows=len(batch.logit_rows), best_only=True)
         return TimedStep(load=load, seconds=seconds, times=times, ids=result.ids[0])

@@ -120,7 +120,7 @@ def _turn(plan: Plan, seconds: float, context: int = 9, variant: str = "") -> li
     shares = np.arange(1, len(plan.steps) + 2, dtype=np.float64)
     parts = 0.8 * seconds * shares / shares.sum()
     times = StepTimes(parts=parts, variant=variant, barriers=7)
-    load = Load(sequences=((context, 1),), rows=1)
+    load = Load(sequences=((context, 1),), logit_rows=1)
     return [TimedStep(load=load, seconds=seconds, times=times, ids=np.zeros(1, np.int32))]
 
 

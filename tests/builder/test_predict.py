@@ -48,7 +48,7 @@ def _timed(plan: Plan, seconds: dict[str, float], outside: float) -> TimedStep:
     """Each plan step takes what the last part of its name says; the draws take 1."""
     parts = np.array([*(seconds.get(step.name.split("/")[-1], 0.0) for step in plan.steps), 1.0])
     times = StepTimes(parts=parts, variant="", barriers=0)
-    load = Load(sequences=((0, 1),), rows=1)
+    load = Load(sequences=((0, 1),), logit_rows=1)
     return TimedStep(load=load, seconds=float(parts.sum() + outside), times=times, ids=np.zeros(1, np.int32))
 
 

@@ -83,7 +83,7 @@ def test_a_recipe_that_no_build_makes_says_so(name: str, words: str) -> None:
     [
         (LayerRule(pattern="*", precision="w5"), r"precision of \*"),
         (LayerRule(pattern="*", precision="auto"), r"precision of \*"),
-        (LayerRule(pattern="*", precision="fp8"), "FP8 does not exist yet"),
+        (LayerRule(pattern="*", precision="fp8"), "FP8 is not supported yet"),
         (LayerRule(pattern="*", activations="int4"), r"activations of \*"),
     ],
 )

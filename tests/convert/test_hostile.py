@@ -127,7 +127,7 @@ CASES: dict[str, tuple[Break, str]] = {
     "no vocabulary": (config(vocab_size=0), "config.json:vocab_size"),
     "endless vocabulary": (config(vocab_size=10**30), "config.json:vocab_size"),
     "other vocabulary": (config(vocab_size=10**15), r"embed_tokens.weight: expected \[1000000000000000, 32\]"),
-    "uneven heads": (config(num_attention_heads=5, head_dim=None), "shared evenly among the heads"),
+    "uneven heads": (config(num_attention_heads=5, head_dim=None), "not a multiple of the number of heads"),
     "NaN": (config(rms_norm_eps=float("nan")), "config.json:rms_norm_eps"),
     "too large for float32": (config(rms_norm_eps=1e300), "norm_eps is too large"),
     "still rotation": (config(rope_theta=1e300), "infinitely fast, or not at all"),

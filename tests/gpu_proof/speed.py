@@ -176,7 +176,7 @@ def _prefill(job: Job, name: str, length: int) -> Result:
     engine, _ = _engine(job, name)
     plan, rate = read_plan(engine), _figure(job, PRODUCTS, "tflops")
     (each,) = _latency(job, engine, [1], length, 1).batches
-    work, load = PlanWork(plan), Load(sequences=[(0, length)], rows=1)
+    work, load = PlanWork(plan), Load(sequences=[(0, length)], logit_rows=1)
     tflops = sum(work.of(step, load).operations for step in plan.steps) / each.ttft_ms / 1e9
     fraction = tflops / rate if rate else None
     return Result(

@@ -40,7 +40,7 @@ def test_prompts_and_decode_steps_draw_what_is_served(engine: Path) -> None:
     chunks = run.prefill(PROMPT)
     run.share_prompt()
     assert [chunk.load.sequences for chunk in chunks] == [((0, 8),), ((8, 5),)]
-    assert [chunk.load.rows for chunk in chunks] == [0, 1]
+    assert [chunk.load.logit_rows for chunk in chunks] == [0, 1]
     found: list[Int32] = [np.repeat(chunks[-1].ids, 3)]
     steps: list[TimedStep] = [*chunks]
     for past in range(len(PROMPT), len(PROMPT) + 3):

@@ -47,7 +47,7 @@ WORDS = """
 | word | means |
 |---|---|
 | tested | The engine runs, and its logits agree with the numpy reference. |
-| tested on emulated tiles | The same on a CPU with AVX-512 and BF16, where software did the AMX instructions. |
+| tested on emulated tiles | The same on a CPU with AVX-512 and BF16, with the AMX instructions done in software. |
 | builds | The engine was built and not run: our machine lacks the instructions. |
 | never run on a GPU | The engine is built, and tests run its kernels on an emulated GPU. |
 | refused | ingot refuses to build it and says why. |

@@ -47,10 +47,10 @@ def limit(plan: Plan, regime: Regime, limits: Limits) -> float:
     """Tokens per second that nothing can surpass."""
     if regime.kind == "decode":
         context = regime.prompt + regime.generated // 2
-        load = Load(sequences=[(context, 1)] * regime.sequences, rows=regime.sequences, best_only=True)
+        load = Load(sequences=[(context, 1)] * regime.sequences, logit_rows=regime.sequences, best_only=True)
         nbytes = decode_bytes(plan, batch_size=regime.sequences, context=context, best_rows=regime.sequences)
     else:
-        load = Load(sequences=[(0, regime.prompt)], rows=1)
+        load = Load(sequences=[(0, regime.prompt)], logit_rows=1)
         nbytes = weight_bytes_per_step(plan) + regime.prompt * kv_bytes_per_token(plan)
     work = PlanWork(plan)
     computing = sum(

@@ -158,7 +158,7 @@ def test_a_shared_cache_takes_no_memory() -> None:
     shared, copied = (_plan(layer, panels=False)[0] for layer in (0, 1))
     assert (shared.num_layers, copied.num_layers) == (1, 2)
     assert copied.block_bytes == 2 * shared.block_bytes
-    load, last = Load(sequences=[(40, 1)], rows=1), "attention2"
+    load, last = Load(sequences=[(40, 1)], logit_rows=1), "attention2"
     works = [
         PlanWork(plan).of(next(step for step in plan.steps if step.name == last), load) for plan in (shared, copied)
     ]

@@ -142,3 +142,31 @@ def test_guided_share(engine: Path) -> None:
     assert head.startswith("4 rows, ")
     assert rows[-1].startswith("| share of grammars | ")
     assert rows[-1].endswith("% |")
+
+
+def test_the_way_of_a_weight() -> None:
+    """Each room sees its own part, and the table of the documents names no module that weights do not pass."""
+    modules, documented = _stages(run("trace_weight")), _stages((ROOT / "docs/design.md").read_text())
+    assert [stage.split(":")[0] for stage in modules] == ["convert", "build", "build", "open", "open"]
+    for stage, names in modules.items():
+        room = stage.split(":")[0].replace("build", "builder").replace("open", "runtime")
+        assert {name.split(".")[0] for name in names} & {"convert", "builder", "runtime"} <= {room}
+        assert documented[stage] <= names
+
+
+def _stages(text: str) -> dict[str, set[str]]:
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {row[0]: set(row[1].replace("`", "").split(", ")) for row in rows if len(row) == 2 and ": " in row[0]}
+
+
+def test_the_way_of_input_ids() -> None:
+    """One pass makes of them what they are in the Plan; another one ends the positions that the graph makes of their
+    shape."""
+    lines = run("trace_input_ids").splitlines()
+    assert lines[2:6] == [
+        "| graph of the Checkpoint | Gather, Shape |",
+        "| after `insert_embedding` | Embedding, Shape |",
+        "| after `insert_paged_attention` | Embedding |",
+        "| Plan | `embedding` |",
+    ]
+    assert [line.split(":")[0] for line in lines[9:]] == ["| step", "| session"]

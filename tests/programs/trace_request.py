@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from tests.programs.traced import traced
 from tests.runtime.server.served import eventually, serving_engine
 
 THREADS = {
@@ -19,37 +20,22 @@ THREADS = {
 TOKENS = 8
 
 
-class _Trace:
-    """modules: by thread, those whose functions were called there while `on`, in order."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self.modules: dict[str, list[str]] = {}
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if self.on and event == "call" and name.startswith("ingot."):
-            thread = threading.current_thread().name
-            found = self.modules.setdefault(next(each for each in THREADS if thread.startswith(each)), [])
-            if name not in found:
-                found.append(name)
-
-
 def trace(engine: Path) -> dict[str, list[str]]:
     """The modules of one answer, by thread."""
-    found = _Trace()
-    threading.setprofile(found)
-    try:
-        with serving_engine(engine) as served, served.http() as http:
-            ask = {"model": "tiny", "messages": [{"role": "user", "content": "Once"}], "max_tokens": TOKENS}
-            http.post("/v1/chat/completions", json=ask).raise_for_status()  # what is done once is done now
-            eventually(served.is_between_steps)
-            found.on = True
-            http.post("/v1/chat/completions", json=ask | {"stream": True}).raise_for_status()
-            eventually(served.is_between_steps)
-            found.on = False
-    finally:
-        threading.setprofile(None)
+    on = threading.Event()
+
+    def thread(frame: FrameType, event: str) -> str | None:
+        name = threading.current_thread().name
+        return next(each for each in THREADS if name.startswith(each)) if on.is_set() else None
+
+    with traced(thread) as found, serving_engine(engine) as served, served.http() as http:
+        ask = {"model": "tiny", "messages": [{"role": "user", "content": "Once"}], "max_tokens": TOKENS}
+        http.post("/v1/chat/completions", json=ask).raise_for_status()  # what is done once is done now
+        eventually(served.is_between_steps)
+        on.set()
+        http.post("/v1/chat/completions", json=ask | {"stream": True}).raise_for_status()
+        eventually(served.is_between_steps)
+        on.clear()
     return found.modules
 
 
@@ -59,7 +45,7 @@ def main() -> None:
     parser.add_argument("--engine_dir", type=Path, required=True)
     modules = trace(parser.parse_args().engine_dir)
     for thread, names in modules.items():
-        print(f"{THREADS[thread]} ({len(names)}):\n    {', '.join(name.removeprefix('ingot.') for name in names)}")
+        print(f"{THREADS[thread]} ({len(names)}):\n    {', '.join(names)}")
     everything = {name for names in modules.values() for name in names}
     print(f"{len(everything)} modules of ingot, {len(modules)} threads")
 

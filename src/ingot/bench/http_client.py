@@ -108,7 +108,7 @@ def _read_line(line: str, answer: Answer) -> None:
         return
     document = json.loads(data)
     if not isinstance(document, dict):
-        raise ValueError(f"a piece is no JSON object: {data[:100]}")
+        raise ValueError(f"a piece of the answer is not a JSON object: {data[:100]}")
     if "error" in document:
         error = document["error"]
         answer.error = str(error.get("message", error) if isinstance(error, dict) else error)

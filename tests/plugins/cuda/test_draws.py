@@ -72,7 +72,7 @@ def test_every_rule_is_applied_on_the_device(gpu: ctypes.CDLL, monkeypatch: pyte
     given = [_drawing(random, vocab) for _ in range(40)]
     layout_of_draws = DrawLayout.of
     monkeypatch.setattr(
-        DrawLayout, "of", lambda plan: dataclasses.replace(layout_of_draws(plan), rows=29, lines=8, tops=2 * 3 * vocab)
+        DrawLayout, "of", lambda plan: dataclasses.replace(layout_of_draws(plan), draws=29, lines=8, tops=2 * 3 * vocab)
     )
     found, expected = _draw(gpu, logits, given)
     assert (expected.ids < 0).sum() < 20

@@ -310,7 +310,7 @@ def test_models_and_errors(served: Served) -> None:
     client = served.client()
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "ingot"
-    with pytest.raises(openai.NotFoundError, match="does not exist; here is tiny"):
+    with pytest.raises(openai.NotFoundError, match="does not exist; this server has tiny"):
         client.completions.create(model="gpt-5", prompt="a")
     with pytest.raises(openai.NotFoundError, match="gives no embeddings"):
         client.embeddings.create(model="tiny", input="a")
