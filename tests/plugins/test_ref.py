@@ -70,13 +70,3 @@ def test_logits_match_the_formulae(model: TinyModel) -> None:
     assert result.logits.shape == expected.shape == (9, VOCAB)
     assert np.abs(result.logits - expected).max() < 1e-4 * np.ptp(expected)
     session.close()
-
-
-def test_no_wanted_rows_give_no_rows(model: TinyModel) -> None:
-    session = find_target("ref").open_session(
-        model.plan, model.weights, SessionOptions(num_blocks=model.plan.in_each(1))
-    )
-    result = session.run(batch_of([1, 2], [0], []))
-    assert result.ids.shape == (1, 0)
-    assert result.logits is not None
-    assert result.logits.shape == (0, VOCAB)

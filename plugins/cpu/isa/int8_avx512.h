@@ -65,7 +65,7 @@ struct Int8Avx512 : SimdAvx512 {
   using Short = __m512i;
   static constexpr int64_t kLongestRun = 128;
   static constexpr bool kUnpacksCodes = true;           // of int4 for more than kCodeRows rows
-  static constexpr int kCodePanels = 2, kCodeRows = 8;  // more cost less unpacked: see matmul_codes_or_bytes
+  static constexpr int kCodePanels = 2, kCodeRows = 8;  // more cost less unpacked: see matmul_w4a8
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {

@@ -577,26 +577,14 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
   matmul_int8<I, Format, ByteProducts<I, Format>>(args, team);
 }
 
-// int4 with VNNI: few rows multiply codes where they lie. A line of these costs them 3 operations beside 2 of each row,
-// and each row 3 more for the multipliers of 16 lines, in groups of less than 128 for those of each half; to unpack it
-// costs 6 in all and two lines of stores.
-template <typename I>
-void matmul_codes_or_bytes(const MatmulArgs& args, const Team& team) {
-  if (passes_over_panels(args, I::kCodeRows)) {
-    matmul_codes<I>(args, team);
-  } else {
-    matmul_bytes<I, W4>(args, team);
-  }
-}
-
-// int4 as this CPU multiplies it best.
+// int4 as this CPU multiplies it best. With VNNI few rows multiply codes where they lie. A line of these costs them 3
+// operations beside 2 of each row, and each row 3 more for the multipliers of 16 lines, in groups of less than 128 for
+// those of each half; to unpack it costs 6 in all and two lines of stores.
 template <typename I>
 void matmul_w4a8(const MatmulArgs& args, const Team& team) {
-  if constexpr (I::kUnpacksCodes) {
-    matmul_codes_or_bytes<I>(args, team);
-  } else {
-    matmul_codes<I>(args, team);
-  }
+  if constexpr (I::kUnpacksCodes)
+    if (!passes_over_panels(args, I::kCodeRows)) return matmul_bytes<I, W4>(args, team);
+  matmul_codes<I>(args, team);
 }
 
 }  // namespace

@@ -378,7 +378,7 @@ void matmul_int8_tiles(const MatmulArgs& args, const Team& team) {
     if constexpr (Format::kTiles == 1) {
       matmul_bytes<S, Format>(args, team);
     } else {
-      matmul_codes_or_bytes<S>(args, team);
+      matmul_w4a8<S>(args, team);
     }
     end_streams<S>(args);
   } else {

@@ -89,7 +89,7 @@ class FewOrMany {
   bool are_few_ = false;
 };
 
-// int4 with VNNI, as matmul_codes_or_bytes.
+// int4 with VNNI, as matmul_w4a8.
 template <typename I, int64_t kRun>
 using CodeOrByteProduct = FewOrMany<I::kCodeRows, CodeProduct<I, kRun>, ByteProduct<I, W4>>;
 

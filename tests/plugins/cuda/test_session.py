@@ -3,7 +3,7 @@
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine, load_engine
-from ingot.step_io import LAST_DRAWN, Float32, SequenceRules, Session, StepBatch
+from ingot.step_io import LAST_DRAWN, SequenceRules, Session, StepBatch
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
 from tests.plugins.gpu_families import REFUSED_FAMILIES
@@ -112,32 +112,6 @@ def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_sixteen_bit_engines(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision=precision), precision)
-
-
-def test_layers_that_share_a_cache(gpu: ctypes.CDLL, tmp_path: Path) -> None:
-    """The last layer's attention reads what the first layer has written."""
-    with open_engine(_engine(tmp_path, "llama", precision="f32")) as engine:
-        plan, last = engine.plan, engine.plan.num_layers - 1
-        steps = [
-            dataclasses.replace(step, attrs={**step.attrs, "layer": 0})
-            if step.op == "paged_attention" and step.attrs["layer"] == last
-            else step
-            for step in plan.steps
-        ]
-        shared, found = dataclasses.replace(plan, steps=tuple(steps)), list[Float32]()
-        options = SessionOptions(num_blocks=plan.in_each(6))
-        for each in (plan, shared):
-            for session in (
-                RefSession(each, engine.weights, options),
-                find_target("cuda/sm90").open_session(each, engine.weights, options),
-            ):
-                result = session.run(batch_of([(0, 20), (0, 3)], [[4, 1], [0]], range(23), want_logits=True))
-                assert result.logits is not None
-                found.append(result.logits)
-                session.close()
-    apart, _, wanted, got = found
-    assert np.abs(got - wanted).max() < TOLERANCE["f32"] * np.ptp(wanted)
-    assert np.abs(wanted - apart).max() > 0.01 * np.ptp(wanted), "the two caches differ"
 
 
 @pytest.fixture(scope="module")
@@ -331,37 +305,6 @@ def test_types_that_kernels_do_not_store_are_refused(
     changed = dataclasses.replace(opened.plan, buffers=buffers)
     with pytest.raises(EngineError, match=rf"cannot keep an activation of a step in this type(.|\n)*{words}"):
         find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
-
-
-def test_an_input_that_sessions_do_not_give_is_refused(gpu: ctypes.CDLL, engine: Path) -> None:
-    opened = open_engine(engine)
-    asked = dataclasses.replace(opened.plan.inputs[0], name="adapters")
-    changed = dataclasses.replace(opened.plan, inputs=(*opened.plan.inputs, asked))
-    with pytest.raises(EngineError, match=r"asks for an input(.|\n)*adapters \(i32 by tokens\)"):
-        find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
-
-
-def _batches() -> Iterator[tuple[str, StepBatch]]:
-    ids = np.arange(4, dtype=np.int32)
-    yield "out of range", batch_of([(0, 4)], [[0]], ids=ids + 60)
-    yield "out of range", batch_of([(0, 4)], [[24]], ids=ids)
-    yield "out of range", batch_of([(0, 4)], [[-1]], ids=ids)
-    yield "out of range", batch_of([(0, 4)], [[0]], [4], ids=ids)
-    yield "too small", batch_of([(16, 4)], [[0]], ids=ids)
-    yield "would reach", batch_of([(62, 4)], [[0, 1, 2, 3, 4]], ids=ids)
-    yield "does not have", batch_of([(0, 4)], [[0]], [3], ids=ids, draws=[1])
-    yield "do not cut", batch_of([(0, 4), (3, 0)], [[0], [1]], ids=ids)
-    yield "limits", batch_of([(0, 49)], [[0, 1, 2, 3]], ids=np.zeros(49, np.int32))
-
-
-@pytest.mark.parametrize(("word", "batch"), list(_batches()))
-def test_a_batch_that_breaks_the_contract_is_refused(
-    gpu: ctypes.CDLL, engine: Path, word: str, batch: StepBatch
-) -> None:
-    session = _gpu(open_engine(engine))
-    with pytest.raises(RequestError, match=word):
-        session.run(batch)
-    session.close()
 
 
 def test_the_runtime_sizes_the_cache_by_the_gpus_memory(gpu: ctypes.CDLL, engine: Path) -> None:
