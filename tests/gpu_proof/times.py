@@ -30,7 +30,7 @@ def step_times(name: str, engine_dir: Path, target: str, batch: int, context: in
         assert isinstance(session, CudaSession), "part d is for cuda targets"
         with contextlib.closing(session):
             timed = session.time_work(decode_batch(plan, batch, context), REPETITIONS)
-    work, load = PlanWork(plan), Load(sequences=[(context, 1)] * batch, rows=batch)
+    work, load = PlanWork(plan), Load(sequences=[(context, 1)] * batch, logit_rows=batch)
     steps = {step.name: step for step in plan.steps}
     kinds: dict[tuple[str, str], list[tuple[str, Mapping[str, float]]]] = {}
     for step, parts in timed.items():
