@@ -70,7 +70,7 @@ def test_a_name_that_nobody_has() -> None:
     [
         ("w8a8", "ingot quantize --recipe w8a8"),
         ("w4a8", "ingot quantize --recipe w4g128"),
-        ("fp8", "does not exist yet"),
+        ("fp8", "not supported yet"),
     ],
 )
 def test_a_recipe_that_no_build_makes_says_so(name: str, words: str) -> None:
