@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.engine import read_manifest
 from ingot.errors import EngineError
 from ingot.inspect import inspect
 from ingot.manifest import ENGINE_SCHEMA
@@ -296,10 +297,11 @@ PLANS: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("odd", PLANS)
-def test_an_odd_plan_is_refused(odd: str, engine: Path) -> None:
+def test_an_odd_plan_is_refused(odd: str, engine: Path, pristine: Path) -> None:
+    """`verify` and `inspect` read the plan without a session: one of the two targets tells what they say."""
     edit, words = PLANS[odd]
     edit_plans(engine, edit)
-    for work in (tokens, verify, inspect):
+    for work in (tokens, verify, inspect) if read_manifest(pristine).target == "ref" else (tokens,):
         with pytest.raises(EngineError, match=words) as refused:
             work(engine)
         assert refused.value.hint

@@ -91,7 +91,7 @@ class Line:
 
 def step_forecast(plan: Plan, device: Device, sequences: Sequence[tuple[int, int]]) -> Iterator[Line]:
     """A line for each kind of op. sequences: (tokens before, tokens now)."""
-    load, work = Load(sequences=sequences, rows=len(sequences)), PlanWork(plan)
+    load, work = Load(sequences=sequences, logit_rows=len(sequences)), PlanWork(plan)
     counts, splits = _counts(plan, device, load)
     found: dict[str, list[Line]] = {}
     for bound in bind(plan, _nowhere(plan)):
@@ -120,7 +120,7 @@ def _counts(plan: Plan, device: Device, load: Load) -> tuple[Counts, int]:
     longest = plan.limits.max_seq_len  # graphs are captured for it
     counts = Counts(
         tokens=load.tokens,
-        rows=load.rows,
+        rows=load.logit_rows,
         sequences=len(load.sequences),
         decode=items,
         prefill=prefill,

@@ -1,7 +1,6 @@
 """Matrix products: right on odd shapes, and the same bits for a row whatever shares the call, threads or pieces."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -49,8 +48,9 @@ def _weight(kernel: str, n: int, k: int, gated: bool = False) -> Packed:
 
 
 def _cases(kernel: str) -> Iterator[tuple[list[Input], dict[str, Attr]]]:
-    """Every K with every N; activation, gate, bias and residual go round. 65 rows of x."""
-    for index, (k, out) in enumerate(itertools.product(KS, NS)):
+    """Every K with half of the Ns; activation, gate, bias and residual go round. 65 rows of x."""
+    pairs = [(k, NS[i]) for number, k in enumerate(KS) for i in range(number % 2, len(NS), 2)]
+    for index, (k, out) in enumerate(pairs):
         gated = index % 3 == 0
         n = 2 * out if gated else out
         bias = Packed(values=_normal(index, n)) if index % 2 else None

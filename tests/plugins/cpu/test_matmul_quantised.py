@@ -1,7 +1,6 @@
 """Products of w8 and w4 weights: exact where rows are rounded to int8, and the same bits in every company."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -71,8 +70,9 @@ def _run(session: CpuSession, rows: int) -> Array:
 
 
 def _cases(kernel: str) -> Iterator[tuple[list[Input], dict[str, Attr]]]:
-    """Every K with every N; group, activation, gate, bias and residual go round. 65 rows of x."""
-    for index, (k, out) in enumerate(itertools.product(KS, NS)):
+    """Every K with half of the Ns; group, activation, gate, bias and residual go round. 65 rows of x."""
+    pairs = [(k, NS[i]) for number, k in enumerate(KS) for i in range(number % 2, len(NS), 2)]
+    for index, (k, out) in enumerate(pairs):
         gated = index % 3 == 0
         n = 2 * out if gated else out
         weight = Quantised.of(_rows(kernel, n, k, index // 2), gated=gated)
