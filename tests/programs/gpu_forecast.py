@@ -120,7 +120,7 @@ def _counts(plan: Plan, device: Device, load: Load) -> tuple[Counts, int]:
     longest = plan.limits.max_seq_len  # graphs are captured for it
     counts = Counts(
         tokens=load.tokens,
-        rows=load.logit_rows,
+        logit_rows=load.logit_rows,
         sequences=len(load.sequences),
         decode=items,
         prefill=prefill,
