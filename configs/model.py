@@ -23,6 +23,7 @@ class Activation(enum.Enum):
     GELU = "gelu"  # with erf
     GELU_TANH = "gelu_tanh"  # the tanh approximation
     RELU = "relu"
+    RELU2 = "relu2"  # its square
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,8 @@ class MoeConfig:
 
     per_token          experts that a token takes: those of the largest shares, equal ones by lower number
     intermediate_size  of one expert
+    gated              experts, the shared one too, have a gate, as in ModelConfig's gated_mlp
+    latent_size        experts read a product of the input, so wide, and another product widens what they make; 0: not
     normalized         the weights are the shares over their sum; else the shares themselves
     score              what the shares are
     select_bias        each expert has a number that is added to its share where experts are chosen, and only there
@@ -111,6 +114,8 @@ class MoeConfig:
     per_token: int
     intermediate_size: int
     normalized: bool
+    gated: bool = True
+    latent_size: int = 0
     score: RouterScore = RouterScore.SOFTMAX
     select_bias: bool = False
     groups: int = 1
@@ -226,6 +231,7 @@ class ModelConfig:
     tied_embeddings          lm_head is the token table
     head_bias                lm_head adds a bias
     mixer, mixer_layers      what these layers have instead of attention
+    mlp_layers               have an MLP or experts and nothing else, and all others neither; None: each layer has both
     value_norm               values are normed head by head, without a weight
     full_kv_heads, full_head_dim  of the layers without a window, where they differ; 0: they do not
     full_keys_as_values      these layers have no product for values: keys, before norm and rotation, serve as such
@@ -289,6 +295,7 @@ class ModelConfig:
     head_bias: bool = False
     mixer: Mixer | None = None
     mixer_layers: tuple[int, ...] = ()
+    mlp_layers: tuple[int, ...] | None = None
     mixer_beside: bool = False
     mixer_scale: float = 1.0
     attention_in_scale: float = 1.0
@@ -344,7 +351,15 @@ class ModelConfig:
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer keeps keys and values."""
-        return self.mixer_beside or self.mixer_of(layer) is None
+        return self.mixes(layer) and (self.mixer_beside or self.mixer_of(layer) is None)
+
+    def mixes(self, layer: int) -> bool:
+        """Whether a layer has attention, or what stands in its place."""
+        return self.mlp_layers is None or layer not in self.mlp_layers
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP or experts."""
+        return self.mlp_layers is None or layer in self.mlp_layers
 
     def moe_of(self, layer: int) -> MoeConfig | None:
         """The experts of a layer, None where it has a plain MLP."""

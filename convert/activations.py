@@ -25,3 +25,6 @@ def activated(g: Nodes, x: str, activation: Activation, path: str) -> str:
             return g.node("Gelu", [x], f"{path}/gelu", approximate="tanh")
         case Activation.RELU:
             return g.node("Relu", [x], f"{path}/relu")
+        case Activation.RELU2:
+            kept = g.node("Relu", [x], f"{path}/relu")
+            return g.node("Mul", [kept, kept], f"{path}/relu2")

@@ -106,13 +106,21 @@ class _Decoder:
 
     def layer(self, x: str, layer: int, positions: str) -> str:
         """[batch, sequence, hidden]"""
-        path, given = f"layers.{layer}", x
-        normed = self.pre_norm(x, f"{path}/attn_norm")
-        branch = self.mixers(normed, layer, positions)
-        branch = self.post_norm(branch, f"{path}/attn_post_norm")
-        x = self.node("Add", [x, self.scaled(branch, f"{path}/attn")], f"{path}/attn/residual")
-        if not self.config.shared_norm:
-            normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
+        path, given, normed = f"layers.{layer}", x, ""
+        if self.config.mixes(layer):
+            normed = self.pre_norm(x, f"{path}/attn_norm")
+            branch = self.mixers(normed, layer, positions)
+            branch = self.post_norm(branch, f"{path}/attn_post_norm")
+            x = self.node("Add", [x, self.scaled(branch, f"{path}/attn")], f"{path}/attn/residual")
+        if self.config.has_mlp(layer):
+            if not self.config.shared_norm:
+                normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
+            x = self.mlp_branch(x, normed, layer)
+        return layer_end(self, x, self._embedding, self.config, layer)
+
+    def mlp_branch(self, x: str, normed: str, layer: int) -> str:
+        """The residual stream x plus what an MLP or experts make of `normed`; [batch, sequence, hidden]"""
+        path = f"layers.{layer}"
         moe = self.config.moe_of(layer)
         if moe is None:
             branch = mlp(self, normed, self.config, f"{path}/mlp")
@@ -122,8 +130,7 @@ class _Decoder:
             branch = experts(self, normed, moe, f"{path}/moe")
         branch = times(self, branch, self.config.mlp_scale, f"{path}/mlp_out")
         branch = self.post_norm(branch, f"{path}/mlp_post_norm")
-        x = self.node("Add", [x, self.scaled(branch, f"{path}/mlp")], f"{path}/mlp/residual")
-        return layer_end(self, x, self._embedding, self.config, layer)
+        return self.node("Add", [x, self.scaled(branch, f"{path}/mlp")], f"{path}/mlp/residual")
 
     def mixers(self, x: str, layer: int, positions: str) -> str:
         """Attention, or what the layer has instead, or both; [batch, sequence, hidden]"""

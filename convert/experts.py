@@ -41,21 +41,26 @@ class Nodes(Protocol):
 
 
 def expert_shapes(moe: MoeConfig, hidden: int, path: str, *, mlp_bias: bool) -> dict[str, Shape]:
-    """The weights of one layer's experts, stacked; gate_up holds the rows [gate | up] of each."""
-    shared = moe.shared_size
-    sizes = {"gate": (shared, hidden), "up": (shared, hidden), "down": (hidden, shared)} if shared else {}
+    """The weights of one layer's experts, stacked; gate_up holds the rows [gate | up] of each, or the ups alone."""
+    shared, width, inner = moe.shared_size, moe.latent_size or hidden, moe.intermediate_size
+    rows = 2 * inner if moe.gated else inner
+    sizes = {name: (shared, hidden) for name in (("gate", "up") if moe.gated else ("up",)) if shared}
+    sizes |= {"down": (hidden, shared)} if shared else {}
+    around = {"latent/in": (width, hidden), "latent/out": (hidden, width)} if moe.latent_size else {}
     return {
         f"{path}/router/weight": (moe.experts, hidden),
         **({f"{path}/{SELECT_BIAS}": (moe.experts,)} if moe.select_bias else {}),
         **({f"{path}/router_norm/weight": (hidden,)} if moe.beside_mlp else {}),
         **({f"{path}/down/scale": (moe.experts,)} if moe.expert_scale else {}),
-        f"{path}/gate_up/weight": (moe.experts, 2 * moe.intermediate_size, hidden),
-        f"{path}/down/weight": (moe.experts, hidden, moe.intermediate_size),
+        f"{path}/gate_up/weight": (moe.experts, rows, width),
+        f"{path}/down/weight": (moe.experts, width, inner),
         **({f"{path}/router/bias": (moe.experts,)} if moe.biases else {}),
-        **({f"{path}/gate_up/bias": (moe.experts, 2 * moe.intermediate_size)} if moe.biases else {}),
-        **({f"{path}/down/bias": (moe.experts, hidden)} if moe.biases else {}),
+        **({f"{path}/gate_up/bias": (moe.experts, rows)} if moe.biases else {}),
+        **({f"{path}/down/bias": (moe.experts, width)} if moe.biases else {}),
         **{f"{path}/shared/{name}/weight": size for name, size in sizes.items()},
         **{f"{path}/shared/{name}/bias": size[:1] for name, size in sizes.items() if mlp_bias},
+        **{f"{path}/{name}/weight": size for name, size in around.items()},
+        **{f"{path}/{name}/bias": size[:1] for name, size in around.items() if mlp_bias},
         **({f"{path}/shared/scale/weight": (1, hidden)} if moe.shared_gate else {}),
     }
 
@@ -68,12 +73,19 @@ def beside_shapes(moe: MoeConfig, hidden: int, path: str) -> dict[str, Shape]:
 
 def experts(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
     """[batch, sequence, hidden]"""
-    routed = _routed(g, x, x, moe, path)
+    if moe.latent_size:
+        routed = g.linear(_routed(g, g.linear(x, f"{path}/latent/in"), x, moe, path), f"{path}/latent/out")
+    else:
+        routed = _routed(g, x, x, moe, path)
     if not moe.shared_size:
         return routed
     shared = f"{path}/shared"
-    gate, up = g.linear(x, f"{shared}/gate"), g.linear(x, f"{shared}/up")
-    made = g.linear(g.node("Mul", [g.activated(gate, shared), up], f"{shared}/gated"), f"{shared}/down")
+    if moe.gated:
+        gate, up = g.linear(x, f"{shared}/gate"), g.linear(x, f"{shared}/up")
+        made = g.node("Mul", [g.activated(gate, shared), up], f"{shared}/gated")
+    else:
+        made = g.activated(g.linear(x, f"{shared}/up"), shared)
+    made = g.linear(made, f"{shared}/down")
     if moe.shared_gate:
         scale = g.node("Sigmoid", [g.linear(x, f"{shared}/scale")], f"{shared}/scale/sigmoid")
         made = g.node("Mul", [made, scale], f"{shared}/scaled")
@@ -96,14 +108,22 @@ def _routed(g: Nodes, x: str, router: str, moe: MoeConfig, path: str) -> str:
     """[batch, sequence, hidden]: experts compute [batch, experts, sequence, .]; most weigh 0. router: what it reads."""
     weights = _weights(g, router, moe, path)
     alike = g.node("Unsqueeze", [x, g.integers("axis_1", [1])], f"{path}/unsqueeze")
-    inputs = [_stacked(g, alike, moe, f"{path}/gate_up"), g.integers("expert", [moe.intermediate_size] * 2)]
-    gate, up = f"{path}/gate/split", f"{path}/up/split"
-    g.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
-    made = _stacked(g, _gated(g, gate, up, moe, path), moe, f"{path}/down", scaled=moe.expert_scale)
+    made = _inner(g, _stacked(g, alike, moe, f"{path}/gate_up"), moe, path)
+    made = _stacked(g, made, moe, f"{path}/down", scaled=moe.expert_scale)
     by_expert = g.node("Transpose", [weights], f"{path}/weights/transpose", perm=[0, 2, 1])
     column = g.node("Unsqueeze", [by_expert, g.integers("axis_last", [-1])], f"{path}/weights/unsqueeze")
     weighted = g.node("Mul", [made, column], f"{path}/weighted")
     return g.node("ReduceSum", [weighted, g.integers("axis_1", [1])], f"{path}/sum", keepdims=0)
+
+
+def _inner(g: Nodes, both: str, moe: MoeConfig, path: str) -> str:
+    """What the experts make of their first product, [batch, experts, sequence, intermediate_size]"""
+    if not moe.gated:
+        return g.activated(both, path)
+    gate, up = f"{path}/gate/split", f"{path}/up/split"
+    inputs = [both, g.integers("expert", [moe.intermediate_size] * 2)]
+    g.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
+    return _gated(g, gate, up, moe, path)
 
 
 def _gated(g: Nodes, gate: str, up: str, moe: MoeConfig, path: str) -> str:

@@ -12,6 +12,7 @@ _ACTIVATIONS = {
     "swish": Activation.SILU,
     "gelu": Activation.GELU,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
     "gelu_python": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,

@@ -33,7 +33,7 @@ def read_mamba(section: Section, inner: int) -> Mamba2Config:
             expected=f"{inner} columns, shared evenly by heads and by {groups} groups",
             got=f"{heads} heads of {dim}",
         )
-    least, most = _step_bounds(section)
+    least, most = read_step_bounds(section)
     return Mamba2Config(
         heads=heads,
         head_dim=dim,
@@ -49,7 +49,7 @@ def read_mamba(section: Section, inner: int) -> Mamba2Config:
     )
 
 
-def _step_bounds(section: Section) -> tuple[float, float]:
+def read_step_bounds(section: Section) -> tuple[float, float]:
     """The least step, and the most, 0 where it is infinite, for which transformers writes an object."""
     said = section.has("time_step_limit") or section.is_null("time_step_limit")
     given = section.raw("time_step_limit") if said else [0.0, {"__float__": "Infinity"}]

@@ -31,7 +31,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes["positions/weight"] = (config.max_positions, hidden)
     for layer in range(config.num_layers):
         path = f"layers.{layer}"
-        norm(f"{path}/attn_norm", present=config.pre_norms)
+        norm(f"{path}/attn_norm", present=config.pre_norms and config.mixes(layer))
         own = latent_shapes(config, config.latent, f"{path}/attn") if config.latent is not None else {}
         attends = config.has_attention(layer)
         shapes |= recurrent_shapes(config, layer) | (own if attends else {})
@@ -40,14 +40,15 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
             linear(f"{path}/attn/{name}", *sizes, bias=config.attention_out_bias if name == "out" else config.qkv_bias)
         if config.attention_sinks and attends:
             shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
-        norm(f"{path}/attn_post_norm", present=config.post_norms)
-        norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)
-        moe = config.moe_of(layer)
-        for name, sizes in _mlp_sizes(config, layer).items() if moe is None or moe.beside_mlp else ():
-            linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
-        shapes |= {} if moe is None else expert_shapes(moe, hidden, f"{path}/moe", mlp_bias=config.mlp_bias)
-        shapes |= {} if moe is None else beside_shapes(moe, hidden, path)
-        norm(f"{path}/mlp_post_norm", present=config.post_norms)
+        norm(f"{path}/attn_post_norm", present=config.post_norms and config.mixes(layer))
+        if config.has_mlp(layer):
+            norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)
+            moe = config.moe_of(layer)
+            for name, sizes in _mlp_sizes(config, layer).items() if moe is None or moe.beside_mlp else ():
+                linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
+            shapes |= {} if moe is None else expert_shapes(moe, hidden, f"{path}/moe", mlp_bias=config.mlp_bias)
+            shapes |= {} if moe is None else beside_shapes(moe, hidden, path)
+            norm(f"{path}/mlp_post_norm", present=config.post_norms)
         shapes |= layer_input_shapes(config, path)
     norm("norm")
     return shapes | shared_input_shapes(config) | _head_shapes(config)

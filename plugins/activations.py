@@ -1,4 +1,4 @@
-"""The activation functions of ops `matmul` and `activation`, in numpy."""
+"""The activation functions of ops `matmul`, `activation` and `moe_gate_up`, in numpy: the only list in Python."""
 
 import math
 from collections.abc import Callable
@@ -28,4 +28,5 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
         0.5 * x * (1 + np.tanh(np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)))
     ).astype(np.float32),
     "relu": lambda x: np.maximum(x, np.float32(0)),
+    "relu2": lambda x: np.square(np.maximum(x, np.float32(0))),
 }

@@ -11,7 +11,6 @@ Weights are larger than at the start of a training, so that attention and norms 
 import copy
 import dataclasses
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+
+from tests.tiny_foreign import store, twin
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -31,9 +32,6 @@ LLAMA3 = {
 }
 """Scaled rotary frequencies whose three ranges a tiny model meets."""
 
-
-ALSO_CALLED = {"kimi_k2": "deepseek_v3"}
-"""model_type of files → the class of transformers that computes them, where it knows them by another name alone."""
 
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # which transformers leaves out
 torch.set_num_threads(1)  # models this small wait for other threads longer than these save
@@ -77,17 +75,14 @@ def tiny_model(folder: Path, config: dict[str, Any], *, seed: int = 0, dtype: to
     """A model of any family from its config.json values; weights from `seed`, saved in `dtype`, computed in float32."""
     model = random_model(config, seed=seed, dtype=dtype)
     save_model(model, folder, dtype)
-    if config["model_type"] in ALSO_CALLED:
-        saved = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**saved, "model_type": config["model_type"]}))
+    store(folder, config)
     return TinyModel(folder=folder, model=model)
 
 
 def random_model(config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """A model in memory. Its parameters have values that `dtype` holds."""
-    values = copy.deepcopy(config)  # transformers writes into nested objects
-    kind = values.pop("model_type")
-    hf_config = AutoConfig.for_model(ALSO_CALLED.get(kind, kind), **values)
+    values = copy.deepcopy(twin(config))  # transformers writes into nested objects
+    hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
     model = AutoModelForCausalLM.from_config(
         hf_config, attn_implementation="eager", experts_implementation="eager"
     ).eval()

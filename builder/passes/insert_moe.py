@@ -2,6 +2,8 @@
 
 x ┬ router ─ what `router_pattern` reads ─ ScatterElements into zeros ─ Transpose ─ Unsqueeze ─── ┐
   └ Unsqueeze ─ MatMul ─ Split ─ activation(gate) * up ─ MatMul ──────────────────────────────── Mul ─ ReduceSum
+
+Experts without gates have no Split, and activate the whole product.
 """
 
 import math
@@ -36,9 +38,9 @@ def _biased(product: Op, name: str) -> Either:
     return Either(Op("Add", product, W(f"{name} bias")), product)
 
 
-_SPLIT = Op(
-    "Split", _biased(Op("MatMul", Op("Unsqueeze", X("x"), name="alike"), W("gate_up")), "gate_up"), name="split"
-)
+_FIRST = _biased(Op("MatMul", Op("Unsqueeze", X("x"), name="alike"), W("gate_up")), "gate_up")
+_UNGATED = Op("Activation", _FIRST, name="activation", domain=DOMAIN)
+_SPLIT = Op("Split", _FIRST, name="split")
 _PLAIN = Op("Mul", Op("Activation", _SPLIT, name="activation", domain=DOMAIN), X("up"))
 _GATE = Op("Min", _SPLIT, Number("limit"), name="gate")
 _UP = Op("Max", Op("Min", X("up"), Number("up limit")), Number("least"))
@@ -49,7 +51,7 @@ _CLAMPED = Op(
 )
 _WEIGHTED = Op(
     "Mul",
-    _biased(Op("MatMul", Either(_PLAIN, _CLAMPED), W("down")), "down"),
+    _biased(Op("MatMul", Either(_PLAIN, _CLAMPED, _UNGATED), W("down")), "down"),
     Op("Unsqueeze", Op("Transpose", _SCATTER, name="by_expert"), name="column"),
 )
 
@@ -84,28 +86,36 @@ def _check_weights(graph: Graph, match: Match) -> str | None:
 
 def _check_products(graph: Graph, match: Match) -> str | None:
     """What the experts compute: [batch, experts, sequence, hidden]."""
-    split = match["split"]
+    parts = 2 if "split" in match.bindings else 1
     gate_up, down = _stored(match["gate_up"]), _stored(match["down"])
     if gate_up is None or down is None:
         return "the experts' weights are not stored [experts, out, in]"
     (experts, rows, _), shape = weight_shape(gate_up), weight_shape(down)
-    if shape[0] != experts or 2 * shape[2] != rows:
+    if shape[0] != experts or parts * shape[2] != rows:
         return f"experts of shapes {weight_shape(gate_up)} and {shape} do not fit together"
-    if len(split.outputs) != 2 or match["up"] is not split.outputs[1]:
-        return "the second factor is not the other half of the product"
-    if (reason := _check_gate(match)) is not None:
+    if (reason := _check_halves(match, rows) or _check_gate(match)) is not None:
         return reason
     for name, weight in (("gate_up", gate_up), ("down", down)):
         (bias_experts, ones, columns), bias = (experts, 1, weight_shape(weight)[1]), match.bindings.get(f"{name} bias")
         if bias is not None and weight_shape(bias) != (bias_experts, ones, columns):
             return f"what is added to the products has shape {weight_shape(bias)}"
-    sizes = _axes(split) or [rows // split.attrs.get("num_outputs", 2)] * 2
-    if sizes != [rows // 2, rows // 2] or split.attrs.get("axis", 0) not in (-1, 3):
-        return f"the parts have sizes {sizes} of {rows}"
     if _axes(match["alike"]) != [1] or _axes(match["column"]) not in ([-1], [3]):
         return "the experts are not side by side"
     if _axes(match.root) != [1] or match.root.attrs.get("keepdims", 1):
         return "the sum does not run over the experts"
+    return None
+
+
+def _check_halves(match: Match, rows: int) -> str | None:
+    """Gates and ups, where there are gates."""
+    if "split" not in match.bindings:
+        return None
+    split = match["split"]
+    if len(split.outputs) != 2 or match["up"] is not split.outputs[1]:
+        return "the second factor is not the other half of the product"
+    sizes = _axes(split) or [rows // split.attrs.get("num_outputs", 2)] * 2
+    if sizes != [rows // 2, rows // 2] or split.attrs.get("axis", 0) not in (-1, 3):
+        return f"the parts have sizes {sizes} of {rows}"
     return None
 
 
@@ -150,9 +160,9 @@ def _route(match: Match) -> Route:
 def _rewrite(graph: Graph, match: Match) -> None:
     route = _route(match)
     ids, weights = graph.insert("MoeRoute", [route.logits, route.bias], route.attrs, outputs=2)
-    gate: dict[str, Attr] = {"activation": "silu"}
+    gate: dict[str, Attr] = {"activation": "silu", "gated": int("split" in match.bindings)}
     if "activation" in match.bindings:
-        gate = {"activation": match["activation"].attrs["activation"]}
+        gate |= {"activation": match["activation"].attrs["activation"]}
     else:
         gate |= {"limit": scalar(match["limit"]) or 0.0, "alpha": scalar(match["alpha"]) or 0.0}
     biases = [_bias(graph, match, name) for name in ("gate_up", "down")]

@@ -14,6 +14,7 @@ from ingot.convert.weights import Drop
 def read_llama(
     section: Section,
     *,
+    layers: int | None = None,
     positions: int = 2048,
     kv_heads: int | None = None,
     head_dim: int | None = None,
@@ -32,9 +33,10 @@ def read_llama(
 ) -> ModelConfig:
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
-    kv_heads None: one per query head; head_dim None: hidden_size / num_attention_heads; intermediate None: config.json
-    has it; activation_key None: silu in every model. has_attention_bias: whether the family knows the key. rope_kinds:
-    scalings of rotary positions that it has; one_rope False: the family reads its rotations itself.
+    layers None: config.json counts them; kv_heads None: one per query head; head_dim None: hidden_size /
+    num_attention_heads; intermediate None: config.json has it; activation_key None: silu in every model.
+    has_attention_bias: whether the family knows the key. rope_kinds: scalings of rotary positions that it has; one_rope
+    False: the family reads its rotations itself.
     """
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
@@ -48,7 +50,7 @@ def read_llama(
         vocab_size=section.integer("vocab_size", minimum=1),
         hidden_size=hidden,
         intermediate_size=section.integer(intermediate_key, intermediate, minimum=1),
-        num_layers=section.integer("num_hidden_layers", minimum=1),
+        num_layers=section.integer("num_hidden_layers", minimum=1) if layers is None else layers,
         heads=heads,
         kv_heads=read_kv_heads(section, heads, kv_heads),
         head_dim=head_dim,

@@ -119,7 +119,7 @@ class CpuTarget:
         """How threads share the work; of many rows on tiles (AMX) also how they go over K."""
         if product.experts:
             names = ("own panels", "blocks in turn") if rows == 1 else ("as shipped", "otherwise shared")
-            return (*names, "whole experts in turn") if product.gated else names
+            return (*names, "whole experts in turn") if product.kernel.startswith("moe_gate_up.") else names
         if rows == 1:
             return "panel by panel", "blocks"
         on_tiles = rows > _STREAMED_ROWS and product.kernel.split(".")[2].startswith("amx")
@@ -137,6 +137,7 @@ class CpuTarget:
                 product.n,
                 product.k,
                 product.group,
+                product.gated,
                 product.panel_bytes,
                 tactic,
                 core_count(),

@@ -31,7 +31,7 @@ from ingot.plugins.cuda.work import (
 from ingot.plugins.registry import find_op
 from ingot.step_inputs import require_known_inputs
 
-ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")  # in the order of the kernels' enum
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
 CODE_LAYOUT = "cubin4."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
 _TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights

@@ -1,4 +1,4 @@
-"""The first half of the experts: for each slot of each row, the gated product with the weight of its expert."""
+"""The first half of the experts: for each slot of each row, the product with the weight of its expert, activated."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS, sigmoid
-from ingot.plugins.attributes import PRODUCT_RULES, not_negative, one_of
+from ingot.plugins.attributes import PRODUCT_RULES, is_flag, not_negative, one_of
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.work import experts_work
 
@@ -15,26 +15,36 @@ from ingot.plugins.work import experts_work
 def reference(call: Call) -> tuple[Array, ...]:
     """p = x[r] @ weight[ids[r, slot]].T + bias[ids[r, slot]]; y[r, slot] = activation(p[:I]) * p[I:]
 
+    gated 0: y[r, slot] = activation(p), whose weight has no rows for gates.
     limit above 0: y = g * sigmoid(alpha * g) * (u + 1) instead, where g = min(p[:I], limit) and u = p[I:] within -limit
     and limit, as gpt-oss has it. activations round x, as in the op matmul.
     """
     x, ids, weight = call.required(0), call.required(1), call.weight(2)
-    half = weight.shape[1] // 2
-    y = np.zeros((*ids.shape, half), np.float32)
+    out = _columns(weight.shape[1], call.attrs)
+    y = np.zeros((*ids.shape, out), np.float32)
     places, bias = each_expert(ids), biases(call, 3, weight.shape)
     parts = [(expert, x[rows]) for expert, (rows, _) in places.items()]
     products = weight.products(parts, str(call.attrs["activations"]))
     for (expert, place), p in zip(places.items(), products, strict=True):
         p = p + bias[expert]
-        y[place] = gated(p[:, :half], p[:, half:], call.attrs)
+        y[place] = gated(p[:, :out], p[:, out:], call.attrs) if call.attrs["gated"] else _activated(p, call.attrs)
     return (y.reshape(len(ids), -1),)
+
+
+def _columns(rows: int, attrs: Mapping[str, Attr]) -> int:
+    """Columns of one result, from the rows of one expert."""
+    return rows // 2 if attrs["gated"] else rows
+
+
+def _activated(x: Array, attrs: Mapping[str, Attr]) -> Array:
+    return ACTIVATIONS[str(attrs["activation"])](x)
 
 
 def gated(gate: Array, up: Array, attrs: Mapping[str, Attr]) -> Array:
     """What an expert makes of its gate and up."""
     limit, alpha = np.float32(attrs["limit"]), np.float32(attrs["alpha"])
     if not limit:
-        return ACTIVATIONS[str(attrs["activation"])](gate) * up
+        return _activated(gate, attrs) * up
     gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
     return gate * sigmoid(alpha * gate) * (up + np.float32(1))
 
@@ -52,11 +62,11 @@ def each_expert(ids: Array) -> dict[int, tuple[npt.NDArray[np.intp], ...]]:
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
-    """Input and weight must agree on K; the weight has as many rows for gates as for ups."""
+    """Input and weight must agree on K; a gated weight has as many rows for gates as for ups."""
     (k,), (slots,), weight = shapes[0] or (0,), shapes[1] or (0,), shapes[2] or ()
-    if len(weight) != 3 or weight[2] != k or weight[1] % 2:
+    if len(weight) != 3 or weight[2] != k or (attrs["gated"] and weight[1] % 2):
         return f"an input of {k} columns cannot be multiplied with the gates and ups of experts {weight}"
-    if attrs["limit"] and attrs["activation"] != "silu":
+    if attrs["limit"] and (attrs["activation"] != "silu" or not attrs["gated"]):
         return f"a clamped gate is none of {attrs['activation']}"
     return unequal("bias", shapes[3], weight[0] * weight[1]) or too_many(slots, weight[0])
 
@@ -68,17 +78,23 @@ def too_many(slots: int, experts: int) -> str | None:
 
 OP = Op(
     name="moe_gate_up",
-    # [rows, K], [rows, slots], [experts, 2 I, K] packed: gate rows, then up rows, [experts * 2 I]
+    # [rows, K], [rows, slots], [experts, N, K] packed: N = 2 I, gate rows, then up rows, or I, [experts * N]
     inputs=("x", "ids", "weight", "bias?"),
     outputs=("y",),  # [rows, slots * I]
-    attrs={"activation": str, "limit": 0.0, "alpha": 1.0, "activations": "f32", "group": 0},
-    out_cols=lambda cols, attrs: ((cols[1] or 0) * ((cols[2] or 0) // 2),),
+    attrs={"activation": str, "gated": 1, "limit": 0.0, "alpha": 1.0, "activations": "f32", "group": 0},
+    out_cols=lambda cols, attrs: ((cols[1] or 0) * _columns(cols[2] or 0, attrs),),
     reference=reference,
     size_problem=size_problem,
-    attr_rules={**PRODUCT_RULES, "activation": one_of(*ACTIVATIONS), "limit": not_negative, "alpha": not_negative},
+    attr_rules={
+        **PRODUCT_RULES,
+        "activation": one_of(*ACTIVATIONS),
+        "gated": is_flag,
+        "limit": not_negative,
+        "alpha": not_negative,
+    },
     work=experts_work,
     packed=2,
     vectors=(3,),
-    gated=lambda attrs: True,
+    gated=lambda attrs: bool(attrs["gated"]),
     experts=True,
 )

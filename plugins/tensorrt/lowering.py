@@ -180,6 +180,9 @@ class _Lowering:
             return self._node("Gelu", [x], kind, approximate="tanh" if kind == "gelu_tanh" else "none")
         if kind == "relu":
             return self._node("Relu", [x], kind)
+        if kind == "relu2":
+            kept = self._node("Relu", [x], "relu")
+            return self._node("Mul", [kept, kept], kind)
         assert kind == "none", kind
         return x
 

@@ -37,6 +37,7 @@ def time_experts(
     n: int,
     k: int,
     group: int,
+    gated: bool,
     panel_bytes: int,
     tactic: int,
     threads: int,

@@ -199,7 +199,7 @@ def test_activations(name: str, expected: Activation) -> None:
         ({"model_type": "lama"}, UnsupportedModelError, "did you mean 'llama'"),
         ({"model_type": "../llama"}, UnsupportedModelError, "not supported"),
         ({"model_type": None}, ConfigError, "what model it is(.|\n)*config.json:model_type"),
-        ({"hidden_act": "relu2"}, UnsupportedModelError, "activation(.|\n)*config.json:hidden_act(.|\n)*relu2"),
+        ({"hidden_act": "relu6"}, UnsupportedModelError, "activation(.|\n)*config.json:hidden_act(.|\n)*relu6"),
         ({"rope_scaling": {"rope_type": "spiral"}}, UnsupportedModelError, "rope_scaling.rope_type(.|\n)*spiral"),
         ({"rope_scaling": {"type": "dynamic"}}, ConfigError, "config.json:rope_scaling.factor"),
         ({"rope_scaling": {**YARN, "beta_fast": 0.5}}, ConfigError, "beta_fast(.|\n)*at least beta_slow"),

@@ -16,7 +16,7 @@ from ingot.convert.family import family_names, find_family, read_model
 from ingot.convert.refused import MISSING
 from ingot.convert.wrapped import WRAPPERS
 from ingot.errors import ConfigError, IngotError, UnsupportedModelError
-from tests.tiny import ALSO_CALLED
+from tests.tiny_foreign import twin
 
 SIZES: dict[str, Any] = {
     "vocab_size": 9,
@@ -45,16 +45,16 @@ def read(config: dict[str, Any]) -> object:
 
 def spelled_anew(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration as transformers 5 writes it: every default, rope_parameters, dtype, layer_types."""
-    values = dict(config)
-    kind = values.pop("model_type")
-    full: dict[str, Any] = AutoConfig.for_model(ALSO_CALLED.get(kind, kind), **values).to_dict()
-    return {**full, "model_type": kind}
+    values = twin(config)
+    full: dict[str, Any] = AutoConfig.for_model(values.pop("model_type"), **values).to_dict()
+    full = {**full, "model_type": config["model_type"]}
+    return full if config["model_type"] != "internlm2" else {**full, "bias": config.get("bias", True)}
 
 
 @pytest.mark.parametrize("name", family_names())
 def test_defaults_are_those_of_transformers(name: str) -> None:
     config = {"model_type": name, **(GPT2_SIZES if name in LIKE_GPT2 else {**SIZES, **MORE.get(name, {})})}
-    if name not in (*LIKE_GPT2, "opt", "kimi_linear"):  # the others have learned positions, or none
+    if name not in (*LIKE_GPT2, "opt", "kimi_linear", "nemotron_h"):  # the others have learned positions, or none
         assert "rope_parameters" in spelled_anew(config)
     assert read(config) == read(spelled_anew(config))
 

@@ -28,6 +28,7 @@ from ingot.convert.weight_shapes import weight_shapes
 from ingot.dtypes import DType
 from ingot.errors import IngotError
 from tests.tiny import TinyModel, random_model, save_model
+from tests.tiny_foreign import store, twin
 
 Config = dict[str, Any]
 
@@ -38,7 +39,7 @@ NO_NULL = ("gemma4_text", "rope_scaling")  # transformers stumbles over it even 
 
 OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function
 ONE_ACTIVATION = ("falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe")  # silu, where config.json may say so
-NO_KINDS = ("falcon_h1",)  # transformers stumbles over layer_types, whatever it says
+NO_KINDS = ("falcon_h1", "nemotron_h")  # transformers stumbles over layer_types, or over its null
 
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
 SIZES = {
@@ -95,7 +96,7 @@ def base_of(name: str) -> Config:
 
 def keys_read(base: Config) -> set[str]:
     """Those of config.json that the family looks at."""
-    values = dict(base)
+    values = twin(base)
     others = {key: each for key, each in OTHERS.items() if (base["model_type"], key) != NO_NULL}
     full = {**dict.fromkeys(others, 1), **AutoConfig.for_model(values.pop("model_type"), **values).to_dict(), **base}
     section = Section({**full, **others, **base}, "config.json")
@@ -105,7 +106,7 @@ def keys_read(base: Config) -> set[str]:
 
 def switches(base: Config) -> Iterator[Config]:
     """Null, absent, both values of what is true or false, and kinds of layers."""
-    layers = int(base["n_layer"] if "n_layer" in base else base["num_hidden_layers"])
+    layers = int(base.get("n_layer") or base.get("num_hidden_layers") or len(base["layers_block_type"]))
     read = sorted(keys_read(base))
     yield {}
     for key in read:
@@ -131,7 +132,7 @@ def activations(base: Config) -> Iterator[Config]:
     """Every name that transformers knows, and one that it does not. Names of one function are tried in one family, for
     all read the same table; a key that ingot does not read has one value that would be another model."""
     known = tuple(word for word in ACT2CLS if base["model_type"] == "llama" or word not in OTHER_NAMES)
-    for key in ("hidden_act", "hidden_activation", "activation_function", "activation"):
+    for key in ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act"):
         if of_ingot({**base, key: "silu"}) == of_ingot({**base, key: "gelu"}) is not None:
             yield {key: "relu"}
         else:
@@ -189,6 +190,7 @@ def of_ingot(config: Mapping[str, Any]) -> ModelConfig | None:
 def logits_of_graph(model: Any, config: Config, folder: Path) -> np.ndarray:
     """What the Checkpoint of this configuration computes."""
     save_model(model, folder / "model")
+    store(folder / "model", config)
     (folder / "model" / "config.json").write_text(json.dumps(config))
     convert(ConvertOptions(model_dir=folder / "model", output_dir=folder / "checkpoint"))
     session = onnxruntime.InferenceSession(folder / "checkpoint" / "model.onnx", providers=["CPUExecutionProvider"])
@@ -223,8 +225,8 @@ def test_nulls_absent_keys_switches_and_kinds_of_layers(name: str) -> None:
 
 @pytest.mark.parametrize("name", family_names())
 def test_activations(name: str, tmp_path: Path) -> None:
-    """Ingot has four functions. All families have them from one place: those of one are converted and run."""
-    count = 1 if name in ONE_ACTIVATION else 4
+    """Ingot has five functions. All families have them from one place: those of one are converted and run."""
+    count = 1 if name in ONE_ACTIVATION else 5
     assert check(name, activations, folder=tmp_path if name == "llama" else None) == count
 
 

@@ -18,6 +18,7 @@ from ingot.convert.families import (
     kimi_linear,
     lfm2,
     lfm2_moe,
+    nemotron_h,
     qwen3_5_moe_text,
     qwen3_next,
 )
@@ -116,7 +117,10 @@ def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Targ
 
 @pytest.mark.parametrize(
     "family",
-    [each.FAMILY for each in (lfm2, lfm2_moe, granitemoehybrid, falcon_h1, kimi_linear, qwen3_5_moe_text, qwen3_next)],
+    [
+        each.FAMILY
+        for each in (lfm2, lfm2_moe, granitemoehybrid, falcon_h1, kimi_linear, nemotron_h, qwen3_5_moe_text, qwen3_next)
+    ],
     ids=lambda family: family.name,
 )
 def test_other_layers_with_states(family: Family, tmp_path: Path) -> None:

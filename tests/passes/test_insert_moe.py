@@ -50,21 +50,30 @@ def experts(**changes: Any) -> Graph:
     by_expert = g.node("Transpose", scattered, perm=changes.get("by_expert", [0, 2, 1]))
     column = g.node("Unsqueeze", by_expert, g.constant([changes.get("column_axis", -1)]))
     alike = g.node("Unsqueeze", x, g.constant([1]))
-    both = g.node("MatMul", alike, _stacked(g, 2 * INNER, HIDDEN, changes.get("stored_in_out", False)))
-    if changes.get("biased"):
-        both = g.node("Add", both, _bias(g, changes.get("bias_shape", (EXPERTS, 2 * INNER))))
-    sizes = changes.get("sizes", [INNER, INNER])
-    gate = g.node("Split", both, g.constant(sizes), outputs=2, **changes.get("split", {"axis": -1}))
-    if changes.get("limit"):
-        gated = _clamped(g, gate, f"{gate}.1", changes)
-    else:
-        gated = g.node("Mul", g.node("Gelu", gate), gate if changes.get("squared") else f"{gate}.1")
+    gated = _first_half(g, alike, changes)
     made = g.node("MatMul", gated, _stacked(g, HIDDEN, changes.get("inner", INNER)))
     if changes.get("biased"):
         made = g.node("Add", made, _bias(g, (EXPERTS, HIDDEN)))
     weighted = g.node("Mul", *([column, made] if changes.get("swapped") else [made, column]))
     summed = g.node("ReduceSum", weighted, g.constant([changes.get("sum_axis", 1)]), keepdims=0)
     return g.finish(summed)
+
+
+def _first_half(g: GraphMaker, alike: str, changes: dict[str, Any]) -> str:
+    """What the second product reads."""
+    gates = changes.get("gates", True)
+    both = g.node(
+        "MatMul", alike, _stacked(g, (2 if gates else 1) * INNER, HIDDEN, changes.get("stored_in_out", False))
+    )
+    if changes.get("biased"):
+        both = g.node("Add", both, _bias(g, changes.get("bias_shape", (EXPERTS, 2 * INNER))))
+    if not gates:
+        return g.node("Gelu", both)
+    sizes = changes.get("sizes", [INNER, INNER])
+    gate = g.node("Split", both, g.constant(sizes), outputs=2, **changes.get("split", {"axis": -1}))
+    if changes.get("limit"):
+        return _clamped(g, gate, f"{gate}.1", changes)
+    return g.node("Mul", g.node("Gelu", gate), gate if changes.get("squared") else f"{gate}.1")
 
 
 def _bias(g: GraphMaker, shape: tuple[int, ...]) -> str:
@@ -121,17 +130,27 @@ def test_three_plugins(normalized: bool, per_token: int, swapped: bool) -> None:
     assert ops_of(graph) == ["Gather", "Matmul", "MoeRoute", "MoeGateUp", "MoeDown"]
     route, gate_up, down = graph.nodes[-3:]
     assert route.attrs == {**PLAIN, "per_token": per_token, "normalized": int(normalized)}
-    assert gate_up.attrs == {"activation": "gelu"}
+    assert gate_up.attrs == {"activation": "gelu", "gated": 1}
     assert (len(gate_up.inputs), len(down.inputs)) == (3, 4)
     assert weight_shape(gate_up.inputs[2]) == (EXPERTS, 2 * INNER, HIDDEN)
     assert weight_shape(down.inputs[3]) == (EXPERTS, HIDDEN, INNER)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_experts_without_gates(biased: bool) -> None:
+    graph = experts(gates=False, biased=biased, bias_shape=(EXPERTS, INNER))
+    assert insert(graph).fired == 1
+    (gate_up,), (down,) = graph.plugins("MoeGateUp"), graph.plugins("MoeDown")
+    assert gate_up.attrs == {"activation": "gelu", "gated": 0}
+    assert (len(gate_up.inputs), len(down.inputs)) == (3 + biased, 4 + biased)
+    assert weight_shape(gate_up.inputs[2]) == (EXPERTS, INNER, HIDDEN)
 
 
 def test_biases_and_a_clamped_gate() -> None:
     graph = experts(biased=True, limit=0.5)
     assert insert(graph).fired == 1
     (gate_up,), (down,) = graph.plugins("MoeGateUp"), graph.plugins("MoeDown")
-    assert gate_up.attrs == {"activation": "silu", "limit": 0.5, "alpha": pytest.approx(1.702)}
+    assert gate_up.attrs == {"activation": "silu", "gated": 1, "limit": 0.5, "alpha": pytest.approx(1.702)}
     assert weight_shape(gate_up.inputs[3]) == (EXPERTS * 2 * INNER,)
     assert weight_shape(down.inputs[4]) == (EXPERTS * HIDDEN,)
 

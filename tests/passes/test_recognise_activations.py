@@ -30,6 +30,19 @@ def test_silu_in_two_nodes(swapped: bool) -> None:
     assert ops_of(graph) == ["Gather", "Activation"]
 
 
+@pytest.mark.parametrize("squared", ["Mul", "Pow"])
+@pytest.mark.parametrize(("inner", "refused"), [("Relu", 0), ("Gelu", 1)])
+def test_a_squared_relu(squared: str, inner: str, refused: int) -> None:
+    g = GraphMaker()
+    kept = g.node(inner, g.input())
+    other = kept if squared == "Mul" else g.constant(np.float32(2))
+    graph = g.finish(g.node(squared, kept, other))
+    report = run_pass(PASS, graph)
+    assert report.refused == ({"the square of gelu is no activation": 1} if refused else {})
+    assert (ops_of(graph) == ["Gather", "Activation"]) is not bool(refused)
+    assert refused or graph.nodes[-1].attrs == {"activation": "relu2"}
+
+
 def test_the_sigmoid_of_something_else_stays() -> None:
     g = GraphMaker()
     graph = g.finish(g.node("Mul", g.input(), g.node("Sigmoid", g.input())))

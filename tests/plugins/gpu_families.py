@@ -7,6 +7,7 @@ REFUSED_FAMILIES = (
     *("granite", "cohere", "cohere2"),  # op scale
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
     "falcon_h1",  # states beside keys and values
+    "nemotron_h",  # states, experts
     "gpt_oss",  # attention sinks
     "gemma4_text",  # two kinds of heads, values that are normed
 )

@@ -17,6 +17,7 @@
 #include "execution/plan_check.h"
 #include "execution/weight_bytes.h"
 #include "isa/cpu_isa.h"
+#include "matmul/activations.h"
 #include "recurrent/state_slots.h"
 
 namespace ingot {
@@ -204,12 +205,9 @@ class Binder {
 
   Activation attr_activation() const {
     const std::string word = attr_word("activation");
-    if (word == "none") return Activation::kNone;
-    if (word == "silu") return Activation::kSilu;
-    if (word == "gelu") return Activation::kGelu;
-    if (word == "gelu_tanh") return Activation::kGeluTanh;
-    check(word == "relu", "there is no activation " + word);
-    return Activation::kRelu;
+    Activation found;
+    check(find_activation(word, &found), "there is no activation " + word);
+    return found;
   }
 
   // The packed weight of a product, [N, K] or [experts, N, K], in the types that the kernel and the step name.

@@ -1,10 +1,33 @@
-// The activation functions of ops matmul and activation on vectors; definitions in plugins/activations.py.
+// The activation functions on vectors, and the only list of them in C++; definitions in plugins/activations.py.
+//
+//   each(enumerator, name in plans, value of x on vectors of S)
 #pragma once
+
+#include <string_view>
 
 #include "ingot/kernel.h"
 #include "isa/simd_math.h"
 
+#define INGOT_ACTIVATIONS(each)                                                                          \
+  each(kNone, "none", x) each(kSilu, "silu", over_logistic<S>(x, x)) each(kGelu, "gelu", gelu_erf<S>(x)) \
+      each(kGeluTanh, "gelu_tanh", gelu_tanh<S>(x)) each(kRelu, "relu", relu<S>(x))                      \
+          each(kRelu2, "relu2", square<S>(relu<S>(x)))
+
 namespace ingot {
+
+#define INGOT_ACTIVATION(enumerator, name, value) enumerator,
+enum class Activation : int32_t { INGOT_ACTIVATIONS(INGOT_ACTIVATION) };
+#undef INGOT_ACTIVATION
+
+// Finds an activation by its name in plans; whether there is one.
+inline bool find_activation(std::string_view word, Activation* found) {
+#define INGOT_ACTIVATION(enumerator, name, value) \
+  if (word == (name)) return *found = Activation::enumerator, true;
+  INGOT_ACTIVATIONS(INGOT_ACTIVATION)
+#undef INGOT_ACTIVATION
+  return false;
+}
+
 namespace {
 
 // x / (1 + e^-z) within 3 x 2^-24 of it, where z is no nearer to zero than x. z counts as -87 .. 87, at whose ends this
@@ -48,18 +71,23 @@ template <typename S>
 }
 
 template <typename S>
+[[gnu::always_inline]] inline typename S::V relu(typename S::V x) {
+  return S::max(S::zero(), x);  // in this order NaN stays
+}
+
+template <typename S>
+[[gnu::always_inline]] inline typename S::V square(typename S::V x) {
+  return S::mul(x, x);
+}
+
+template <typename S>
 [[gnu::always_inline]] inline typename S::V activate(Activation activation, typename S::V x) {
   switch (activation) {
-    case Activation::kSilu:
-      return over_logistic<S>(x, x);
-    case Activation::kGelu:
-      return gelu_erf<S>(x);
-    case Activation::kGeluTanh:
-      return gelu_tanh<S>(x);
-    case Activation::kRelu:
-      return S::max(S::zero(), x);  // in this order NaN stays
-    case Activation::kNone:
-      break;
+#define INGOT_ACTIVATION(enumerator, name, value) \
+  case Activation::enumerator:                    \
+    return value;
+    INGOT_ACTIVATIONS(INGOT_ACTIVATION)
+#undef INGOT_ACTIVATION
   }
   return x;
 }

@@ -206,21 +206,12 @@ void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, 
         epilogue_of<S, kActivation, false>(args, row + r, count, panel, panels, sums + r * kPanel, panel_stride, made);
     };
     switch (args.activation) {
-      case Activation::kNone:
-        some.template operator()<Activation::kNone>();
-        break;
-      case Activation::kSilu:
-        some.template operator()<Activation::kSilu>();
-        break;
-      case Activation::kGelu:
-        some.template operator()<Activation::kGelu>();
-        break;
-      case Activation::kGeluTanh:
-        some.template operator()<Activation::kGeluTanh>();
-        break;
-      case Activation::kRelu:
-        some.template operator()<Activation::kRelu>();
-        break;
+#define INGOT_ACTIVATION(enumerator, name, value)       \
+  case Activation::enumerator:                          \
+    some.template operator()<Activation::enumerator>(); \
+    break;
+      INGOT_ACTIVATIONS(INGOT_ACTIVATION)
+#undef INGOT_ACTIVATION
     }
   }
 }

@@ -22,7 +22,7 @@ void bind_measure(nanobind::module_& m) {
   m.def("time_matmul", &time_matmul, "kernel"_a, "rows"_a, "n"_a, "k"_a, "group"_a, "gated"_a, "panel_bytes"_a,
         "tactic"_a, "threads"_a, "seconds"_a, Released(),
         "Seconds of the fastest of several calls of a matrix product.");
-  m.def("time_experts", &time_experts, "kernel"_a, "rows"_a, "experts"_a, "slots"_a, "n"_a, "k"_a, "group"_a,
+  m.def("time_experts", &time_experts, "kernel"_a, "rows"_a, "experts"_a, "slots"_a, "n"_a, "k"_a, "group"_a, "gated"_a,
         "panel_bytes"_a, "tactic"_a, "threads"_a, "seconds"_a, Released(),
         "The same of a product of experts, of which each row takes `slots`.");
 }

@@ -132,15 +132,15 @@ double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k
 }
 
 double time_experts(const std::string& kernel, int64_t rows, int64_t experts, int64_t slots, int64_t n, int64_t k,
-                    int64_t group, int64_t panel_bytes, int tactic, int threads, double seconds) {
+                    int64_t group, bool gated, int64_t panel_bytes, int tactic, int threads, double seconds) {
   const Kernel& found = find_runnable(kernel);
-  const bool gated = found.op() == "moe_gate_up";
-  require_product((gated || found.op() == "moe_down") && fits(rows) && fits(experts, 65535) && fits(slots, experts) &&
-                  fits(n) && fits(k) && fits(panel_bytes) && !(gated && n % 2 != 0) && tactic >= 0 &&
-                  tactic < tactics_of(found) && fits(threads, ThreadPool::kMaxThreads));
+  const bool first = found.op() == "moe_gate_up";  // of the two halves
+  require_product((first || (found.op() == "moe_down" && !gated)) && fits(rows) && fits(experts, 65535) &&
+                  fits(slots, experts) && fits(n) && fits(k) && fits(panel_bytes) && !(gated && n % 2 != 0) &&
+                  tactic >= 0 && tactic < tactics_of(found) && fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16), taken = rows * slots;
-  Region weight = filled(experts * panels * panel_bytes), x = filled((gated ? rows : taken) * k * 4);
-  Region y(static_cast<size_t>((gated ? taken : rows) * out * 4), false), weights = filled(taken * 4),
+  Region weight = filled(experts * panels * panel_bytes), x = filled((first ? rows : taken) * k * 4);
+  Region y(static_cast<size_t>((first ? taken : rows) * out * 4), false), weights = filled(taken * 4),
                                                                           ids = filled(taken * 4);
   choose_experts(rows, experts, slots, floats(ids));
   const WeightSlice piece{0, panels, weight.data()};
@@ -157,6 +157,7 @@ double time_experts(const std::string& kernel, int64_t rows, int64_t experts, in
                            .k = k,
                            .group = group,
                            .activation = Activation::kSilu,
+                           .gated = gated,
                            .tactic = tactic};
   return time_calls(found, &args, nullptr, threads, seconds, [&] {
     for (float* id = floats(ids); id != floats(ids) + taken; ++id)

@@ -15,6 +15,6 @@ double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k
 // The same of a product of experts (op moe_gate_up or moe_down), each weight [n, k], of which each row takes `slots`.
 // Every call takes others, as the layers and steps of a model do.
 double time_experts(const std::string& kernel, int64_t rows, int64_t experts, int64_t slots, int64_t n, int64_t k,
-                    int64_t group, int64_t panel_bytes, int tactic, int threads, double seconds);
+                    int64_t group, bool gated, int64_t panel_bytes, int tactic, int threads, double seconds);
 
 }  // namespace ingot

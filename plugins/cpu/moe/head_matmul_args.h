@@ -1,6 +1,7 @@
 // What kernels of head_matmul take.
 #pragma once
 
+#include "matmul/activations.h"
 #include "moe/moe_matmul_args.h"
 
 namespace ingot {

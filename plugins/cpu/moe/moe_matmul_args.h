@@ -17,12 +17,13 @@ struct MoeMatmulArgs {
   const float* weights;         // moe_down: [rows, slots]
   const float* bias = nullptr;  // [experts, n], of each expert's products; may be null
   const WeightSlice* pieces;    // each holds its panels of every expert, one expert after the other
-  int64_t num_panels;           // of one expert; moe_gate_up: gate and up panels alternate
-  float* y;                     // moe_gate_up: [rows, slots, n / 2]; moe_down: [rows, n]
+  int64_t num_panels;           // of one expert; gated: gate and up panels alternate
+  float* y;                     // moe_gate_up: [rows, slots, n / 2], n where not gated; moe_down: [rows, n]
   int64_t rows, slots, experts;
   int64_t n, k;                // of one expert's weight
   int64_t group;               // as in MatmulArgs
   Activation activation;       // moe_gate_up
+  bool gated = true;           // moe_gate_up: whether n counts gate and up rows
   float limit = 0, alpha = 0;  // moe_gate_up: of the clamped gate, 0 without
   int32_t tactic = 0;  // how the work is shared, of no consequence for y: 0 as shipped, else see moe_matmul_parts.h
 };

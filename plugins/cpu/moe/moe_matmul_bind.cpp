@@ -5,9 +5,10 @@ namespace ingot {
 namespace {
 
 void bind_moe_matmul(const Binder& step, BoundStep& bound) {
-  const bool gated = step.spec().op == "moe_gate_up";
-  step.bind_form(bound, gated ? 4 : 5, gated ? 5 : 2, step.kernel());
-  const size_t of_weight = gated ? 2 : 3;
+  const bool first = step.spec().op == "moe_gate_up";  // of the two halves
+  step.bind_form(bound, first ? 4 : 5, first ? 6 : 2, step.kernel());
+  const bool gated = first && step.attr_int("gated", 0, 1) == 1;
+  const size_t of_weight = first ? 2 : 3;
   const WeightSpec* weight = step.product_weight(step.spec().inputs[of_weight], 3, gated);
   const int64_t group = step.attr_group(weight->dtype);
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
@@ -16,9 +17,9 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
   step.check(slots <= experts && product(buffer_rows(step.plan(), *ids), slots) < kMaxCount,
              "a row takes too many experts");
   step.check(experts < 65536, "there are too many experts");
-  const BufferSpec* x = step.buffer(step.spec().inputs[0], gated ? k : product(slots, k));
-  const BufferSpec* weights = gated ? nullptr : step.buffer(step.spec().inputs[2], slots);
-  const BufferSpec* y = step.buffer(step.spec().outputs[0], gated ? product(slots, n / 2) : n);
+  const BufferSpec* x = step.buffer(step.spec().inputs[0], first ? k : product(slots, k));
+  const BufferSpec* weights = first ? nullptr : step.buffer(step.spec().inputs[2], slots);
+  const BufferSpec* y = step.buffer(step.spec().outputs[0], first ? product(slots, gated ? n / 2 : n) : n);
   for (const BufferSpec* each : {x, weights, y}) step.same_rows(ids, each);
   bound.counts_logits = ids->rows == "logits";
   for (const BufferSpec* input : {x, ids, weights}) step.apart(y, input, false);
@@ -37,9 +38,10 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
                              .n = n,
                              .k = k,
                              .group = group,
-                             .activation = gated ? step.attr_activation() : Activation::kNone,
-                             .limit = gated ? step.attr_not_negative("limit") : 0.0f,
-                             .alpha = gated ? step.attr_not_negative("alpha") : 0.0f};
+                             .activation = first ? step.attr_activation() : Activation::kNone,
+                             .gated = gated,
+                             .limit = first ? step.attr_not_negative("limit") : 0.0f,
+                             .alpha = first ? step.attr_not_negative("alpha") : 0.0f};
 }
 
 }  // namespace

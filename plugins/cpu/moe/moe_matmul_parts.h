@@ -115,6 +115,25 @@ void store_gated(const MoeMatmulArgs& args, const ExpertSums& made) {
   }
 }
 
+// y of each slot, from panels without gates.
+template <typename S>
+void store_activated(const MoeMatmulArgs& args, const ExpertSums& made) {
+  using V = typename S::V;
+  for (int64_t p = 0; p < made.panels; ++p) {
+    for (int64_t i = 0; i < kPanel; i += S::kWidth) {
+      const int64_t col = (made.panel + p) * kPanel + i, left = args.n - col;
+      if (left <= 0) break;
+      const bool biased = args.bias != nullptr;
+      const V bias = biased ? load_lanes<S>(args.bias + made.expert * args.n + col, left) : S::zero();
+      const float* sum = made.sums + p * made.stride + i;
+      for (int64_t s = 0; s < made.count; ++s, sum += kPanel) {
+        const V v = biased ? S::add(S::load(sum), bias) : S::load(sum);
+        store_lanes<S>(args.y + made.slots[s] * args.n + col, activate<S>(args.activation, v), left);
+      }
+    }
+  }
+}
+
 // y of each slot's row gains its weighted sums.
 template <typename S>
 void add_weighted(const MoeMatmulArgs& args, const ExpertSums& made) {
@@ -201,23 +220,26 @@ inline Share share_of(const MoeMatmulArgs& args, int64_t few_rows) {
   return (args.rows <= few_rows) == (args.tactic == 0) ? Share::kOwnPanels : Share::kBlocks;
 }
 
-// Few rows: threads share the pairs of panels of all experts that are taken, one expert's after the other's. Many,
-// which experts share unevenly: each expert's pairs.
+// Few rows: threads share the panels of all experts that are taken, one expert's after the other's, a gate's with its
+// up's. Many, which experts share unevenly: each expert's.
 template <typename S, typename Product>
 void gate_up_own_panels(const MoeMatmulArgs& args, const Team& team, ExpertProducts<Product>& products) {
-  const auto finish = [&args](const ExpertSums& made) { store_gated<S>(args, made); };
+  const auto finish = [&args](const ExpertSums& made) {
+    args.gated ? store_gated<S>(args, made) : store_activated<S>(args, made);
+  };
+  const int64_t together = args.gated ? 2 : 1;  // panels that make columns of y
   if (args.rows > Product::kFewRows) {
-    const Team::Range pairs = team.share(args.num_panels / 2);
-    for (int64_t e = 0; e < args.experts; ++e) products.run(e, 2 * pairs.begin, 2 * pairs.end, finish);
+    const Team::Range mine = team.share(args.num_panels / together);
+    for (int64_t e = 0; e < args.experts; ++e) products.run(e, together * mine.begin, together * mine.end, finish);
     return;
   }
   int64_t taken = 0, first = 0;  // first: number of the expert's first panel
   for (int64_t e = 0; e < args.experts; ++e) taken += products.row_blocks(e) > 0;
-  const Team::Range pairs = team.share(taken * (args.num_panels / 2));
+  const Team::Range mine = team.share(taken * (args.num_panels / together));
   for (int64_t e = 0; e < args.experts; ++e) {
     if (products.row_blocks(e) == 0) continue;
-    const int64_t begin = std::max<int64_t>(2 * pairs.begin - first, 0);
-    products.run(e, begin, std::min(2 * pairs.end - first, args.num_panels), finish);
+    const int64_t begin = std::max<int64_t>(together * mine.begin - first, 0);
+    products.run(e, begin, std::min(together * mine.end - first, args.num_panels), finish);
     first += args.num_panels;
   }
 }
@@ -226,7 +248,9 @@ void gate_up_own_panels(const MoeMatmulArgs& args, const Team& team, ExpertProdu
 template <typename S, typename Product>
 void gate_up_blocks(const MoeMatmulArgs& args, const Team& team, ExpertProducts<Product>& products, int64_t panels,
                     int64_t wanted) {
-  const auto finish = [&args](const ExpertSums& made) { store_gated<S>(args, made); };
+  const auto finish = [&args](const ExpertSums& made) {
+    args.gated ? store_gated<S>(args, made) : store_activated<S>(args, made);
+  };
   int64_t all_blocks = 0;
   for (int64_t e = 0; e < args.experts; ++e) all_blocks += products.row_blocks(e);
   while (all_blocks * ceil_div(args.num_panels, panels) < wanted && panels > 4) panels = ceil_div(panels, 4) * 2;

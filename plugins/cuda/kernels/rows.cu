@@ -68,7 +68,7 @@ residual_norm(void* y, float* sum, const float* x, const float* residual, const 
   }
 }
 
-enum Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu };
+enum Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
 
 INGOT_DEVICE float activate(float x, int kind) {
   switch (kind) {
@@ -80,6 +80,8 @@ INGOT_DEVICE float activate(float x, int kind) {
       return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     case kRelu:
       return fmaxf(x, 0.f);
+    case kRelu2:
+      return fmaxf(x, 0.f) * fmaxf(x, 0.f);
     default:
       return x;
   }

@@ -11,7 +11,7 @@
 
 namespace ingot {
 
-enum class Activation : int32_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
+enum class Activation : int32_t;  // matmul/activations.h lists them
 
 // One thread's view of the pool during a kernel.
 class Team {
