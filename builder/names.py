@@ -45,7 +45,13 @@ def _input_of(mixer: gs.Node) -> gs.Tensor:
         tensor = node.inputs[0]
         if ours(node, "Matmul"):
             break
-    return tensor
+    return _unscaled(tensor)
+
+
+def _unscaled(tensor: gs.Tensor) -> gs.Tensor:
+    """What a factor scales: attention and Mamba 2 of one layer may read their norm through factors of their own."""
+    node = producer(tensor)
+    return node.inputs[0] if node is not None and ours(node, "Scale") else tensor
 
 
 def _roles(graph: Graph, mixers: Mapping[int, tuple[int, gs.Node]]) -> dict[int, str]:
@@ -153,7 +159,7 @@ def _name_product(roles: dict[int, str], tensor: gs.Tensor, name: str, norm: str
         assert node is not None, "ours says so"
         roles[id(node)] = name
         if norm:
-            _name_norm(roles, producer(node.inputs[0]), norm)
+            _name_norm(roles, producer(_unscaled(node.inputs[0])), norm)
 
 
 def _readers(tensor: gs.Tensor) -> Iterator[gs.Node]:

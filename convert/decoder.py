@@ -296,14 +296,15 @@ class _Decoder:
         inputs = [x, weight, *([self.float32(f"{path}/bias")] if self.config.norm_bias else [])]
         return self.node("LayerNormalization", inputs, f"{path}/layer_norm", axis=-1, epsilon=epsilon)
 
-    def linear(self, x: str, path: str) -> str:
-        """x @ W (+ bias), W transposed first where it is stored [out, in]"""
-        weight = self.float32(f"{path}/weight")
+    def linear(self, x: str, path: str, *, scale: float = 1.0) -> str:
+        """x @ W (+ bias), W transposed first where it is stored [out, in]; W and bias times a number"""
+        weight = times(self, self.float32(f"{path}/weight"), scale, path)
         if not self.config.linear_in_out:
             weight = self.node("Transpose", [weight], f"{path}/transpose", perm=[1, 0])
         y = self.node("MatMul", [x, weight], f"{path}/matmul")
         if f"{path}/bias" in self.weights:
-            y = self.node("Add", [y, self.float32(f"{path}/bias")], f"{path}/add_bias")
+            bias = times(self, self.float32(f"{path}/bias"), scale, f"{path}/bias")
+            y = self.node("Add", [y, bias], f"{path}/add_bias")
         return y
 
     def rows(self, table: str, indices: str, path: str) -> str:

@@ -8,7 +8,6 @@ import onnx
 from onnx import helper
 
 from ingot.configs.model import ModelConfig
-from ingot.convert.recurrent import times
 
 Attribute = int | float | str | list[int]
 
@@ -20,7 +19,7 @@ class Nodes(Protocol):
 
     def node(self, op: str, inputs: Sequence[str], path: str, **attributes: Attribute) -> str: ...
 
-    def linear(self, x: str, path: str) -> str: ...
+    def linear(self, x: str, path: str, *, scale: float = 1.0) -> str: ...
 
     def activated(self, x: str, path: str) -> str: ...
 
@@ -40,6 +39,5 @@ def mlp(g: Nodes, x: str, config: ModelConfig, path: str) -> str:
         inputs = [g.linear(x, f"{path}/gate_up"), g.integers("gate_up", [config.intermediate_size] * 2)]
         g.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
     else:
-        gate, up = g.linear(x, f"{path}/gate"), g.linear(x, f"{path}/up")
-    gate = times(g, gate, config.gate_scale, f"{path}/gate")
+        gate, up = g.linear(x, f"{path}/gate", scale=config.gate_scale), g.linear(x, f"{path}/up")
     return g.linear(g.node("Mul", [g.activated(gate, path), up], f"{path}/gated"), f"{path}/down")

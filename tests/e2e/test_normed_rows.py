@@ -37,7 +37,16 @@ NO_NORM_BEFORE_PRODUCTS = {
 # A norm runs over the queries of all heads, or the products with the keys of heads stand behind the rotation.
 ROTATED_BEFORE_ATTENTION = {
     *("olmo2", "olmo3", "olmoe", "minimax_m2"),
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    *(
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "kimi_k2",
+        "kimi_linear",
+        "mistral4",
+    ),
 }
 
 
