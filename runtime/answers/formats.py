@@ -47,7 +47,6 @@ WIRE_FORMATS = (
         around=(('<|open|>call tool="', "<|close|>call<|sep|>"),),
         after_name='" index="',
         number_end='"<|sep|>',
-        promises=False,
     ),
     WireFormat(
         name="deepseek_v4",

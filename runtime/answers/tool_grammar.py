@@ -19,6 +19,7 @@ from ingot.runtime.answers.wire_format import (
     JsonCalls,
     Parameters,
     Python,
+    ReasoningFormat,
     WireFormat,
 )
 from ingot.runtime.guided.grammars import TEXT, quoted, schema_text, text_as_regex
@@ -29,10 +30,16 @@ _DEEPEST = 16  # values within values
 
 
 class ToolGrammar:
-    """The grammar of one request. wire: text → how Lark spells it, with control tokens for what they read like."""
+    """The grammar of one request.
 
-    def __init__(self, form: WireFormat, use: ToolUse, wire: Callable[[str], str]) -> None:
-        self._form, self._use, self._wire = form, use, wire
+    wire       text → how Lark spells it, with control tokens for what they read like
+    reasoning  its marks around an answer, and behind all of it, may stand there; None: there are no such marks
+    """
+
+    def __init__(
+        self, form: WireFormat, use: ToolUse, wire: Callable[[str], str], reasoning: ReasoningFormat | None = None
+    ) -> None:
+        self._form, self._use, self._wire, self._reasoning = form, use, wire, reasoning
         self._lines: list[str] = []
 
     def text(self, other: str | None = None) -> str:
@@ -56,7 +63,18 @@ class ToolGrammar:
         if isinstance(self._form.coding, Harmony):
             return f"({self._wire('<|channel|>analysis<|message|>')} {TEXT} {self._next_message})* call"
         section = ("", "") if self._form.whole else self._form.section
-        return f"{_SPACE} {_joined(self._wire(section[0]), self._list(), self._wire(section[1]))}"
+        calls = _joined(self._wire(section[0]), self._list(), self._wire(section[1]))
+        return _joined(self._marked(TEXT), _SPACE, calls, self._rest())
+
+    def _marked(self, text: str) -> str:
+        """A rule between the marks of an answer, or behind a prompt with the first one; "": free text can hold them."""
+        begin, end = ("", "") if self._reasoning is None else map(self._wire, self._reasoning.answer)
+        return f"(({_SPACE} {begin})? ({text}) {end})?" if begin.startswith("<[") and end.startswith("<[") else ""
+
+    def _rest(self) -> str:
+        """The mark behind all of an answer, which may be left out."""
+        rest = "" if self._reasoning is None else self._wire(self._reasoning.rest)
+        return f"({rest})?" if rest.startswith("<[") else ""
 
     @property
     def _next_message(self) -> str:
@@ -80,14 +98,16 @@ class ToolGrammar:
             return f"(({thoughts} | {preamble}) {TEXT} {self._next_message})* (call | {message})"
         if form.whole or other is not None:
             text = r"/[^{\[< \n\r\t](.|\n)*/" if other is None else other
-            return f"{self._required()} | {_SPACE} ({text})?"
+            marked = self._marked(text)
+            answers = _joined(marked, _SPACE, self._rest()) if marked else ""
+            return f"{self._required()} | {_SPACE} ({text})?" + (f" | {answers}" if answers else "")
         if form.section[0]:
             calls = _joined(self._until(form.section[0]), self._list(), self._wire(form.section[1]))
         else:
             bodies = [self._named(self._call(tool, begin=""), "body") for tool in self._use.callable]
             calls = f"{self._until(form.begin)} ({' | '.join(bodies)})"
         several = self._use.parallel and not form.section[0]
-        return f"({calls}){'*' if several else '?'} {TEXT}"
+        return _joined(self._marked(TEXT), f"({calls}){'*' if several else '?'} {TEXT}", self._rest())
 
     def _until(self, end: str) -> str:
         """Any text, and then this one."""

@@ -27,14 +27,8 @@ def with_tools(params: SamplingParams, use: ToolUse, formats: AnswerFormats, gui
         return params
     if asked is not None and use.needs:
         raise RequestError("tool_choice: an answer that must call a tool has no other form", hint="leave one out")
-    if not formats.wire.promises:
-        raise RequestError(
-            f"tools: answers in the format {formats.wire.name} cannot be held to a grammar",
-            where="tools",
-            hint='use tool_choice "auto", without strict and without response_format',
-        )
     other = None if asked is None else _rule(asked)
-    text = ToolGrammar(formats.wire, use, guides.wire).text(other)
+    text = ToolGrammar(formats.wire, use, guides.wire, formats.reasoning).text(other)
     found = StructuredOutputs(grammar=text)
     try:
         guides.matcher(found)

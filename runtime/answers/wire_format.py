@@ -79,7 +79,6 @@ class WireFormat:
     call_id     before an id that may stand behind the name
     between     two calls
     whole       calls are all of an answer: it begins with one, or it is text
-    promises    whether a grammar can hold an answer to it
     """
 
     name: str
@@ -94,7 +93,6 @@ class WireFormat:
     call_id: str = ""
     between: str = ""
     whole: bool = False
-    promises: bool = True
 
     @property
     def begin(self) -> str:

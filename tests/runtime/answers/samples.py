@@ -125,6 +125,12 @@ _PLAIN_TOKENS = """<tool_call> </tool_call> <|channel|> <|message|> <|start|> <|
 <seed:tool_call> </seed:tool_call> <|python_start|> <|python_end|> ｜DSML｜ <think> </think>"""
 TOKENS = _PLAIN_TOKENS.split()
 """Control tokens of these models."""
+RESPONSE_TOKENS = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
+RESPONSES = [
+    ("kimi_k3", "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ("command", *RESPONSE_TOKENS, ""),
+]
+"""Formats that mark text before calls: name, its begin, its end, what ends the answer."""
 
 
 def without_text(name: str) -> bool:

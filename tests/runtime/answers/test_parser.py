@@ -12,7 +12,7 @@ from ingot.runtime.answers.deltas import Answer, AnswerBuilder, CallArguments, C
 from ingot.runtime.answers.formats import REASONING_FORMATS, WIRE_FORMATS
 from ingot.runtime.answers.markers import Markers
 from ingot.runtime.answers.parser import AnswerParser
-from tests.runtime.answers.samples import CALLS, SAMPLES, SCHEMAS, TOKENS, without_text
+from tests.runtime.answers.samples import CALLS, RESPONSE_TOKENS, RESPONSES, SAMPLES, SCHEMAS, TOKENS, without_text
 
 WIRES = {each.name: each for each in WIRE_FORMATS}
 THINKS = {each.name: each for each in REASONING_FORMATS}
@@ -67,6 +67,17 @@ def test_every_format_wherever_pieces_end(name: str, tokens: Sequence[str]) -> N
     assert read(parser(), pieces) == whole
     for place in range(1, len(pieces)):
         assert read(parser(), ["".join(pieces[:place]), "".join(pieces[place:])]) == whole, pieces[:place]
+
+
+@pytest.mark.parametrize(("name", "begin", "end", "rest"), RESPONSES)
+def test_marked_text_before_calls_is_read_wherever_tokens_end(name: str, begin: str, end: str, rest: str) -> None:
+    def parser() -> AnswerParser:
+        return reader(name, name, tokens=[*TOKENS, *RESPONSE_TOKENS])
+
+    pieces = marked(parser(), f"{begin}I look.{end}{SAMPLES[name]}{rest}")
+    for place in range(len(pieces)):
+        found = read(parser(), ["".join(pieces[:place]), "".join(pieces[place:])])
+        assert (found.content, calls(found)) == ("I look.", CALLS), pieces[:place]
 
 
 def test_every_row_has_a_sample() -> None:

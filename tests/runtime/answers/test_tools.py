@@ -9,13 +9,13 @@ from ingot.configs.sampling import SamplingParams
 from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.errors import RequestError, UsageError
 from ingot.runtime.answers.answer_formats import AnswerFormats, known_formats
-from ingot.runtime.answers.formats import WIRE_FORMATS
+from ingot.runtime.answers.formats import REASONING_FORMATS, WIRE_FORMATS
 from ingot.runtime.answers.tool_grammar import ToolGrammar
 from ingot.runtime.answers.tool_rules import with_tools
 from ingot.runtime.answers.tools import read_tools
 from ingot.runtime.chat_template import CHATML
 from ingot.runtime.guided.guides import Guides
-from tests.runtime.answers.samples import SAMPLES, SCHEMAS, TOKENS, TOOLS, without_text
+from tests.runtime.answers.samples import RESPONSE_TOKENS, RESPONSES, SAMPLES, SCHEMAS, TOKENS, TOOLS, without_text
 from tests.runtime.byte_tokenizer import whole_byte_tokenizer
 
 WIRES = {each.name: each for each in WIRE_FORMATS}
@@ -90,7 +90,7 @@ def texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Texts(tmp_path_factory.mktemp("texts"), TOKENS if request.param == "tokens" else [])
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLES if WIRES[name].promises])
+@pytest.mark.parametrize("name", SAMPLES)
 def test_grammars_take_what_the_templates_write(texts: Texts, name: str) -> None:
     sample, before = SAMPLES[name], "" if without_text(name) else "I look.\n"
     for choice in ("required", "auto"):
@@ -103,6 +103,28 @@ def test_grammars_take_what_the_templates_write(texts: Texts, name: str) -> None
         assert not texts.takes(sample.replace("3", "x").replace("C", '"', 0), grammar)
     single = ToolGrammar(WIRES[name], read_tools(TOOLS, "required", False), texts.guides.wire).text()
     assert texts.takes(sample, single) is (name == "harmony")
+
+
+@pytest.mark.parametrize(("name", "begin", "end", "rest"), RESPONSES)
+def test_marks_of_an_answer_stand_before_enforced_calls(
+    tmp_path: Path, name: str, begin: str, end: str, rest: str
+) -> None:
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    texts = Texts(tmp_path, [*TOKENS, *RESPONSE_TOKENS])
+    form = next(each for each in REASONING_FORMATS if each.name == name)
+    whole = f"{begin}I look.{end}{SAMPLES[name]}{rest}"
+    for choice in ("required", "auto"):
+        grammar = ToolGrammar(WIRES[name], read_tools(TOOLS, choice), texts.guides.wire, form).text()
+        assert texts.takes(whole, grammar)
+        assert texts.takes(f"\n{whole}", grammar)
+        assert texts.takes(whole.removeprefix(begin), grammar), "the prompt has the first mark"
+        assert texts.takes(SAMPLES[name] + rest, grammar)
+        assert texts.takes(f"{begin}Just so.{end}{rest}", grammar) is (choice == "auto")
+        assert not texts.takes(whole.replace(end, ""), grammar), "the answer has no end"
+        assert not texts.takes(whole.replace("get_weather", "get_wether"), grammar)
+    other = ToolGrammar(WIRES[name], read_tools(TOOLS), texts.guides.wire, form).text('"yes"')
+    assert texts.takes(f"{begin}yes{end}{rest}", other)
+    assert not texts.takes(f"{begin}no{end}{rest}", other)
 
 
 def test_required_parameters_must_be_there(texts: Texts) -> None:
@@ -152,7 +174,6 @@ def test_promises_become_a_grammar_and_nothing_else_does(texts: Texts) -> None:
     ("name", "parameters", "words"),
     [
         ("none", {}, "how this model writes calls"),
-        ("kimi_k3", {}, "cannot be held to a grammar"),
         ("hermes", {"type": "object", "properties": {"a": {"not": {}}}}, "parameters of f"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, "without quotes"),
         ("gemma4", {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, "cannot be held"),
