@@ -24,7 +24,9 @@ def check_graph(graph: Graph, target: Target) -> None:
     limits = target.limits()
     sinks = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
     made = [node.name for node in graph.nodes if _makes_values(node)]
+    others = [node for node in graph.nodes if limits.activations and _activation(node) not in limits.activations]
     for where, taken, what in (
+        ([node.name for node in others], not others, f"for the activation {_activation(others[0]) if others else ''}"),
         (sinks, limits.sinks, "that takes attention sinks"),
         (made, limits.made_values, "for values that are normed, made of keys, or another layer's"),
     ):
@@ -34,6 +36,12 @@ def check_graph(graph: Graph, target: Target) -> None:
             )
     for excess in _of_graph(graph, limits):
         _refuse(target, excess)
+
+
+def _activation(node: gs.Node) -> str:
+    """The function that a node applies to a product or by itself."""
+    applies = ours(node, "Matmul", "Activation", "MoeGateUp")
+    return str(node.attrs["activation"]) if applies else "none"
 
 
 def check_plan(plan: Plan, target: Target) -> None:

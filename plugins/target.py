@@ -71,6 +71,7 @@ class KernelLimits:
     taken_experts      that the rows of a step take in all
     sinks              whether attention takes them
     made_values        values that are normed, made of keys, or another layer's
+    activations        names of activation functions; empty: all
     """
 
     head_dim: int = NO_LIMIT
@@ -84,6 +85,7 @@ class KernelLimits:
     taken_experts: int = NO_LIMIT
     sinks: bool = True
     made_values: bool = True
+    activations: frozenset[str] = frozenset()
 
 
 class Target(Protocol):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, code_weight, specialisation
+from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.products import find_library
@@ -27,6 +27,7 @@ LIMITS = KernelLimits(
     extent=(1 << 31) - 1,
     sinks=False,
     made_values=False,
+    activations=frozenset(ACTIVATIONS),
 )
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone

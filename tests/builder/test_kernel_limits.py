@@ -10,13 +10,16 @@ import onnx
 import pytest
 
 from ingot.builder.build import build
-from ingot.builder.kernel_limits import check_plan
+from ingot.builder.graph import Graph
+from ingot.builder.kernel_limits import check_graph, check_plan
+from ingot.builder.pipeline import run_passes, structure_passes
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.engine import open_engine
-from ingot.errors import BuildError, EngineError, PassError
+from ingot.errors import BuildError, EngineError, NoKernelError, PassError
+from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.cpu.session import open_native
 from ingot.plugins.ref.target import RefTarget
@@ -177,3 +180,14 @@ def test_sessions_have_the_limits_that_the_target_states(tmp_path: Path) -> None
     assert "attribute window" not in with_attr("paged_attention", window=limits.extent)
     assert "attribute window" in with_attr("paged_attention", window=limits.extent + 2)
     check_plan(plan, find_target("cpu/avx2"))
+
+
+def test_activations_that_no_gpu_kernel_has(tmp_path: Path) -> None:
+    """Those that it has pass; the refusal names another one."""
+    checkpoint = checkpoint_of(tmp_path, {**TINY_LLAMA, "hidden_act": "relu2"})
+    graph = Graph.load(checkpoint / "model.onnx")
+    run_passes(graph, structure_passes())
+    check_graph(graph, Narrow(activations=frozenset({"none", "silu", "relu2"})))
+    with pytest.raises(NoKernelError, match="no kernel for the activation relu2"):
+        check_graph(graph, Narrow(activations=frozenset({"none", "silu"})))
+    assert find_target("cuda/sm90").limits().activations == frozenset(ACTIVATIONS)
