@@ -19,9 +19,10 @@ _OF_TRAINING = ("aux_loss_alpha", "auto_map", "ep_size", "num_nextn_predict_laye
 # How layers with sparse attention are called, and keys of what chooses their tokens.
 _SPARSE = ("indexed_attention", "deepseek_sparse_attention")
 _OF_CHOICE = (
-    *("index_head_dim", "index_n_heads", "index_share_for_mtp_iteration", "index_skip_topk_offset"),
-    *("index_topk_freq", "index_topk_pattern", "indexer_rope_interleave", "indexer_types"),
+    *("index_share_for_mtp_iteration", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern"),
+    *("indexer_rope_interleave", "indexer_types"),
 )
+_SIZES_OF_CHOICE = ("index_head_dim", "index_n_heads")
 
 
 def read_latent(
@@ -161,6 +162,8 @@ def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
         )
     for key in _OF_CHOICE:
         section.has(key)
+    for key in _SIZES_OF_CHOICE:
+        section.integer(key, 1, minimum=1)
     most = section.integer("index_topk", 2048, minimum=1)
     assert model.rope is not None, "read_latent reads a rotation"
     if (model.rope.positions or model.max_positions) <= most:

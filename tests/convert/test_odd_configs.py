@@ -35,7 +35,12 @@ Config = dict[str, Any]
 IDS = np.random.default_rng(3).integers(0, 61, (1, 24))
 TOLERANCE = 1e-5  # of the range of the logits
 ABSENT = object()
-NO_NULL = ("gemma4_text", "rope_scaling")  # transformers stumbles over it even where it is null
+NOT_TRIED = {
+    ("gemma4_text", "rope_scaling"),  # transformers stumbles over it even where it is null
+    ("mistral4", "partial_rotary_factor"),  # queries have other dimensions, which never rotate
+    # sizes of weights that convert drops: with others, random weights are others
+    *((name, key) for name in ("deepseek_v32", "glm_moe_dsa") for key in ("index_head_dim", "index_n_heads")),
+}
 
 OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function
 ONE_ACTIVATION = ("falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe")  # silu, where config.json may say so
@@ -97,11 +102,17 @@ def base_of(name: str) -> Config:
 def keys_read(base: Config) -> set[str]:
     """Those of config.json that the family looks at."""
     values = twin(base)
-    others = {key: each for key, each in OTHERS.items() if (base["model_type"], key) != NO_NULL}
+    others = {key: each for key, each in OTHERS.items() if (base["model_type"], key) not in NOT_TRIED}
     full = {**dict.fromkeys(others, 1), **AutoConfig.for_model(values.pop("model_type"), **values).to_dict(), **base}
     section = Section({**full, **others, **base}, "config.json")
     read_model(section, None)
-    return (set(full) | set(others)) - set(section.unread()) - set(WITHOUT_EFFECT) - set(REFUSED) - {"model_type"}
+    left_out = {
+        *WITHOUT_EFFECT,
+        *REFUSED,
+        "model_type",
+        *(key for kind, key in NOT_TRIED if kind == base["model_type"]),
+    }
+    return (set(full) | set(others)) - set(section.unread()) - left_out
 
 
 def switches(base: Config) -> Iterator[Config]:
