@@ -19,7 +19,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 def with_choice(section: Section, model: ModelConfig, usual: MoeConfig = EXPERTS) -> ModelConfig:
     """The model with its experts, up to as many tokens as it chooses. usual: the family's default experts."""
-    section.has("mlp_bias")  # without effect in this family
+    section.boolean("mlp_bias", False)  # without effect in this family
     first = section.integer("first_k_dense_replace", 3)  # which transformers writes beside mlp_layer_types
     plain = dense_layers(section, model.num_layers, usual=first, agree=False)
     moe = glm4_moe.read_sigmoid_experts(section, model.num_layers, plain, usual=usual)

@@ -197,7 +197,7 @@ def test_pieces_come_when_they_come(raw_server: tuple[str, list[bytes]]) -> None
     [
         (b'{"error": "plain words"}', "plain words"),
         (b'{"error": {"message": "in an object"}}', "in an object"),
-        (b"[1]", "no JSON object"),
+        (b"[1]", "not a JSON object"),
         (b'{"choices": [1]}', "AttributeError"),
         (b'{"choices": 1}', "TypeError"),
         (b"{", "JSONDecodeError"),

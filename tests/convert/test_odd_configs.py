@@ -35,11 +35,12 @@ Config = dict[str, Any]
 IDS = np.random.default_rng(3).integers(0, 61, (1, 24))
 TOLERANCE = 1e-5  # of the range of the logits
 ABSENT = object()
+CHOOSERS = ("index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq", "index_topk_pattern")
 NOT_TRIED = {
     ("gemma4_text", "rope_scaling"),  # transformers stumbles over it even where it is null
     ("mistral4", "partial_rotary_factor"),  # queries have other dimensions, which never rotate
-    # sizes of weights that convert drops: with others, random weights are others
-    *((name, key) for name in ("deepseek_v32", "glm_moe_dsa") for key in ("index_head_dim", "index_n_heads")),
+    # of weights that convert drops: where they are others, so are all random weights
+    *((name, key) for name in ("deepseek_v32", "glm_moe_dsa") for key in CHOOSERS),
 }
 
 OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function

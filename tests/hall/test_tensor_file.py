@@ -77,7 +77,7 @@ def write(path: Path, header: object, data: int) -> Path:
         ({"a": {"dtype": "F32", "shape": [1]}}, 4, "malformed"),
         ({"a": entry("F99", [1], 4, 0)}, 4, "ends before it begins"),
         ({"a": 7}, 4, "malformed"),
-        ([], 0, "no JSON object"),
+        ([], 0, "not a JSON object"),
         (b"{nonsense", 0, "not valid JSON"),
         (b'{"a": 1, "a": 2}', 0, "appears twice"),
     ],

@@ -127,7 +127,7 @@ IDS = np.array([[0, 3], [1, 3], [0, 1]], np.float32)
             "moe_gate_up",
             ["x", "ids", "w", ""],
             random_array(4, 8, 6),
-            {"activation": "silu", "limit": 0.0, "alpha": 1.0},
+            {"activation": "silu", "limit": 0.0, "alpha": 1.0, "gated": 1},
             [[(0, 2), (1, 2), (3, 2)]],
         ),
         ("moe_down", ["x", "ids", "shares", "w", ""], random_array(4, 5, 3), {}, [[(0, 2), (1, 2), (3, 2)]]),
