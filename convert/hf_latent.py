@@ -160,6 +160,13 @@ def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
             where=section.place("rope_interleave"),
             expected="true",
         )
+    if model.latent is not None and not model.latent.q_rank:
+        raise ConfigError(
+            "what chooses tokens reads the latent of the queries, which the model lacks",
+            where=section.place("q_lora_rank"),
+            expected="at least 1",
+            got="null",
+        )
     for key in _OF_CHOICE:
         section.has(key)
     for key in _SIZES_OF_CHOICE:
