@@ -22,7 +22,6 @@ _OF_CHOICE = (
     *("index_share_for_mtp_iteration", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern"),
     *("indexer_rope_interleave", "indexer_types"),
 )
-_SIZES_OF_CHOICE = ("index_head_dim", "index_n_heads")
 
 
 def read_latent(
@@ -169,8 +168,8 @@ def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
         )
     for key in _OF_CHOICE:
         section.has(key)
-    for key in _SIZES_OF_CHOICE:
-        section.integer(key, 1, minimum=1)
+    section.integer("index_n_heads", 64, minimum=1)
+    section.integer("index_head_dim", 128, minimum=model.latent.rope_dim if model.latent else 1)
     most = section.integer("index_topk", 2048, minimum=1)
     assert model.rope is not None, "read_latent reads a rotation"
     if (model.rope.positions or model.max_positions) <= most:
