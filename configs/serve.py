@@ -17,6 +17,8 @@ class ServeConfig:
     tool_parser, reasoning_parser  the format in which the model writes calls, and reasoning, by name; "none"; None: as
                           the chat template has it
     special_tokens_in_content  whether what reads like a control token is one in the messages of chats, too
+    skip_unsupported_tools  leave out tools of responses and messages that are no functions of the client, instead of
+                          refusing them
     max_queue             sequences that may wait beside those that run; more are answered 429
     max_body_bytes        of one request
     request_timeout       seconds from the arrival of a request to its end
@@ -40,6 +42,7 @@ class ServeConfig:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     special_tokens_in_content: bool = False
+    skip_unsupported_tools: bool = False
     max_queue: int = 256
     max_body_bytes: int = 1 << 20
     request_timeout: float = 600.0

@@ -1,6 +1,6 @@
 """The handlers that generate: OpenAI's completions, chats and responses, and Anthropic's messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,8 +14,9 @@ from ingot.runtime.server.chat_format import ChatChunkBuilder
 from ingot.runtime.server.messages_format import MessagesChunkBuilder
 from ingot.runtime.server.messages_protocol import CountTokensRequest, MessagesRequest
 from ingot.runtime.server.openai_format import ChunkBuilder, CompletionChunkBuilder, Echo, Extras
+from ingot.runtime.server.other_tools import skipped_header
 from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate, TokenizeRequest
-from ingot.runtime.server.response import GeneratedResponse
+from ingot.runtime.server.response import NO_HEADERS, GeneratedResponse
 from ingot.runtime.server.responses_format import ResponsesChunkBuilder
 from ingot.runtime.server.responses_protocol import ResponsesRequest
 from ingot.runtime.server.sampling_params import (
@@ -87,20 +88,21 @@ class GeneratingApi(ApiBase):
         reasons = self._service.formats.reasoning is not None
 
         def use_of(given: MessagesRequest) -> tuple[MessagesRequest, ChatRequest, SamplingParams, ToolUse]:
-            asked = given.as_chat(variables, reasons=reasons)
+            asked = given.as_chat(variables, reasons=reasons, skip_tools=self._config.skip_unsupported_tools)
             return given, asked, chat_params(asked, defaults), tool_use(asked)
 
         given, asked, params, use = await self._read(request, MessagesRequest, use_of)
         generation = await self._start_chat(request, asked, params, use, "msg")
         writer = MessagesChunkBuilder(self._head(generation))
-        return self._answer(generation, writer, "/v1/messages", stream=given.stream)
+        headers = skipped_header(given.tools)
+        return self._answer(generation, writer, "/v1/messages", stream=given.stream, headers=headers)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
         variables, reasons = self._service.templates.variables, self._service.formats.reasoning is not None
 
         def use_of(given: CountTokensRequest) -> tuple[ChatRequest, ToolUse]:
-            asked = given.as_chat(variables, reasons=reasons)
+            asked = given.as_chat(variables, reasons=reasons, skip_tools=self._config.skip_unsupported_tools)
             return asked, tool_use(asked)
 
         asked, use = await self._read(request, CountTokensRequest, use_of)
@@ -113,13 +115,14 @@ class GeneratingApi(ApiBase):
         defaults = self._service.defaults
 
         def use_of(given: ResponsesRequest) -> tuple[ResponsesRequest, ChatRequest, SamplingParams, ToolUse]:
-            asked = given.as_chat()
+            asked = given.as_chat(skip_tools=self._config.skip_unsupported_tools)
             return given, asked, chat_params(asked, defaults), tool_use(asked)
 
         given, asked, params, use = await self._read(request, ResponsesRequest, use_of)
         generation = await self._start_chat(request, asked, params, use, "resp")
         writer = ResponsesChunkBuilder(self._head(generation), given.echoed(params.temperature, params.top_p))
-        return self._answer(generation, writer, "/v1/responses", stream=given.stream)
+        headers = skipped_header(given.tools)
+        return self._answer(generation, writer, "/v1/responses", stream=given.stream, headers=headers)
 
     async def _start_chat(
         self, request: Request, asked: ChatRequest, params: SamplingParams, use: ToolUse, prefix: str
@@ -132,10 +135,17 @@ class GeneratingApi(ApiBase):
         return await self._start(request, asked, prefix, 1, prepare)
 
     def _answer(
-        self, generation: Generation, writer: ChunkBuilder, route: str, *, stream: bool, n: int = 1
+        self,
+        generation: Generation,
+        writer: ChunkBuilder,
+        route: str,
+        *,
+        stream: bool,
+        n: int = 1,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> GeneratedResponse:
         return GeneratedResponse(
-            self._service, generation, writer, route=route, n=n, stream=stream, model=self._names[0]
+            self._service, generation, writer, route=route, n=n, stream=stream, model=self._names[0], headers=headers
         )
 
     def _chat_ids(

@@ -6,10 +6,11 @@ system, user and assistant messages in blocks ──▶ messages of a chat; resu
 from collections.abc import Container, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.body import validated
+from ingot.runtime.server.other_tools import OtherTool, functions_of, tag_of
 from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_STOPS, MAX_TOOLS, Body, ChatRequest, Fields, Text
 
 _LEAST_BUDGET = 1024  # Anthropic's
@@ -77,6 +78,12 @@ class ToolDefinition(Block):
     type: Literal["custom"] | None = None
 
 
+AnyTool = Annotated[
+    Annotated[ToolDefinition, Tag("ToolDefinition")] | Annotated[OtherTool, Tag("OtherTool")],
+    Discriminator(lambda tool: tag_of(tool, ("custom",), "ToolDefinition")),
+]
+
+
 class ToolChoice(Fields):
     """Which tools are called."""
 
@@ -111,20 +118,25 @@ class CountTokensRequest(Body):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: str | TextBlocks | None = None
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    def as_chat(self, variables: Container[str], *, reasons: bool) -> ChatRequest:
-        """The chat. variables: of the chat template; reasons: the model is known to reason. Raises ApiError."""
-        return validated(ChatRequest, self._chat(variables, reasons=reasons))
+    def as_chat(self, variables: Container[str], *, reasons: bool, skip_tools: bool = False) -> ChatRequest:
+        """The chat. variables: of the chat template; reasons: the model is known to reason; skip_tools: leave out tools
+        that are no functions of the client. Raises ApiError."""
+        return validated(ChatRequest, self._chat(variables, reasons=reasons, skip_tools=skip_tools))
 
-    def _chat(self, variables: Container[str], *, reasons: bool) -> dict[str, Any]:
+    def _chat(self, variables: Container[str], *, reasons: bool, skip_tools: bool) -> dict[str, Any]:
         messages: list[dict[str, Any]] = [] if self.system is None else [_message("system", _text(self.system))]
         for each in self.messages:
             messages += _messages(each)
-        chat: dict[str, Any] = {"messages": messages, **self._tools(), **self._thinking(variables, reasons=reasons)}
+        chat: dict[str, Any] = {
+            "messages": messages,
+            **self._tools(skip_tools),
+            **self._thinking(variables, reasons=reasons),
+        }
         form = self.output_config and self.output_config.format
         if form:
             chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
@@ -132,10 +144,10 @@ class CountTokensRequest(Body):
             chat["reasoning_effort"] = _EFFORTS[self.output_config.effort]
         return chat
 
-    def _tools(self) -> dict[str, Any]:
+    def _tools(self, skip: bool) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self.tools:
-            found["tools"] = [_function(each) for each in self.tools]
+            found["tools"] = [_function(each) for each in functions_of(self.tools, skip=skip)]
         choice = self.tool_choice
         if choice is None:
             return found
@@ -176,13 +188,13 @@ class MessagesRequest(CountTokensRequest):
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
-    def _chat(self, variables: Container[str], *, reasons: bool) -> dict[str, Any]:
+    def _chat(self, variables: Container[str], *, reasons: bool, skip_tools: bool) -> dict[str, Any]:
         same = {
             name: getattr(self, name) for name in ("model", "max_tokens", "temperature", "top_k", "top_p", "stream")
         }
         stop = {"stop": self.stop_sequences} if self.stop_sequences else {}
         given = {name: value for name, value in same.items() if value is not None}
-        return {**super()._chat(variables, reasons=reasons), **given, **stop}
+        return {**super()._chat(variables, reasons=reasons, skip_tools=skip_tools), **given, **stop}
 
 
 def _function(tool: ToolDefinition) -> dict[str, Any]:

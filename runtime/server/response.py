@@ -20,6 +20,7 @@ from ingot.runtime.server.tracing import Attribute, Span
 
 _SMALL = 8 << 10  # characters that are written where one waits for them
 _BLOCK = 64 << 10  # bytes that are worth the effort of putting them together
+NO_HEADERS: Mapping[str, str] = {}
 KEEP_ALIVE = 15.0  # seconds without a piece after which a stream says that it still lives
 
 
@@ -29,6 +30,7 @@ class GeneratedResponse:
     generation   what is answered
     writer       makes the JSON
     stream       server-sent events; otherwise one JSON
+    headers      of the answer, beside those of every answer
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class GeneratedResponse:
         n: int,
         stream: bool,
         model: str,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
         self._service, self._generation, self._writer = service, generation, writer
         self._route, self._n, self._stream = route, n, stream
-        self._model = model
+        self._model, self._headers = model, headers
         self._status = 0  # once the head of the answer is out
         self._last = time.monotonic()  # when the last piece was out
         self._timer: asyncio.TimerHandle | None = None
@@ -135,7 +138,7 @@ class GeneratedResponse:
 
     async def _start(self, send: Send, status: int, media: str, headers: Mapping[str, str]) -> None:
         self._status = status
-        pairs = {"content-type": media, **headers}
+        pairs = {"content-type": media, **headers, **self._headers}
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
 

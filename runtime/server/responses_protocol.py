@@ -5,10 +5,11 @@ instructions, developer ──▶ the system message; reasoning, message and cal
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.body import validated
+from ingot.runtime.server.other_tools import OtherTool, functions_of, tag_of
 from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_TOOLS, Body, ChatRequest, Effort, Fields
 
 _STATUS = Literal["in_progress", "completed", "incomplete"]
@@ -81,6 +82,12 @@ class FunctionTool(Fields):
     description: str | None = None
 
 
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[OtherTool, Tag("OtherTool")],
+    Discriminator(lambda tool: tag_of(tool, ("function",), "FunctionTool")),
+]
+
+
 class ReasoningConfig(Fields):
     """effort: see reasoning_effort of chats. summary: without effect, the reasoning itself is in the answer."""
 
@@ -119,7 +126,7 @@ class ResponsesRequest(Body):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
@@ -137,15 +144,17 @@ class ResponsesRequest(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    def as_chat(self) -> ChatRequest:
-        """The chat. Raises ApiError."""
+    def as_chat(self, *, skip_tools: bool = False) -> ChatRequest:
+        """The chat. skip_tools: leave out tools that are no functions. Raises ApiError."""
         chat: dict[str, Any] = {
             "model": self.model,
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "tools": None if self.tools is None else [_nested(each) for each in self.tools],
+            "tools": None
+            if self.tools is None
+            else [_nested(each) for each in functions_of(self.tools, skip=skip_tools)],
             "tool_choice": _nested_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
@@ -173,7 +182,10 @@ class ResponsesRequest(Body):
                 "format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
             },
             "tool_choice": "auto" if self.tool_choice is None else self.tool_choice,
-            "tools": [{"strict": False, **each.model_dump(exclude_unset=True)} for each in self.tools or ()],
+            "tools": [
+                {"strict": False, **each.model_dump(exclude_unset=True)}
+                for each in functions_of(self.tools or (), skip=True)
+            ],
             "top_p": top_p,
             "truncation": "disabled",
             "user": self.user,

@@ -95,6 +95,7 @@ FENCES = {
         "ingot.runtime.server.protocol",
         "ingot.runtime.server.messages_protocol",
         "ingot.runtime.server.responses_protocol",
+        "ingot.runtime.server.other_tools",
         "ingot.runtime.server.body",
     ),
     "pydantic_core": ("ingot.runtime.server.protocol", "ingot.runtime.server.body"),

@@ -66,6 +66,12 @@ _seconds = click.FloatRange(min=0)
     help="Let chat messages hold control tokens: a message can then speak as another role.",
 )
 @click.option(
+    "--skip_unsupported_tools",
+    is_flag=True,
+    help="Leave out tools of responses and messages that are no functions of the client, as Codex sends them; a header "
+    "names them. Default: refuse them.",
+)
+@click.option(
     "--served_model_name",
     "model_names",
     multiple=True,

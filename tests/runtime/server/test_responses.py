@@ -98,11 +98,17 @@ def test_items_become_the_messages_of_a_chat() -> None:
         ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [TOOL, {"type": "custom", "name": "p", "format": {"type": "text"}}]}, "tools.1.type"),
+        ({"tools": [{"type": "two words"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"tools": [{"name": "f"}]}, "tools.0.type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
         ({"max_tool_calls": 3}, "max_tool_calls"),
     ],
 )
 def test_what_needs_a_store_or_a_tool_of_the_server_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        asked(**{"items": "hi", **{("items" if name == "input" else name): each for name, each in fields.items()}})
+        asked(
+            **{"items": "hi", **{("items" if name == "input" else name): each for name, each in fields.items()}}
+        ).as_chat()
     assert caught.value.param == param
