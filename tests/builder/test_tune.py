@@ -210,7 +210,7 @@ def _experts_plan(op: str, experts: int = 6, slots: int = 2, n: int = 40, k: int
     attrs: dict[str, Attr] = {"activations": "f32", "group": 0}
     if gated:
         inputs: list[Input] = [np.zeros((tokens, k), np.float32), ids, weight, None]
-        attrs |= {"activation": "silu", "limit": 0.0, "alpha": 1.0}
+        attrs |= {"activation": "silu", "limit": 0.0, "alpha": 1.0, "gated": 1}
     else:
         inputs = [np.zeros((tokens, slots * k), np.float32), ids, ids, weight, None]
     return one_step_plan(f"{op}.bf16.avx2", inputs, attrs, plain_batch(tokens))[0]
