@@ -83,7 +83,7 @@ def _one_head(tensor: gs.Tensor) -> gs.Tensor | None:
 
 
 def _grown(graph: Graph, tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[float, int]]:
-    """(queries, (b, n)) of queries * (1 + b * log(1 + floor(position / n))); what is none of these grows by 0."""
+    """(queries, (b, n)) of queries * (1 + b * log(1 + floor(position / n))); other values come back with b = 0."""
     plain = tensor, (0.0, 1)
     node = producer(tensor)
     if not is_op(node, "Mul"):

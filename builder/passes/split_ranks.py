@@ -139,7 +139,8 @@ class _Work:
         self._narrow(qkv, (own + 2 * keys) * dim)
         self._narrow(query, own * dim)
         for step in (attention, write):
-            self._set(step, attrs={**step.attrs, "heads": own, "kv_heads": keys})
+            attrs = {**step.attrs, "heads": own, "kv_heads": keys}
+            self._steps[step.name] = dataclasses.replace(self._steps[step.name], attrs=attrs)
         self._split.kv_heads[int(attention.attrs["layer"])] = keys
 
     def divide_logits(self, logits: int) -> None:
@@ -159,7 +160,7 @@ class _Work:
         own = dataclasses.replace(self._values[logits], cols=end - begin, tensor="")
         self._values.append(own)
         made = len(self._values) - 1
-        self._set(self._steps[step.name], outputs=(made,))
+        self._steps[step.name] = dataclasses.replace(self._steps[step.name], outputs=(made,))
         op = all_gather.OP.name
         attrs: dict[str, Attr] = {"ranks": ranks, "columns": vocab}
         kernel = choose_kernel(self._sums.target, op, "f32")
@@ -181,15 +182,12 @@ class _Work:
         if self._readers[name] > 1:
             raise _refused(step.name, f"weight {name} is also another step's")
         given[at] = rows_of(self._sums.lowering, name, ranges)
-        self._set(step, inputs=tuple(given))
+        self._steps[step.name] = dataclasses.replace(self._steps[step.name], inputs=tuple(given))
 
     def _weight(self, step: Draft, at: int = 1) -> WeightUse:
         name = step.inputs[at]
         assert isinstance(name, str), "of a weight"
         return self._sums.lowering.use(name)
-
-    def _set(self, step: Draft, **changes: object) -> None:
-        self._steps[step.name] = dataclasses.replace(self._steps[step.name], **changes)  # type: ignore[arg-type]
 
 
 def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:

@@ -111,7 +111,7 @@ def _results(check: Check) -> Iterator[Result]:
         yield from check.run()
     except IngotError as error:
         yield Result(name=check.name, command="", ok=False, missing=str(error))
-    except Exception:  # found on a machine that was lent for minutes: what else there is to find comes first
+    except Exception:  # a GPU is rented by the minute: the other checks go on
         said = traceback.format_exc()[-2000:]
         yield Result(name=check.name, command="", ok=False, figures={"raised": said})
 

@@ -24,9 +24,9 @@ SECONDS = 510
 def kernels(job: Job) -> Iterator[Check]:
     """One check for each file of tests, one for each tool."""
     for file in FILES:
-        yield Check(file, lambda file=file: [_of_file(job, file)])  # type: ignore[misc]
+        yield Check.of(file, _of_file, job, file)
     for tool in TOOLS:
-        yield Check(tool, lambda tool=tool: [_of_tool(job, tool)])  # type: ignore[misc]
+        yield Check.of(tool, _of_tool, job, tool)
 
 
 def _of_file(job: Job, file: str) -> Result:

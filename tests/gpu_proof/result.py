@@ -8,10 +8,12 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import ingot
 from ingot.plugins.cuda.gpu import Found
+
+P = ParamSpec("P")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,11 @@ class Check:
 
     name: str
     run: Callable[[], Iterable[Result]]
+
+    @classmethod
+    def of(cls, name: str, make: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> "Check":
+        """A check with one result, which `make` gives of the arguments."""
+        return cls(name, lambda: [make(*args, **kwargs)])
 
 
 def _short(value: object) -> str:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ WANTED = Wanted()
 
 def speed(job: Job) -> Iterator[Check]:
     """Large products; then per shape: its engine, decode of each batch, each kernel alone, prefill, transformers."""
-    yield Check(PRODUCTS, lambda: [_products()])
+    yield Check.of(PRODUCTS, _products)
     for shape in job.shapes:
         yield from _of_shape(job, shape)
 
@@ -42,18 +43,15 @@ def _of_shape(job: Job, name: str) -> Iterator[Check]:
     yield Check(f"{name}: engine", lambda: _engine_ready(job, name))
     yield Check(f"{name}: decode", lambda: _decodes(job, name))
     for size in job.batches:
-        yield Check(f"{name}: kernels of {size}", lambda size=size: _kernels(job, name, size))  # type: ignore[misc]
+        yield Check(f"{name}: kernels of {size}", partial(_kernels, job, name, size))
     for length in job.prompts:
-        yield Check(f"{name}: prefill of {length}", lambda length=length: [_prefill(job, name, length)])  # type: ignore[misc]
+        yield Check.of(f"{name}: prefill of {length}", _prefill, job, name, length)
     numbers = [str(job.context), str(job.output)]
     for kind, asked, more in (("decode", job.batches, numbers), ("prefill", job.prompts, [])):
         for size in asked:
             given = [kind, str(job.work / f"{name}.json"), str(size), *more]
             regime = f"{kind} of {size}"
-            yield Check(
-                f"{name}: {regime} beside transformers",
-                lambda regime=regime, given=given: [_ratio(job, name, regime, given)],  # type: ignore[misc]
-            )
+            yield Check.of(f"{name}: {regime} beside transformers", _ratio, job, name, regime, given)
 
 
 def _products() -> Result:

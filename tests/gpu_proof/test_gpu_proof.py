@@ -108,9 +108,8 @@ def test_what_was_found_before_an_error_is_kept(
     given = ("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "b")
     assert run(*given) == 1
     results = document_of(tmp_path / "r", "b")["results"]
-    assert [(each["name"], each["ok"]) for each in results] == [
-        ("one", True), ("full", False), ("breaks", False), ("last", True)
-    ]  # fmt: skip
+    assert {each["name"]: each["ok"] for each in results} == {"one": True, "full": False, "breaks": False, "last": True}
+    assert [each["name"] for each in results] == ["one", "full", "breaks", "last"]
     assert on_disk == [2]
     assert results[1]["missing"] == "the GPU is full"
     assert "ZeroDivisionError" in results[2]["figures"]["raised"]

@@ -25,10 +25,14 @@ LETTERS = 6
 def tokens(job: Job) -> Iterator[Check]:
     """Per model: greedy tokens in f32, then every layer in each precision; then the sorts."""
     for model in (SHIPPED, *job.models):
-        yield Check(f"tokens of {model.name}", lambda m=model: [same_tokens(job, checkpoint_of(job.work, m))])  # type: ignore[misc]
+        yield Check.of(f"tokens of {model.name}", _same_tokens_of, job, model)
         for precision in PRECISIONS:
-            yield Check(f"layers of {model.name} in {precision}", lambda m=model, p=precision: [layers(job, m, p)])  # type: ignore[misc]
-    yield Check("729 sorts", lambda: [sorts(job)])
+            yield Check.of(f"layers of {model.name} in {precision}", layers, job, model, precision)
+    yield Check.of("729 sorts", sorts, job)
+
+
+def _same_tokens_of(job: Job, model: Path) -> Result:
+    return same_tokens(job, checkpoint_of(job.work, model))
 
 
 def layers(job: Job, model: Path, precision: str) -> Result:

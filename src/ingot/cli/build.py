@@ -231,7 +231,7 @@ def _tp_size(options: dict[str, Any], defaults: BuildDefaults) -> int:
         if size > 1 and not (name == "tp_size" and ranked):
             origin = "" if options[name] else ", recorded by convert"
             raise UsageError(
-                f"--{name} {size}{origin}: an engine has one rank in this version, so one CPU or one GPU",
+                f"--{name} {size}{origin}: on CPUs and GPUs an engine has one rank in this version",
                 hint=f"give --{name} 1" + ("; --target ref takes more" if name == "tp_size" else ""),
             )
     return options["tp_size"] or defaults.tp_size or 1

@@ -35,9 +35,9 @@ class Instructions(WarpInstructions):
         name = each.op[0]
         if name in ("membar", "fence"):
             return lambda lanes: None
-        special = getattr(self, f"_{name}", None)
+        special: Callable[[Instruction], Closure | None] | None = getattr(self, f"_{name}", None)
         if special is not None and (made := special(each)) is not None:
-            return made  # type: ignore[no-any-return]
+            return made
         operation = find(each.op)
         if operation is None:
             raise KernelError("the interpreter does not know this instruction")

@@ -188,8 +188,8 @@ class _Run:
         if len(taken) < len(lanes):
             raise KernelError("a barrier under a predicate that is not the same in all threads")
         self.require_warps(lanes)
-        if any(np.isin(self.block[lanes], self.block[each]).any() for other, found in self._parked.items()
-               if other != at for each in found):  # fmt: skip
+        elsewhere = [each for other, found in self._parked.items() if other != at for each in found]
+        if any(np.isin(self.block[lanes], self.block[each]).any() for each in elsewhere):
             raise KernelError("threads of a block wait at different barriers")
         self._parked.setdefault(at, []).append(lanes)
         self._release()
