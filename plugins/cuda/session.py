@@ -253,8 +253,7 @@ class CudaSession:
 
     def _launch_work(self, work: _Ready | Multiply, counts: Counts, splits: int) -> None:
         if isinstance(work, Multiply):
-            rows = counts.tokens if work.rows is Rows.TOKENS else counts.logit_rows
-            if rows:
+            if rows := work.count(counts):
                 self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
             return
         grid = work.launch.grid(counts, splits)

@@ -61,6 +61,7 @@ _ARCHITECTURES = {
     "sm86": Architecture(code="sm_86", major=8, minor=6, highest=9),
     "sm80": Architecture(code="sm_80", major=8, minor=0, highest=9),
 }
+CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # target → its machine code
 
 
 class CudaTarget:

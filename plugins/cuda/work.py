@@ -32,6 +32,10 @@ class Multiply:
     product: Product
     rows: Rows
 
+    def count(self, counts: Counts) -> int:
+        """Rows of a step."""
+        return counts.tokens if self.rows is Rows.TOKENS else counts.logit_rows
+
 
 Work = Launch | Multiply
 

@@ -18,6 +18,7 @@ from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
 from ingot.plugins.cuda.bind import CODE_LAYOUT
+from ingot.plugins.cuda.forecast import forecasts
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_table import short_table, step_info, whole_table
 
@@ -117,7 +118,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     )
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
     network = _network(path, manifest)
-    ranks = _ranks(path, manifest)
+    ranks, speed = _ranks(path, manifest), forecasts(plan, manifest.target)
     document: dict[str, Any] = {
         "target": manifest.target,
         "precision": manifest.precision,
@@ -135,6 +136,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "passport": dict(manifest.passport),
         **({"code": code} if code else {}),
         **({"network": network} if network else {}),
+        **({"forecast": [each.record() for each in speed]} if speed else {}),
     }
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
@@ -147,7 +149,9 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"inputs      {', '.join(map(str, plan.inputs))}",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         *_cache_lines(plan),
+        *(f"forecast    {each}" for each in speed),
     ]
+    tables = [line for each in speed for line in ("", *each.table())]
     rest = [
         *(_variant_line(plan, each) for each in plan.variants),
         *(
@@ -159,7 +163,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     ]
     passport = _passport_lines(manifest.passport)
     return Inspection(
-        text="\n".join([*lines, *rest, *passport, "", *whole_table(plan, steps)]),
+        text="\n".join([*lines, *rest, *passport, "", *whole_table(plan, steps), *tables]),
         summary="\n".join([*lines, *passport, "", *short_table(plan, steps)]),
         document=document,
     )

@@ -17,6 +17,7 @@ from ingot.configs.convert import BuildDefaults
 from ingot.configs.recipe import Recipe
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
+from ingot.plugins.cuda.forecast import forecasts
 from ingot.plugins.registry import find_targets
 from ingot.plugins.target import RunsRanks
 
@@ -330,6 +331,7 @@ def _result(report: BuildReport) -> list[str]:
             lines.append(
                 f"  speed   {each.target}: {each.prediction}" if len(targets) > 1 else f"  speed   {each.prediction}"
             )
+        lines += [f"  forecast  {one} (not measured)" for one in forecasts(each.plan, each.target)]
     if not report.dry_run:
         lines.append(
             f'  next    ingot run --engine_dir {shlex.quote(str(report.output_dir))} --prompt "Once upon a time"'
