@@ -14,6 +14,7 @@ The last entry whose pattern fits a product counts. Every key may be left out, b
 
 import dataclasses
 import fnmatch
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,13 @@ class Recipe:
     lm_head_precision: str | None = None
     activations: str | None = None
     layers: tuple[LayerRule, ...] = ()
+
+    def to_toml(self) -> str:
+        """The file that `load` reads as this recipe."""
+        lines = _lines(self, ("precision", "lm_head_precision", "activations"))
+        for rule in self.layers:
+            lines += ["", "[[layers]]", *_lines(rule, ("pattern", "precision", "activations"))]
+        return "\n".join(lines) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> "Recipe":
@@ -120,6 +128,12 @@ def _rule(section: Section) -> LayerRule:
     if rule.precision is None and rule.activations is None:
         raise ConfigError("an entry sets nothing", where=section.where, expected="precision or activations")
     return rule
+
+
+def _lines(values: "Recipe | LayerRule", keys: Sequence[str]) -> list[str]:
+    """Names and patterns need no escapes but those of JSON, which TOML has too."""
+    said = ((key, getattr(values, key)) for key in keys)
+    return [f"{key} = {json.dumps(value)}" for key, value in said if value is not None]
 
 
 def _word(section: Section, key: str) -> str | None:

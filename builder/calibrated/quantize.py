@@ -30,24 +30,21 @@ from ingot.builder.calibrated.methods import (
 )
 from ingot.builder.calibrated.rewrite import Leaf, StoredGraph
 from ingot.builder.calibrated.tensors import NewTensor, Progress, copied, pieces, write_tensors
-from ingot.builder.calibrated.text import WINDOW, text_hash, windows_of
+from ingot.builder.calibrated.text import text_hash
+from ingot.builder.calibrated.text_model import TextModel
 from ingot.builder.calibrated.unfinished import Unfinished, unfinished
 from ingot.builder.calibrated.walk import Parts, walk, weight_name
 from ingot.builder.expressions import WeightReader, check_sources, leaves, matrix_shape
-from ingot.builder.float_plan import FloatModel, lower_float
 from ingot.builder.graph import Graph
-from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
-from ingot.builder.pipeline import require_plugins, run_passes, structure_passes
-from ingot.builder.precision import LM_HEAD, choose_unquantised
+from ingot.builder.precision import LM_HEAD
 from ingot.builder.stored_weight import StoredWeight
 from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_checkpoint
-from ingot.configs.build import BuildConfig
 from ingot.configs.quantize import QuantizeOptions
-from ingot.dtypes import DType, Precision
+from ingot.dtypes import DType
 from ingot.errors import CheckpointError, UsageError
 from ingot.output_dir import OutputDir
-from ingot.plan import Limits, Plan, Step
+from ingot.plan import Step
 from ingot.resource_estimate import ResourceEstimate
 from ingot.tensor_file import TensorSpec
 
@@ -116,7 +113,7 @@ def quantize(
         output_dir=options.output_dir,
         products=tuple(reports),
         left=work.left,
-        tokens=sum(map(len, work.windows)),
+        tokens=sum(map(len, work.text.windows)),
         resumed=resumed,
     )
 
@@ -139,9 +136,7 @@ class _Work:
 
     checkpoint: Checkpoint
     options: QuantizeOptions
-    model: FloatModel
-    plan: Plan
-    windows: list[list[int]]
+    text: TextModel
     chosen: tuple[_Product, ...]
     left: tuple[str, ...]
     graph: StoredGraph
@@ -150,25 +145,9 @@ class _Work:
     @classmethod
     def choose(cls, options: QuantizeOptions, checkpoint: Checkpoint, texts: Sequence[str]) -> "_Work":
         """Raises UsageError where the text or the recipe does not fit the model."""
-        graph = Graph.load(checkpoint.graph_path)
-        require_plugins(graph, run_passes(graph, structure_passes()))
-        name_nodes(graph)
-        steering = choose_unquantised(BuildConfig(), Precision(dtype=DType.F32), graph)
-        model = lower_float(graph, checkpoint)
-        windows = windows_of(
-            checkpoint, texts, model.shape.vocab_size, model.shape.positions, options.calibration_tokens
-        )
-        tokens = sum(map(len, windows))
-        limits = Limits(
-            max_batch_size=len(windows),
-            max_input_len=WINDOW,
-            max_seq_len=WINDOW + 1,
-            max_num_tokens=tokens,
-            max_logit_rows=tokens,
-        )
-        plan = model.plan(limits, WINDOW)
+        text = TextModel.open(checkpoint, texts, options.calibration_tokens)
         stored = StoredGraph(onnx.load(checkpoint.graph_path, load_external_data=False))
-        found, left = _products(plan, model.lowering.uses, stored, {*steering, LM_HEAD})
+        found, left = _products(text, stored)
         if not found:
             raise UsageError("the model has no product that can be quantised", got="; ".join(left))
         precisions = options.precisions([each.name for each in found])
@@ -176,18 +155,16 @@ class _Work:
         return cls(
             checkpoint=checkpoint,
             options=options,
-            model=model,
-            plan=plan,
-            windows=windows,
+            text=text,
             chosen=chosen,
             left=tuple(left),
             graph=stored,
-            fingerprint=_fingerprint(checkpoint, options, windows, precisions),
+            fingerprint=_fingerprint(checkpoint, options, text.windows, precisions),
         )
 
     @property
     def uses(self) -> dict[str, WeightUse]:
-        return {use.name: use for use in self.model.lowering.uses}
+        return {use.name: use for use in self.text.model.lowering.uses}
 
     @property
     def stored_bytes(self) -> int:
@@ -197,7 +174,7 @@ class _Work:
     @property
     def memory(self) -> int:
         """Bytes: a product's activations, its codes in some ways, squares of its inputs, and copies of some rows."""
-        tokens = sum(map(len, self.windows))
+        tokens = sum(map(len, self.text.windows))
 
         def needed(product: _Product) -> int:
             rows, columns = matrix_shape(self.uses[product.weight].tensor)
@@ -217,7 +194,7 @@ class _Work:
                 kept.write(number, _quantised(self.chosen[number], self.options, weight, parts))
             return kept.read(number)
 
-        walk(self.plan, self.model.lowering.uses, reader, self.windows, list(numbers), quantise)
+        walk(self.text.plan, self.text.model.lowering.uses, reader, self.text.windows, list(numbers), quantise)
         progress("quantised", len(numbers), len(numbers))
 
 
@@ -231,13 +208,11 @@ def _quantised(product: _Product, options: QuantizeOptions, weight: StoredWeight
     return [quantise_product(weight.read, rows, Inputs(parts[0], columns), wanted, bool(product.norm))]
 
 
-def _products(
-    plan: Plan, uses: Sequence[WeightUse], stored: StoredGraph, others: set[str]
-) -> tuple[list[_Product], list[str]]:
-    """(products that can be quantised, what is left as it is and why). others: products that never are."""
-    by_name, found, left, seen = {use.name: use for use in uses}, [], [], set[str]()
-    for step in plan.steps:
-        if not step.op.startswith(("matmul", "moe_")) or step.op == "moe_route" or step.name in others:
+def _products(text: TextModel, stored: StoredGraph) -> tuple[list[_Product], list[str]]:
+    """(products that can be quantised, what is left as it is and why)"""
+    by_name, found, left, seen = {use.name: use for use in text.model.lowering.uses}, [], [], set[str]()
+    for step in text.products():
+        if step.name in text.steering or step.name == LM_HEAD:
             continue
         use = by_name[weight_name(step)]
         names = list(leaves(use.tensor))

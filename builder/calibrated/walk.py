@@ -26,7 +26,7 @@ Parts = Mapping[int, Sequence[Array]]
 """expert → the inputs of its matrix, [tokens, K] each; 0 where there are no experts"""
 
 Quantise = Callable[[Step, StoredWeight, Parts], Sequence[Found]]
-"""The matrices of a product's weight, one for each expert."""
+"""The matrices of a product's weight, one for each expert; nothing: the weight stays as it is."""
 
 
 def walk(
@@ -53,7 +53,8 @@ def walk(
         with np.errstate(all="ignore"):  # a model may hold values that are not finite
             if step.name in products:
                 run.quantise(step, values, quantise)
-            values.update(run.compute(step, values))
+            if i < last:
+                values.update(run.compute(step, values))
         for name in {*step.inputs, *step.outputs} - {""}:
             if ends[name] == i:
                 values.pop(name, None)
@@ -115,7 +116,7 @@ class _Run:
             kv=self.kv,
         ).compute(step, values)
         found = quantise(step, weight, collected.parts)
-        self.made = _Made(use=weight.use, reader=weight.reader, found=found)
+        self.made = _Made(use=weight.use, reader=weight.reader, found=found) if found else None
 
     def _weight(self, step: Step, name: str) -> Operand:
         if self.made is not None and name == self.made.use.name:

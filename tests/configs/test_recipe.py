@@ -34,7 +34,9 @@ def test_every_key(tmp_path: Path) -> None:
         pattern = "*/down"
         activations = "bf16"
     """
-    assert load(tmp_path, text) == Recipe(
+    recipe = load(tmp_path, text)
+    assert load(tmp_path, recipe.to_toml()) == recipe
+    assert recipe == Recipe(
         precision="w4g128",
         lm_head_precision="bf16",
         activations="int8",

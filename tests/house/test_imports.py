@@ -48,6 +48,7 @@ TOP = (
     "ingot.__main__",
     "ingot.cli",
     "ingot.build_info",
+    "ingot.advise",
     "ingot.calibrated_build",
     "ingot.calibration_text",
     "ingot.inspect",

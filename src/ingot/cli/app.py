@@ -24,6 +24,7 @@ COMMANDS = {
     "quickstart": "The whole path on the small model that ships with ingot.",
     "convert": "Hugging Face directory to Checkpoint.",
     "quantize": "A model to a Checkpoint with calibrated weights.",
+    "advise": "Which precisions a model takes: size, speed and loss.",
     "build": "Checkpoint to Engine.",
     "refit": "New weights for an Engine, without a build.",
     "export": "Checkpoint to a GGUF file or compressed-tensors.",

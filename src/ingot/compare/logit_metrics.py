@@ -24,7 +24,7 @@ class LogitMeter:
         hold NaN or infinities: there are no probabilities."""
         usable = np.isfinite(engine).all(axis=1) & np.isfinite(source).all(axis=1)
         ours, reference = (
-            _log_softmax(np.where(usable[:, None], each, 0).astype(np.float64)) for each in (engine, source)
+            log_softmax(np.where(usable[:, None], each, 0).astype(np.float64)) for each in (engine, source)
         )
         kl = np.sum(np.exp(reference) * (reference - ours), axis=1)
         self._left_out += int((~usable).sum())
@@ -54,6 +54,7 @@ class LogitMeter:
         )
 
 
-def _log_softmax(logits: Float64) -> Float64:
+def log_softmax(logits: Float64) -> Float64:
+    """Row by row."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
