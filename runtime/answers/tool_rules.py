@@ -8,7 +8,7 @@ from ingot.errors import RequestError
 from ingot.runtime.answers.answer_formats import AnswerFormats
 from ingot.runtime.answers.tool_grammar import ToolGrammar
 from ingot.runtime.answers.tools import ToolUse
-from ingot.runtime.guided.grammars import quoted, schema_text
+from ingot.runtime.guided.grammars import choice_as_regex, schema_text
 from ingot.runtime.guided.guides import Guides
 
 
@@ -45,7 +45,7 @@ def _rule(asked: object) -> str:
     if asked.json is not None or asked.json_object:
         return f"%json {schema_text(asked.schema, asked)}"
     if asked.choice is not None:
-        return " | ".join(map(quoted, asked.choice))
+        return f"/{choice_as_regex(asked.choice)}/"
     raise RequestError(
         "structured_outputs beside tools must be json, json_object or choice", hint="leave tools out, or use JSON"
     )

@@ -17,10 +17,17 @@ from ingot.runtime.guided.library import TOKENIZE, Library
 
 _BARRIER = "\x02"  # a byte that no merge joins to the text behind it
 _CACHED_TEXTS = 16384
+_MOST_BYTES = 1024  # that are cut into tokens at once: of a longer text the library needs the first token alone
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized")
 
-LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 200_000, "verbose_errors": 0}
-"""The states of a grammar take 1 to 2 kB each. What a mask may cost, by the library's defaults: about 15 ms."""
+LIMITS = {
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 10_000,
+    "verbose_errors": 0,
+}
+"""The states of a grammar take 1 to 2 kB each. The limits of a step end a grammar whose mask would take about 5 ms."""
 
 
 class GrammarTokenizer:
@@ -56,7 +63,7 @@ class GrammarTokenizer:
     def _tokenize(self, user: Any, data: Any, size: int, output: Any, room: int) -> int:
         """See TOKENIZE. What is raised here cannot be passed on: no tokens then, and the library helps itself."""
         try:
-            ids = self._ids(ctypes.string_at(data, size))
+            ids = self._ids(ctypes.string_at(data, min(size, _MOST_BYTES)))
         except Exception:
             return 0
         for place, token in enumerate(ids[:room]):

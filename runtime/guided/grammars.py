@@ -1,7 +1,7 @@
 """StructuredOutputs → the grammar that the library is given: its kind, and its text."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
@@ -22,7 +22,7 @@ def make_grammar(asked: StructuredOutputs, wire: Callable[[str], str]) -> Gramma
     if asked.regex is not None:
         return "regex", asked.regex
     if asked.choice is not None:
-        return "lark", "start: " + " | ".join(map(quoted, asked.choice))
+        return "regex", choice_as_regex(asked.choice)
     if asked.grammar is not None:
         return "lark", _from_gbnf(asked.grammar) if "::=" in asked.grammar else asked.grammar
     if asked.structural_tag is not None:
@@ -147,6 +147,11 @@ def _structure(each: Any) -> Mapping[str, Any]:
 
 def _rest(begin: str, trigger: str, wire: Callable[[str], str]) -> str:
     return wire(begin[len(trigger) :]) if len(begin) > len(trigger) else ""
+
+
+def choice_as_regex(choice: Iterable[str]) -> str:
+    """One lexeme: thousands of them would be more than a grammar may have at one place."""
+    return "|".join(map(text_as_regex, choice))
 
 
 def text_as_regex(text: str) -> str:

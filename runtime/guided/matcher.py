@@ -1,5 +1,7 @@
 """Grammars as the library holds them: compiled once, then used again by one sequence after the other, or cloned."""
 
+import contextlib
+import os
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -19,7 +21,11 @@ _MOST_TEXT = 1 << 20  # bytes of a grammar
 _KEPT = 128  # compiled grammars
 _MOST_IDLE = 4  # matchers of one of them that wait for a sequence
 _SECONDS = 10.0  # for one to be compiled
+_SOON = 0.05  # seconds after which a compilation yields to the threads that compute steps
+_NICENESS = 5  # then: a third of what they get
 _AT_ONCE = 4  # that are compiled, those that nobody waits for any more included
+_TRIED = 4  # tokens of an answer before a request takes a grammar
+_NO_TOKEN = "NoExtension"  # how the library begins to say that no token fits
 
 
 class _Handle:
@@ -27,6 +33,7 @@ class _Handle:
 
     def __init__(self, library: Library, tokenizer: "GrammarTokenizer", address: int) -> None:
         self.library, self.tokenizer, self.address = library, tokenizer, address
+        self.mask_bytes = int(library.call("llg_matcher_get_mask_byte_size", address))
         weakref.finalize(self, library.call, "llg_free_matcher", address).atexit = False
 
     def clone(self) -> "_Handle":
@@ -36,6 +43,18 @@ class _Handle:
     def reset(self) -> bool:
         """Whether it is at its beginning again."""
         return bool(self.library.call("llg_matcher_reset", self.address) == 0)
+
+    def allowed(self) -> UInt32:
+        """See Grammar."""
+        mask = np.zeros(self.mask_bytes // 4, np.uint32)
+        if self.library.call("llg_matcher_compute_mask_into", self.address, mask.ctypes.data, self.mask_bytes):
+            mask[:] = 0
+        return mask
+
+    def consume(self, token: int) -> bool:
+        """See Grammar."""
+        failed = self.library.call("llg_matcher_consume_token", self.address, token)
+        return not failed and bool(self.library.call("llg_matcher_is_stopped", self.address))
 
     @property
     def error(self) -> str | None:
@@ -52,10 +71,9 @@ class Matcher:
     """A grammar and how far it has come: see step_io.Grammar. Once it is dropped, its handle serves another one."""
 
     def __init__(self, handle: _Handle, idle: _Idle) -> None:
-        self._handle, self._idle, self._library = handle, idle, handle.library
-        self._bytes = int(self._library.call("llg_matcher_get_mask_byte_size", handle.address))
-        addresses = [self._library.address(name) for name in _NATIVE]
-        self.native = (handle.address, addresses[0], addresses[1], addresses[2], addresses[3], self._bytes // 4)
+        self._handle, self._idle = handle, idle
+        addresses = [handle.library.address(name) for name in _NATIVE]
+        self.native = (handle.address, addresses[0], addresses[1], addresses[2], addresses[3], handle.mask_bytes // 4)
         weakref.finalize(self, _give_back, handle, idle).atexit = False
 
     def reset(self) -> bool:
@@ -64,15 +82,11 @@ class Matcher:
 
     def allowed(self) -> UInt32:
         """See Grammar."""
-        mask = np.zeros(self._bytes // 4, np.uint32)
-        if self._library.call("llg_matcher_compute_mask_into", self._handle.address, mask.ctypes.data, self._bytes):
-            mask[:] = 0
-        return mask
+        return self._handle.allowed()
 
     def consume(self, token: int) -> bool:
         """See Grammar."""
-        failed = self._library.call("llg_matcher_consume_token", self._handle.address, token)
-        return not failed and bool(self._library.call("llg_matcher_is_stopped", self._handle.address))
+        return self._handle.consume(token)
 
     def clone(self) -> "Matcher":
         """At the same place. Not while another thread is at it."""
@@ -88,6 +102,29 @@ def _give_back(handle: _Handle, idle: _Idle) -> None:
     """What it has learned of its grammar makes the next answer's masks cheaper. What has failed is of no use."""
     if handle.reset():
         idle.append(handle)
+
+
+def _begin(handle: _Handle) -> _Idle | str:
+    """Matchers at the beginning, or why there are none: also what fails within a few tokens. The first mask costs most,
+    and the handle keeps what was made for it, so that no step waits for it.
+    """
+    mask = handle.allowed() if handle.error is None else np.zeros(0, np.uint32)
+    if handle.error is not None:
+        return handle.error
+    idle, tried = deque([handle], maxlen=_MOST_IDLE), handle.clone()
+    for _ in range(_TRIED):
+        (words,) = mask.nonzero()
+        if not words.size:
+            break
+        low = int(mask[words[0]])
+        if tried.consume(int(words[0]) * 32 + (low & -low).bit_length() - 1):
+            break
+        mask = tried.allowed()
+    error = tried.error
+    if error is not None and not error.startswith(_NO_TOKEN):
+        return error
+    _give_back(tried, idle)
+    return idle
 
 
 class GrammarCache:
@@ -111,7 +148,7 @@ class GrammarCache:
             if idle is not None:
                 self._made.move_to_end((kind, text))
                 return self._take(idle)
-        idle = deque([self._compile(kind, text)], maxlen=_MOST_IDLE)
+        idle = self._compile(kind, text)
         with self._lock:
             self._made[kind, text] = idle
             if len(self._made) > _KEPT:
@@ -130,7 +167,7 @@ class GrammarCache:
         """Why a grammar is none, or None."""
         return self._library.validate(self.tokenizer.init, kind, text)
 
-    def _compile(self, kind: str, text: str) -> _Handle:
+    def _compile(self, kind: str, text: str) -> _Idle:
         data = text.encode(errors="replace")
         if len(data) > _MOST_TEXT:
             raise RequestError(
@@ -138,30 +175,35 @@ class GrammarCache:
             )
         if b"\0" in data:
             raise RequestError("structured_outputs: a grammar cannot hold the character U+0000")
-        handle = self._compile_in_time(kind.encode(), data)
-        words = handle.error
-        if words is not None:
-            raise RequestError("structured_outputs: llguidance refuses this", got=words[:1000])
-        return handle
+        made = self._compile_in_time(kind.encode(), data)
+        if isinstance(made, str):
+            raise RequestError("structured_outputs: llguidance refuses this", got=made[:1000])
+        return made
 
-    def _compile_in_time(self, kind: bytes, data: bytes) -> _Handle:
-        """On a thread of its own: the library cannot be stopped, so what takes too long goes on, and nobody waits."""
+    def _compile_in_time(self, kind: bytes, data: bytes) -> _Idle | str:
+        """See _begin. On a thread of its own: the library cannot be stopped, so what takes too long
+        goes on, and nobody waits.
+        """
         if not self._compilers.acquire(timeout=_SECONDS):
             raise RequestError(
                 "structured_outputs: other grammars are being compiled, and take long", hint="try again later"
             )
-        made: list[_Handle] = []
+        made: list[_Idle | str] = []
 
         def work() -> None:
             try:
-                handle = self._library.call("llg_new_matcher", self.tokenizer.init, kind, data)
-                made.append(_Handle(self._library, self.tokenizer, int(handle)))
+                address = self._library.call("llg_new_matcher", self.tokenizer.init, kind, data)
+                made.append(_begin(_Handle(self._library, self.tokenizer, int(address))))
             finally:
                 self._compilers.release()
 
         thread = threading.Thread(target=work, name="ingot grammar", daemon=True)
         thread.start()
-        thread.join(_SECONDS)
+        thread.join(_SOON)
+        if thread.is_alive():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, _NICENESS)
+            thread.join(_SECONDS)
         if not made:
             raise RequestError(
                 "structured_outputs: the grammar takes too long to compile",

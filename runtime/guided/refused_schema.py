@@ -1,6 +1,7 @@
 """Which part of a JSON schema the library refuses: it does not say so itself."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SINGLE = ("items", "additionalProperties")
 _TRIES = 64  # parts that are tried: each takes about a millisecond
+_SECONDS = 1.0  # for all of them
 
 
 def find_refused(schema: Mapping[str, Any], problem: Callable[[str], str | None]) -> str:
@@ -15,12 +17,12 @@ def find_refused(schema: Mapping[str, Any], problem: Callable[[str], str | None]
 
     problem  text of a schema → why it is refused, or None
     """
-    path, part, tries = "$", schema, 0
+    path, part, tries, end = "$", schema, 0, time.monotonic() + _SECONDS
     defs = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     while True:
         for name, child in _parts(part):
             tries += 1
-            if tries > _TRIES:
+            if tries > _TRIES or time.monotonic() > end:
                 return path
             if problem(json.dumps({**defs, **child} if _refers(child) else child)) is not None:
                 path, part = path + name, child

@@ -55,7 +55,14 @@ class ApiBase:
         return work() if len(data) <= _SMALL else await self._service.aside(work)
 
     async def _start(
-        self, request: Request, asked: Generate, prefix: str, prompts: int, prepare: Callable[[], list[TextRequest]]
+        self,
+        request: Request,
+        asked: Generate,
+        prefix: str,
+        prompts: int,
+        prepare: Callable[[], list[TextRequest]],
+        *,
+        guided: bool,
     ) -> Generation:
         if self._service.texts.failure is not None:
             raise not_ready(str(self._why_not()))
@@ -68,6 +75,7 @@ class ApiBase:
             n=asked.n,
             timeout=asked.timeout,
             prompt_alone=most_tokens(asked) == 0,
+            guided=guided,
         )
         return await self._service.start(order, prepare, request.receive)
 

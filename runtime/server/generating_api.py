@@ -64,7 +64,12 @@ class GeneratingApi(ApiBase):
         )
         prompts = asked.prompts()
         generation = await self._start(
-            request, asked, "cmpl", len(prompts), lambda: text_requests(asked, self._filled(asked, prompts), params)
+            request,
+            asked,
+            "cmpl",
+            len(prompts),
+            lambda: text_requests(asked, self._filled(asked, prompts), params),
+            guided=params.structured_outputs is not None,
         )
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         echoes = await self._service.aside(lambda: self._echoes(asked, prompts, generation))
@@ -132,7 +137,8 @@ class GeneratingApi(ApiBase):
             ids = self._chat_ids(asked, asked.messages, use)
             return text_requests(asked, [ids], with_tools(params, use, formats, guides), formats.reading(use))
 
-        return await self._start(request, asked, prefix, 1, prepare)
+        guided = use.constrained or params.structured_outputs is not None
+        return await self._start(request, asked, prefix, 1, prepare, guided=guided)
 
     def _answer(
         self,

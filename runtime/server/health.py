@@ -24,8 +24,9 @@ _THREADS = 4
 class PrepareExecutor:
     """Threads for templates and tokenizers. For the event loop; `trouble` from anywhere."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ingot text")
+    def __init__(self, threads: int = _THREADS) -> None:
+        self._count = threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ingot text")
         self._lock = threading.Lock()
         self._waiting: deque[float] = deque()  # when each came that no thread has begun, oldest first
         self._begun: dict[int, float] = {}  # thread → when it began what it is at
@@ -43,7 +44,7 @@ class PrepareExecutor:
         now = time.monotonic()
         with self._lock:
             begun, waiting = tuple(self._begun.values()), tuple(self._waiting)
-        if len(begun) == _THREADS and now - max(begun) > seconds:
+        if len(begun) == self._count and now - max(begun) > seconds:
             return f"no request has been prepared for {now - max(begun):.1f} s: chat template or tokenizer are stuck"
         if waiting and now - waiting[0] > seconds:
             return (

@@ -41,6 +41,8 @@ from ingot.runtime.server.tracing import Tracer
 from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
+_GUIDED_THREADS = 2
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
@@ -50,6 +52,7 @@ class Order:
     prompts, n    how many prompts, and sequences of each
     timeout       seconds from now to the end; None: the server's
     prompt_alone  only the prompts are computed: the one token that a sequence draws is not part of the answer
+    guided        a grammar has to be made for it
     """
 
     answer_id: str
@@ -58,6 +61,7 @@ class Order:
     n: int = 1
     timeout: float | None = None
     prompt_alone: bool = False
+    guided: bool = False
 
     @property
     def count(self) -> int:
@@ -168,6 +172,7 @@ class Service:
         self.texts = DetokenizerThread(runner, tokenizer, self._wake)
         self.failed = asyncio.Event()  # a thread has ended that should not have ended: see `texts.failure`
         self._pool = PrepareExecutor()
+        self._guided_pool = PrepareExecutor(_GUIDED_THREADS)  # apart: a grammar may take seconds to compile
         self.pulse = HealthMonitor(self.texts, self._pool, config.stall_timeout)
         self.active: dict[str, Generation] = {}  # by answer_id
         self._discarded: set[asyncio.Task[None]] = set()
@@ -200,7 +205,8 @@ class Service:
         generation.deadline = asyncio.get_running_loop().call_later(seconds, stop, timed_out(seconds))
         if receive is not None:
             generation.watch = asyncio.create_task(generation.give_up_with(receive))
-        generation.preparation = work = self._pool.run(lambda: self._submit(generation, prepare))
+        pool = self._guided_pool if order.guided else self._pool
+        generation.preparation = work = pool.run(lambda: self._submit(generation, prepare))
         await asyncio.wait((work, generation.queue.stopped), return_when=asyncio.FIRST_COMPLETED)
         if work.done() and (error := work.exception()) is not None:
             self._forget(generation)
@@ -281,6 +287,7 @@ class Service:
         self.texts.close()
         self.runner.close()
         self._pool.close()
+        self._guided_pool.close()
         self._aside.shutdown()
         if self.tracer is not None:
             self.tracer.close()

@@ -135,6 +135,14 @@ def test_guided_storm(engine: Path) -> None:
     assert all(each in counts for each in ("free", "given up", "guided, whole", "refused"))
 
 
+def test_hostile_schemas(engine: Path) -> None:
+    pytest.importorskip("llguidance", reason="needs llguidance")
+    options = ("--seconds", 0.4, "--rounds", 1, "--form", "a cycle", "--form", "doubling")
+    *table, last = run("hostile_schemas", engine, *options).splitlines()
+    assert len(table) == 6
+    assert "200" in last
+
+
 def test_guided_share(engine: Path) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     table = run("guided_share", engine, engine, "--rows", 4, "--rounds", 1, "--context", 16, "--steps", 4)

@@ -11,6 +11,7 @@ from ingot.errors import RequestError
 from ingot.runtime.guided.guides import Guides
 from ingot.runtime.guided.matcher import GrammarCache
 from tests.runtime.byte_tokenizer import whole_byte_tokenizer
+from tests.runtime.hostile import FORMS
 
 END = 256
 
@@ -166,36 +167,8 @@ def test_a_keyword_is_enforced_or_refused(guides: Bytes, name: str) -> None:
         assert [each for each in invalid if guides.takes(inside, {"v": each})] == []
 
 
-def _nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
-
-
-HOSTILE: dict[str, dict[str, Any]] = {
-    "deep": _nested(150),
-    "deeper": _nested(3000),
-    "wide": {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": "a{1,9}b"} for n in range(2000)}},
-    "many choices": {"enum": [f"choice {n} \u2603" for n in range(20_000)]},
-    "repeated": {"type": "string", "pattern": "((a{1,99}){1,99}){1,99}"},
-    "doubling": {"type": "string", "pattern": "(a|b)*a(a|b){40}"},
-    "a cycle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-    "a cycle of choices": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}},
-    "references that double": {
-        "$ref": "#/$defs/n0",
-        "$defs": {
-            **{f"n{n}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/n{n + 1}"}] * 2} for n in range(40)},
-            "n40": {"type": "null"},
-        },
-    },
-    "long text": {"const": "\U0001f600" * 50_000},
-    "odd names": {"type": "object", "properties": {"\u0000": {}, "\ud800": {}, "\u202e": {}}},
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_is_refused_or_has_limits(guides: Bytes, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", FORMS)
+def test_a_hostile_form_is_refused_or_has_limits(guides: Bytes, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal tries few parts of it, and a grammar costs a step no more than a failed sequence."""
     tried, problem = list[str](), GrammarCache.problem
 
@@ -206,7 +179,7 @@ def test_a_hostile_schema_is_refused_or_has_limits(guides: Bytes, name: str, mon
     monkeypatch.setattr(GrammarCache, "problem", counted)
     matcher, refused = None, ""
     try:
-        matcher = guides.matcher(StructuredOutputs(json=HOSTILE[name]))
+        matcher = guides.matcher(StructuredOutputs(**FORMS[name]))
     except RequestError as caught:
         refused = str(caught)
     assert len(refused) < 3000
