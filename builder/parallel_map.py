@@ -1,5 +1,6 @@
 """Work on the blocks of a weight on several threads, results in order: numpy lets go of the interpreter meanwhile."""
 
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,11 @@ def parallel_map(work: Callable[[Item], Result], items: Iterable[Item], threads:
 
     What numpy does about NaN and infinities is the caller's choice on these threads, too.
     """
+    items = iter(items)
+    first = list(itertools.islice(items, 2))
+    if len(first) < 2:  # nothing to share
+        yield from map(work, first)
+        return
     waiting: deque[Future[Result]] = deque()
     settings = np.geterr()
 
@@ -31,7 +37,7 @@ def parallel_map(work: Callable[[Item], Result], items: Iterable[Item], threads:
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
         try:
-            for item in items:
+            for item in itertools.chain(first, items):
                 waiting.append(pool.submit(work_alike, item))
                 if len(waiting) > threads:
                     yield waiting.popleft().result()

@@ -4,6 +4,7 @@ A family is a table: how to read its configuration, where each weight of the Gra
 """
 
 import dataclasses
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
@@ -183,6 +184,7 @@ def takes(names: Mapping[str, str]) -> tuple[Row, ...]:
     return tuple(Row(ours, Take(theirs)) for ours, theirs in names.items())
 
 
+@functools.cache
 def family_names() -> tuple[str, ...]:
     """Every supported model_type, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(families_package.__path__)))

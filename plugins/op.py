@@ -6,6 +6,7 @@ Each file of `plugins/ops` defines one `OP`. A kernel computes an op; the `ref` 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from ingot.plugins.work import WorkRule, plain_work
 from ingot.step_io import Int32, StepBatch
 
 Array = npt.NDArray[np.float32]
+_Integers = npt.NDArray[np.integer[Any]]
 Operand = Array | WeightRows | WeightValues | Int32
 """What an op takes: an activation, a weight that is in memory or that reads its numbers when they are asked for, or an
 input of the step."""
@@ -67,11 +69,12 @@ class KvCache:
         fresh = np.nan if group.dtype is DType.I8 else 1
         self.key_scales, self.value_scales = (np.full(shape[:-1], fresh, dtype=np.float32) for _ in range(2))
 
-    def write(self, layer: int, block: int, slot: int, key: Array, value: Array) -> None:
-        """Store one token's key [kv_heads, head_dim] and value [kv_heads, value_dim]."""
-        slots = np.s_[self.place(layer), block, :, slot]
-        self.keys[slots], self.key_scales[slots] = self._stored(key)
-        self.values[slots], self.value_scales[slots] = self._stored(value)
+    def write(self, layer: int, blocks: int | _Integers, slots: _Integers, keys: Array, values: Array) -> None:
+        """Store tokens: the block and the slot in it of each, keys [tokens, kv_heads, head_dim] and values [tokens,
+        kv_heads, value_dim]."""
+        places = np.s_[self.place(layer), blocks, :, slots]
+        self.keys[places], self.key_scales[places] = self._stored(keys)
+        self.values[places], self.value_scales[places] = self._stored(values)
 
     def place(self, layer: int) -> int:
         """Index of a layer among those of the group."""
@@ -89,10 +92,10 @@ class KvCache:
         return gathered[0], gathered[1]
 
     def _stored(self, rows: Array) -> tuple[Array, Array | float]:
-        """[kv_heads, head_dim] → numbers and scales as the cache holds them."""
+        """[tokens, kv_heads, head_dim] → numbers and scales as the cache holds them."""
         if self.group.dtype is DType.I8:
-            codes, scales = round_to_int8(rows)
-            return codes.astype(np.float32), scales
+            codes, scales = round_to_int8(rows.reshape(-1, rows.shape[-1]))
+            return codes.astype(np.float32).reshape(rows.shape), scales.reshape(rows.shape[:-1])
         return to_float32(from_float32(rows, self.group.dtype), self.group.dtype), 1
 
 

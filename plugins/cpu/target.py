@@ -1,5 +1,7 @@
 """The targets cpu/avx2, cpu/avxvnni, cpu/avx512, cpu/avx512bf16 and cpu/amx: Plan → native Session."""
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,8 +58,7 @@ class CpuTarget:
         """Kernels of this level, then of the levels that it includes."""
         if why_not is not None:
             return ()
-        names = _cpu.kernel_names()
-        return tuple(name for level in isa_includes(self._level) for name in names if name.endswith(f".{level}"))
+        return _kernels_of(self._level, tuple(_cpu.kernel_names()))
 
     def limits(self) -> KernelLimits:
         """Kernels of all levels take the same."""
@@ -173,6 +174,12 @@ class CpuTarget:
                 hint="rebuild it for this machine: ingot build --target cpu",
             )
         return open_native(plan, weights, options, self._level)
+
+
+@functools.cache
+def _kernels_of(level: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `names` that this level runs, its own first."""
+    return tuple(name for each in isa_includes(level) for name in names if name.endswith(f".{each}"))
 
 
 def _leaves(levels: tuple[str, ...]) -> list[str]:

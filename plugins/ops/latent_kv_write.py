@@ -34,9 +34,7 @@ def reference(call: Call) -> tuple[Array, ...]:
     keys = np.concatenate([value, key], axis=2)
     positions, sequences, (kv, tables) = call.integers(4), call.integers(5), call.cache(6)
     size = kv.group.tokens_per_block
-    for t in range(tokens):
-        block = int(tables[sequences[t], positions[t] // size])
-        kv.write(int(attrs["layer"]), block, int(positions[t] % size), keys[t], value[t])
+    kv.write(int(attrs["layer"]), tables[sequences, positions // size], positions % size, keys, value)
     counts = 1 + positions.astype(np.int64) // int(attrs["growth_every"])
     queries *= (1 + float(attrs["growth"]) * np.log(counts)).astype(np.float32)[:, None, None]
     return (queries.reshape(tokens, -1),)

@@ -64,9 +64,7 @@ def reference(call: Call) -> tuple[Array, ...]:
         q, k = rotate(q, cos, sin, interleaved=interleaved), rotate(k, cos, sin, interleaved=interleaved)
     positions, sequences, (kv, tables) = call.integers(4), call.integers(5), call.cache(6)
     block_size = kv.group.tokens_per_block
-    for t in range(tokens):
-        block = int(tables[sequences[t], positions[t] // block_size])
-        kv.write(int(attrs["layer"]), block, int(positions[t] % block_size), k[t], v[t])
+    kv.write(int(attrs["layer"]), tables[sequences, positions // block_size], positions % block_size, k, v)
     return (np.ascontiguousarray(q.reshape(tokens, heads * dim)),)
 
 

@@ -44,7 +44,7 @@ from ingot.configs.read import parse_json
 from ingot.errors import REBUILD, ConfigError, EngineError, MissingEngineError, spelled
 from ingot.manifest import ENGINE_SCHEMA, FORMAT, MANIFEST_NAME, Manifest, Part, parse_manifest, rank_file
 from ingot.plan import Plan
-from ingot.plan_json import plans_from_json
+from ingot.plan_json import plan_from_document, plans_of_targets
 from ingot.weights_memory import HUGE_PAGE, NumaPlacement, PlanPlacement, huge_pages
 
 MAGIC = b"INGOTENG"
@@ -179,11 +179,11 @@ def _rank_part(directory: Path, manifest: Manifest, rank: int) -> Part:
 
 
 def _plan(view: memoryview, path: Path, header: Header, whole: Manifest, manifest: Manifest) -> Plan:
-    """The plan of `manifest`'s target. Every plan of its rank file must be there, be sound, and fit the manifest of the
-    whole engine."""
+    """The plan of `manifest`'s target, sound, as the manifest of the whole engine says. The plans of the rank file's
+    other targets must be there; they are read where they are run."""
     text = bytes(view[header.plan_offset : header.plan_offset + header.plan_bytes])
     try:
-        plans = plans_from_json(text.decode(), str(path))
+        plans = plans_of_targets(text.decode(), str(path))
     except UnicodeDecodeError as error:
         raise EngineError("the engine's plan is not readable", where=str(path), got=str(error), hint=REBUILD) from error
     wanted = {each.target for each in (whole, *whole.others) if each.files == manifest.files}
@@ -195,15 +195,15 @@ def _plan(view: memoryview, path: Path, header: Header, whole: Manifest, manifes
             got=", ".join(sorted(plans)) or "none",
             hint="it is another engine's: copy the engine again, or build it again",
         )
-    for target, plan in plans.items():
-        for what, found in _contradictions(plan, header, whole):
-            raise EngineError(
-                "plan and manifest of the engine contradict each other",
-                where=f"{path}:{target}.{what}",
-                got=found,
-                hint=REBUILD,
-            )
-    return plans[manifest.target]
+    plan = plan_from_document(plans[manifest.target], f"{path}:{manifest.target}")
+    for what, found in _contradictions(plan, header, whole):
+        raise EngineError(
+            "plan and manifest of the engine contradict each other",
+            where=f"{path}:{manifest.target}.{what}",
+            got=found,
+            hint=REBUILD,
+        )
+    return plan
 
 
 def _contradictions(plan: Plan, header: Header, manifest: Manifest) -> Iterator[tuple[str, str]]:

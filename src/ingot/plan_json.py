@@ -9,7 +9,7 @@ import json
 from ingot.configs.exact import read_exactly
 from ingot.configs.read import parse_json
 from ingot.errors import REBUILD, ConfigError, EngineError
-from ingot.plan import PLAN_SCHEMA, Plan, plans_to_json
+from ingot.plan import PLAN_SCHEMA, Plan
 from ingot.plan_check import check_plan
 
 UNREADABLE = "the engine's plan is not readable"
@@ -17,19 +17,34 @@ UNREADABLE = "the engine's plan is not readable"
 
 def plan_from_json(text: str, where: str = "plan") -> Plan:
     """Inverse of `Plan.to_json`. Raises EngineError on anything else."""
-    plan = _read(_parse(text, where), where)
-    _require_canonical(plan.to_json(), text, where)
+    document = _parse(text, where)
+    plan = plan_from_document(document, where)
+    _require_canonical(_canonical(document, where), text, where)
     return plan
 
 
-def plans_from_json(text: str, where: str = "plans") -> dict[str, Plan]:
-    """Inverse of `plans_to_json`. Raises EngineError on anything else."""
+def plans_of_targets(text: str, where: str = "plans") -> dict[str, object]:
+    """Target → the parsed JSON of its plan, of what `plans_to_json` writes; `plan_from_document` reads it. Raises
+    EngineError on anything else."""
     document = _parse(text, where)
     if not isinstance(document, dict):
         raise _unreadable(where, "an object with a plan for each target", f"a JSON {type(document).__name__}")
-    plans = {target: _read(each, f"{where}:{target}") for target, each in document.items()}
-    _require_canonical(plans_to_json(plans), text, where)
-    return plans
+    _require_canonical(_canonical(document, where), text, where)
+    return document
+
+
+def plan_from_document(document: object, where: str) -> Plan:
+    """The plan that parsed JSON holds. Raises EngineError for whatever no build writes."""
+    plan = _read(document, where)
+    _require_canonical(plan.to_json(), _canonical(document, where), where)
+    return plan
+
+
+def _canonical(document: object, where: str) -> str:
+    try:
+        return json.dumps(document, sort_keys=True, separators=(",", ":"))
+    except RecursionError as error:
+        raise _unreadable(where, "JSON nested as plans are", str(error)) from error
 
 
 def _parse(text: str, where: str) -> object:

@@ -13,7 +13,7 @@ from ingot.engine import read_manifest
 from ingot.errors import IngotError, RequestError
 from ingot.inspect import inspect
 from ingot.plan import Plan, plans_to_json
-from ingot.plan_json import plans_from_json
+from ingot.plan_json import plan_from_document, plans_of_targets
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime.model_runner import ModelRunner
@@ -41,7 +41,7 @@ def tokens(runner: ModelRunner) -> object:
 def read(text: str, target: str) -> Plan | None:
     """The plan, which is then the very one of the text; None where it is refused."""
     try:
-        plans = plans_from_json(text)
+        plans = {name: plan_from_document(each, name) for name, each in plans_of_targets(text).items()}
     except IngotError:
         return None
     assert plans_to_json(plans) == text

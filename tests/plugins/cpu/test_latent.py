@@ -100,9 +100,9 @@ def test_attention(kernel: str) -> None:
         batch = make_batch([0] * sum(counts), counts, past, tables.tolist())
         q, cache = random_array(sum(counts), heads * width, seed=4), KvCache(group, BLOCKS)
         for s in range(3):
-            for position in range(past[s] + counts[s]):
-                row = random_array(width, seed=1000 * s + position)[None]
-                cache.write(0, int(tables[s, position // BLOCK]), position % BLOCK, row, row[:, :rank])
+            positions = np.arange(past[s] + counts[s])
+            latents = random_array(len(positions), 1, width, seed=1000 * s)
+            cache.write(0, tables[s, positions // BLOCK], positions % BLOCK, latents, latents[:, :, :rank])
         (expected,) = evaluate("latent_attention", [q], attrs, batch, cache)
         found = []
         for threads in (1, 2):

@@ -172,7 +172,9 @@ def test_the_dot_product_agrees_with_its_twin_bit_for_bit() -> None:
         assert clean[0].tobytes() == clean[1].tobytes()
 
 
-@pytest.mark.parametrize("kernel", ["matmul.bf16.amxemu", "matmul.bf16.avx512bf16emu"])
+@pytest.mark.parametrize(
+    "kernel", [f"matmul.bf16.{level}" for level in ("amx", "amxemu", "avx512bf16", "avx512bf16emu")]
+)
 def test_x_is_rounded_to_bf16(kernel: str) -> None:
     x, weight = _normal(1, 3, 64), _weight(kernel, 16, 64)
     exact, rounded = (

@@ -56,8 +56,7 @@ class Sequences:
         self.cache = KvCache(self.layout, self.num_blocks)
         for s, total in enumerate(totals):
             keys, values = self._normal(total, kv_heads, dim), self._normal(total, kv_heads, dim)
-            for position, (block, slot) in enumerate(zip(*self.slots(s, total), strict=True)):
-                self.cache.write(0, block, slot, keys[position], values[position])
+            self.cache.write(0, *self.slots(s, total), keys, values)
         self.sinks = Packed(values=3 * self._normal(heads), dtype=DType.F32) if sinks else None
         self.attrs: dict[str, Attr] = {
             "layer": 0,
@@ -194,10 +193,10 @@ def test_a_row_that_is_not_finite_spoils_those_who_see_it_and_nobody_else(kernel
     sequences = Sequences(kernel, [90, 40], heads=4, kv_heads=2, dim=24, window=30)
     parts = [(0, 0, 90), (1, 10, 30)]
     calm = sequences.run(parts, threads=2)
-    (block,), (slot,) = (each[37:38] for each in sequences.slots(0, 38))
+    block, slot = (each[37:38] for each in sequences.slots(0, 38))
     good, bad = np.ones((2, 24), np.float32), np.ones((2, 24), np.float32)
     bad[1] = np.nan
-    sequences.cache.write(0, block, slot, *((bad, good) if which == "key" else (good, bad)))
+    sequences.cache.write(0, block, slot, *((bad[None], good[None]) if which == "key" else (good[None], bad[None])))
     spoilt = sequences.run(parts, threads=2)
     np.testing.assert_array_equal(spoilt[1], calm[1])
     for found, before, heads in zip(

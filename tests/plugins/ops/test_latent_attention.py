@@ -16,8 +16,8 @@ def test_absorbed_is_expanded() -> None:
     cache, batch = KvCache(latent_group(), 6), make_batch([0] * 4, [3, 1], [3, 7], [[5, 2, -1], [1, 4, 0]])
     history = [random_array(6, WIDTH, seed=1), random_array(8, WIDTH, seed=2)]
     for rows, table in zip(history, batch.block_tables[0], strict=True):
-        for position, row in enumerate(rows):
-            cache.write(1, int(table[position // 3]), position % 3, row[None], row[None, :RANK])
+        positions = np.arange(len(rows))
+        cache.write(1, table[positions // 3], positions % 3, rows[:, None], rows[:, None, :RANK])
     still, turned = random_array(4, HEADS, KEY, seed=3), random_array(4, HEADS, WIDTH - RANK, seed=4)
     to_keys, to_values = random_array(HEADS, KEY, RANK, seed=5), random_array(HEADS, VALUE, RANK, seed=6)
     absorbed = np.einsum("thk,hkr->thr", still, to_keys)

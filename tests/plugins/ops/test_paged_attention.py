@@ -18,8 +18,8 @@ def test_against_torch(heads: int, window: int) -> None:
     batch = make_batch([0] * 4, [3, 1], [3, 7], [[5, 2, -1], [1, 4, 0]])
     history = [random_array(2, 6, 2, DIM, seed=1), random_array(2, 8, 2, DIM, seed=2)]
     for (keys, values), table in zip(history, batch.block_tables[0], strict=True):
-        for position in range(keys.shape[0]):
-            cache.write(1, int(table[position // 3]), position % 3, keys[position], values[position])
+        positions = np.arange(len(keys))
+        cache.write(1, table[positions // 3], positions % 3, keys, values)
     q = random_array(4, heads * DIM, seed=3)
     attrs: dict[str, Attr] = {"layer": 1, "heads": heads, "kv_heads": 2, "head_dim": DIM, "scale": 0.7}
     attrs |= {"window": window, "softcap": 0.0}
@@ -42,8 +42,7 @@ def test_against_torch(heads: int, window: int) -> None:
 def test_scores_are_capped() -> None:
     cache, batch = KvCache(LAYOUT, 6), make_batch([0], [1], [2], [[5]])
     keys, values = random_array(2, 3, 2, DIM, seed=1)
-    for slot in range(3):
-        cache.write(0, 5, slot, keys[slot], values[slot])
+    cache.write(0, 5, np.arange(3), keys, values)
     q = random_array(1, 2 * DIM, seed=3) * 9
     attrs: dict[str, Attr] = {
         "layer": 0,
@@ -64,8 +63,7 @@ def test_a_sink_is_the_score_of_a_token_without_a_value() -> None:
     """gpt-oss's: the softmax of transformers, whose last column is dropped."""
     cache, batch = KvCache(LAYOUT, 6), make_batch([0], [1], [2], [[5]])
     keys, values = random_array(2, 3, 2, DIM, seed=1)
-    for slot in range(3):
-        cache.write(0, 5, slot, keys[slot], values[slot])
+    cache.write(0, 5, np.arange(3), keys, values)
     q, sinks = random_array(1, 2 * DIM, seed=3), np.array([2.0, -1.0], np.float32)
     attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 2, "head_dim": DIM, "scale": 0.7}
     (y,) = evaluate("paged_attention", [q, sinks], {**attrs, "window": 2, "softcap": 0.0}, batch, cache)
