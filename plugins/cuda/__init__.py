@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: kernels compiled ahead of time for one architecture, products through cuBLASLt."""
+"""NVIDIA GPUs: kernels compiled ahead of time for one architecture, large products through cuBLASLt."""

@@ -11,15 +11,15 @@ from ingot.errors import EngineError
 from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
+from ingot.plugins.cuda.epilogues import epilogue_launch, library_work
 from ingot.plugins.cuda.gpu import Argument
-from ingot.plugins.cuda.products import Product
+from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
 from ingot.plugins.cuda.stored_types import check_types
 from ingot.plugins.cuda.work import (
     Addresses,
     Bound,
     Launch,
-    Multiply,
     ScratchBytes,
     Work,
     cache_places,
@@ -32,7 +32,7 @@ from ingot.plugins.registry import find_op
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
-CODE_LAYOUT = "cubin4."  # of the machine code among the weights; the number counts changes of kernels' parameters
+CODE_LAYOUT = "cubin5."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
 _TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
@@ -88,14 +88,14 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     )
 
 
-def bind(plan: Plan, at: Addresses) -> list[Bound]:
-    """The work of each step, in order."""
-    return _Binder(plan, at).bind()
+def bind(plan: Plan, at: Addresses, *, library: bool) -> list[Bound]:
+    """The work of each step, in order. library: cuBLASLt computes products of more than a few rows."""
+    return _Binder(plan, at, library).bind()
 
 
 class _Binder:
-    def __init__(self, plan: Plan, at: Addresses) -> None:
-        self._plan, self._at = plan, at
+    def __init__(self, plan: Plan, at: Addresses, library: bool) -> None:
+        self._plan, self._at, self._library = plan, at, library
         self._types = specialisation(plan)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
@@ -197,49 +197,39 @@ class _Binder:
         work: list[Work] = []
         source = self._buffer(x)
         if self._types.weight is not DType.F32 and not self._narrow(x):
-            work.append(self._convert(self._at.inputs, source, k, self._buffers[x].rows))
+            rows = self._buffers[x].rows
+            work.append(epilogue_launch(self._at.inputs, source, cols=k, rows=rows, kind=0, narrow=True))
             source = self._at.inputs
-        y = self._buffer(step.outputs[0])
-        plain = not bias and not step.attrs["gated"] and step.attrs["activation"] == "none"
-        direct = plain and not (residual and narrow)
-        product = Product(
+        own = OwnProduct(
+            y=self._buffer(step.outputs[0]),
             x=source,
             weight=self._weight(weight_name),
-            y=y if direct else self._at.sums,
-            y0=self._any(residual) if direct else 0,
+            bias=self._weight(bias),
+            residual=self._any(residual),
+            counts=self._at.tables["counts"] + (0 if buffer.rows is Rows.TOKENS else 4),
             n=n,
             k=k,
+            gated=bool(step.attrs["gated"]),
+            kind=ACTIVATIONS.index(str(step.attrs["activation"])),
+            narrow=narrow,
             dtype=weight.dtype,
-            out=weight.dtype if direct and narrow else DType.F32,
+            rows=buffer.rows,
         )
-        work.append(Multiply(product=product, rows=buffer.rows))
-        if not direct:
-            half = buffer.cols if step.attrs["gated"] else 0
-            work.append(
-                self._epilogue(
-                    buffer,
-                    x=self._at.sums,
-                    up=self._at.sums + 4 * half if half else 0,
-                    bias=self._weight(bias),
-                    up_bias=self._weight(bias) + 4 * half if bias and half else 0,
-                    residual=self._any(residual),
-                    ld=n,
-                    kind=str(step.attrs["activation"]),
-                    narrow=narrow,
-                )
-            )
-        return work
+        if not self._library:
+            return [*work, *product_launches(own)]
+        return [*work, *product_launches(own, FEW_ROWS), *library_work(own, self._at.sums)]
 
     def add(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
         x, residual = (self._buffer(name) for name in step.inputs)
-        return [self._epilogue(buffer, x=x, residual=residual, ld=cols, kind="none", narrow=narrow)]
+        y = self._buffer(buffer.name)
+        return [epilogue_launch(y, x, cols=cols, rows=buffer.rows, kind=0, narrow=narrow, residual=residual)]
 
     def activation(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
-        kind = str(step.attrs["activation"])
-        x, up = self._buffer(step.inputs[0]), self._any(step.inputs[1])
-        return [self._epilogue(buffer, x=x, up=up, ld=cols, kind=kind, narrow=narrow)]
+        kind = ACTIVATIONS.index(str(step.attrs["activation"]))
+        y, x, up = self._buffer(buffer.name), self._buffer(step.inputs[0]), self._any(step.inputs[1])
+        return [epilogue_launch(y, x, cols=cols, rows=buffer.rows, kind=kind, narrow=narrow, up=up)]
 
     def rope_kv_write(self, step: Step, narrow: bool) -> list[Work]:
         qkv, cos_sin, q_norm, k_norm, positions, sequences, _ = step.inputs
@@ -309,68 +299,6 @@ class _Binder:
             stats=self._at.stats,
         )
         return places, kv
-
-    def _convert(self, to: int, source: int, cols: int, rows: Rows) -> Launch:
-        return self._elementwise(to, source, cols=cols, ld=cols, rows=rows, kind="none", narrow=True)
-
-    def _epilogue(
-        self,
-        buffer: Buffer,
-        *,
-        x: int,
-        ld: int,
-        kind: str,
-        narrow: bool,
-        up: int = 0,
-        bias: int = 0,
-        up_bias: int = 0,
-        residual: int = 0,
-    ) -> Launch:
-        return self._elementwise(
-            self._buffer(buffer.name),
-            x,
-            cols=buffer.cols,
-            ld=ld,
-            rows=buffer.rows,
-            kind=kind,
-            narrow=narrow,
-            up=up,
-            bias=bias,
-            up_bias=up_bias,
-            residual=residual,
-        )
-
-    def _elementwise(
-        self,
-        y: int,
-        x: int,
-        *,
-        cols: int,
-        ld: int,
-        rows: Rows,
-        kind: str,
-        narrow: bool,
-        up: int = 0,
-        bias: int = 0,
-        up_bias: int = 0,
-        residual: int = 0,
-    ) -> Launch:
-        arguments = (
-            pointer(y),
-            pointer(x),
-            pointer(up),
-            pointer(bias),
-            pointer(up_bias),
-            pointer(residual),
-            integer(cols),
-            integer(ld),
-            integer(ACTIVATIONS.index(kind)),
-            integer(narrow),
-        )
-        strips = -(-cols // (4 * _ROW_THREADS))
-        return Launch(
-            kernel="epilogue", grid=row_grid(rows, strips), threads=_ROW_THREADS, shared=0, arguments=arguments
-        )
 
 
 _STEPS: dict[str, Callable[[_Binder, Step, bool], Sequence[Work]]] = {

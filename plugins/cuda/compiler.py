@@ -58,6 +58,7 @@ class Specialisation:
             f"-DINGOT_HEAD_DIM={self.head_dim}",
             f"-DINGOT_TOKENS_PER_BLOCK={self.tokens_per_block}",
             *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
+            *(("-DINGOT_WEIGHT_IS_F32",) if self.weight is DType.F32 else ()),
         )
 
 

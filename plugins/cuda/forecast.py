@@ -172,7 +172,7 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpForecast]:
     """Every plan step under a load, then the draws."""
     work, rate = PlanWork(plan), device.rate_of(specialisation(plan).weight)
     counts, splits = _counts(plan, device, load)
-    for bound in bind(plan, _nowhere(plan)):
+    for bound in bind(plan, _nowhere(plan), library=True):
         does, launched = work.of(bound.step, load), [each for each in bound.work if _runs(each, counts, splits)]
         yield OpForecast(
             op=bound.step.op,

@@ -19,7 +19,7 @@ from ingot.plan import Plan, Rows
 from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
-from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
+from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products, find_library
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
 from ingot.plugins.cuda.sampling import DrawLayout, Sampler, Submitted
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
@@ -94,12 +94,14 @@ class CudaSession:
             StepTables(layout, device.pinned(_INT * layout.total), tiles, plan.limits, spare_blocks=self.num_blocks)
             for _ in range(2)  # of two steps under way
         ]
-        products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
-        self._products = opened.enter_context(contextlib.closing(products))
+        self._products: Products | None = None
+        if not isinstance(find_library(), str):  # else ingot's own kernels compute all products
+            products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
+            self._products = opened.enter_context(contextlib.closing(products))
         code = code_weight(plan)
         (piece,) = code.pieces
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
-        self._steps = bind(plan, self.addresses)
+        self._steps = bind(plan, self.addresses, library=self._products is not None)
         self._kernels = self._load_kernels(module)
         self._sampler = Sampler(device, self._kernels[DRAWS], plan, self.addresses.drawn)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
@@ -254,6 +256,7 @@ class CudaSession:
     def _launch_work(self, work: _Ready | Multiply, counts: Counts, splits: int) -> None:
         if isinstance(work, Multiply):
             if rows := work.count(counts):
+                assert self._products is not None, "what it computes was bound"
                 self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
             return
         grid = work.launch.grid(counts, splits)

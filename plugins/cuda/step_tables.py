@@ -3,6 +3,7 @@
     ids, positions, sequences                                   [tokens]
     rows                                                        [logit rows]
     decode, prefill                                             [items][4] {sequence, first token, tokens, position}
+    counts                                                      {tokens, logit rows}
     tables                                                      [sequences][cache groups][width / cache groups]
 
 The tables come last, since only their beginning is sent.
@@ -47,6 +48,7 @@ class TableLayout:
             "rows": limits.max_logit_rows,
             "decode": ITEM * limits.max_batch_size,
             "prefill": ITEM * (limits.max_num_tokens // tiles.prefill + limits.max_batch_size),
+            "counts": 2,
             "tables": limits.max_batch_size * width,
         }
         offsets, end = {}, 0
@@ -165,6 +167,7 @@ class StepTables:
             prefill=len(prefill),
             longest=longest if padded is None else self._limits.max_seq_len,
         )
+        self._put("counts", np.array([counts.tokens, counts.logit_rows], np.int32))
         return counts, self._memory[:end]
 
     def _items(

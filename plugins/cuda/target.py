@@ -12,7 +12,6 @@ from ingot.plan import Plan
 from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
-from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
 from ingot.plugins.cuda.stored_types import NARROW
@@ -107,7 +106,7 @@ class CudaTarget:
         return {} if compiler is None else {"nvcc": compiler.version}
 
     def run_blocker(self, isa: str | None = None) -> str | None:
-        """Driver, GPU or library, in words."""
+        """Driver or GPU, in words."""
         if isa is not None:
             raise UsageError("an ISA caps a CPU, not a GPU", where="--isa", got=isa, hint="leave --isa out")
         found = find_gpus()
@@ -116,8 +115,7 @@ class CudaTarget:
         if self._gpu(found.gpus) is None:
             here = ", ".join(f"{gpu.name} (sm_{gpu.sm})" for gpu in found.gpus)
             return f"{self.name} needs a GPU that runs {self.architecture.code}; this machine has {here}"
-        library = find_library()
-        return library if isinstance(library, str) else None
+        return None
 
     def kv_memory(self, plan: Plan) -> int | None:
         """Bytes that the GPU has free now for the KV cache beside everything else of the plan. Raises CapacityError

@@ -27,14 +27,16 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Multiply:
-    """One matrix product over all rows of a kind."""
+    """One matrix product of cuBLASLt over all rows of a kind. least: of them, else other launches compute it."""
 
     product: Product
     rows: Rows
+    least: int
 
     def count(self, counts: Counts) -> int:
-        """Rows of a step."""
-        return counts.tokens if self.rows is Rows.TOKENS else counts.logit_rows
+        """Rows of a step; 0 where there are too few."""
+        rows = count_of(self.rows, counts)
+        return rows if rows >= self.least else 0
 
 
 Work = Launch | Multiply
@@ -90,11 +92,17 @@ def cache_places(caches: Sequence[CacheGroup], at: Addresses, layer: int) -> tup
     return kv, keys, keys + blocks * kv.k_block_bytes
 
 
-def row_grid(rows: Rows, columns: int = 1) -> Grid:
-    """A block per row and strip of columns."""
+def count_of(rows: Rows, counts: Counts) -> int:
+    """How many a step has."""
+    return counts.tokens if rows is Rows.TOKENS else counts.logit_rows
+
+
+def row_grid(rows: Rows, columns: int = 1, least: int = 0) -> Grid:
+    """A block per row and strip of columns; none for fewer rows than `least`."""
 
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        return (counts.tokens if rows is Rows.TOKENS else counts.logit_rows), columns, 1
+        count = count_of(rows, counts)
+        return (count if count >= least else 0), columns, 1
 
     return grid
 

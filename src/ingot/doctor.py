@@ -159,7 +159,9 @@ def _cuda() -> dict[str, str]:
     return {
         "compiler": COMPILER_MISSING if compiler is None else f"nvcc {compiler.version}, {compiler.origin}",
         "driver": found.why_not or f"driver {_driver_version()}, which supports CUDA {found.driver}",
-        "products": library if isinstance(library, str) else "cuBLASLt is here",
+        "products": "cuBLASLt is here"
+        if not isinstance(library, str)
+        else f"ingot's own kernels compute all of them; {library}",
         "networks": str(find_rtx()),
         "networks on the GPU": str(find_tensorrt()),
     }

@@ -1,5 +1,5 @@
 // Row by row: embedding, rotary angles, norms, epilogues of matrix products, gathers. Bound by memory.
-#include "device.cuh"
+#include "epilogue.cuh"
 
 constexpr int kRowThreads = 256;
 
@@ -68,45 +68,24 @@ residual_norm(void* y, float* sum, const float* x, const float* residual, const 
   }
 }
 
-enum Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
-
-INGOT_DEVICE float activate(float x, int kind) {
-  switch (kind) {
-    case kSilu:
-      return x / (1.f + expf(-x));
-    case kGelu:
-      return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
-    case kGeluTanh:
-      return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-    case kRelu:
-      return fmaxf(x, 0.f);
-    case kRelu2:
-      return fmaxf(x, 0.f) * fmaxf(x, 0.f);
-    default:
-      return x;
-  }
-}
-
 // y = activation(x + bias) (* (up + up_bias)) (+ residual); also a plain sum, and a change of type.
 // x and up have `ld` columns, y and residual `cols`; a y that is not narrow may be x, up or the residual.
 // Grid: (rows, strips of 4 * 256 columns)
 INGOT_KERNEL(kRowThreads)
 epilogue(void* y, const float* x, const float* up, const float* bias, const float* up_bias, const float* residual,
          int cols, int ld, int kind, int narrow) {
+  const Epilogue to{y, bias, up_bias, residual, cols, kind, narrow};
   const int64_t row = blockIdx.x;
   const int first = blockIdx.y * 4 * kRowThreads + threadIdx.x;
 #pragma unroll
   for (int strip = 0; strip < 4; ++strip) {
     const int i = first + strip * kRowThreads;
     if (i >= cols) return;
-    float value = x[row * ld + i];
-    value = activate(bias ? value + bias[i] : value, kind);
     if (up) {
-      const float factor = up[row * ld + i];
-      value *= up_bias ? factor + up_bias[i] : factor;
+      to.write_gated(row, i, x[row * ld + i], up[row * ld + i]);
+    } else {
+      to.write(row, i, x[row * ld + i]);
     }
-    if (residual) value += residual[row * cols + i];
-    store_activation(y, row * cols + i, value, narrow);
   }
 }
 

@@ -188,8 +188,9 @@ def test_products_share_their_plans_among_numbers_of_rows(engine: Engine) -> Non
     for tokens in range(1, 49):
         ids = np.arange(tokens, dtype=np.int32) % engine.plan.vocab_size
         session.run(batch_of([(0, tokens)], [[0, 1, 2]], [tokens - 1], ids=ids))
+    assert session._products is not None
     rows = {shape[0] for shape in session._products._plans}
-    assert rows == {1, 2, 4, 8, 16, 24, 32, 40, 48}
+    assert rows == {24, 32, 40, 48}, "fewer rows are computed without the library"
     session.close()
 
 

@@ -19,7 +19,7 @@ from ingot.errors import UsageError
 from ingot.llm import LLM
 from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.cpu.native import detect_isa
-from ingot.plugins.cuda import compiler, products
+from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.bind import code_weight
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import WithMemory
@@ -157,11 +157,6 @@ def _with_another_gpu(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("INGOT_EMULATED_SM", "120")
 
 
-def _without_library(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_NAMES", ("libnothing.so",))
-    monkeypatch.setattr(products, "_IN_WHEELS", ())
-
-
 @pytest.mark.parametrize(
     ("lack", "line"),
     [
@@ -169,7 +164,6 @@ def _without_library(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         (_without_driver, "  got: no NVIDIA driver is installed (libcuda.so.1)"),
         (_without_bindings, "  got: cuda-python is not installed (pip install 'ingot[cuda]')"),
         (_with_another_gpu, "    cuda/sm89 needs a GPU that runs sm_89; this machine has Emulated GPU (sm_120)"),
-        (_without_library, "    cuda/sm90: cuBLASLt is not here; pip install nvidia-cublas"),
     ],
 )
 def test_every_command_says_in_a_line_what_is_missing(

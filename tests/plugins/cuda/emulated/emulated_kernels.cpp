@@ -40,6 +40,11 @@ struct Entry {
 const Entry kEntries[] = {
     ENTRY(embed),          ENTRY(rope_table), ENTRY(residual_norm), ENTRY(epilogue),
     ENTRY(gather_rows),    ENTRY(soft_cap),   ENTRY(draw_tokens),   ENTRY(turn_and_store),
+#ifdef INGOT_WEIGHT_IS_F32
+    ENTRY(product_f32),
+#else
+    ENTRY(product_8), ENTRY(product_16), ENTRY(product_64), ENTRY(product_128),
+#endif
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else

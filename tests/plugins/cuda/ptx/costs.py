@@ -1,5 +1,5 @@
-"""How many instructions the warps of an attention block issue per tile of the KV cache: the difference that more
-context makes. `python -m tests.plugins.cuda.ptx.costs` prints them."""
+"""How many instructions the warps of a block issue: in attention per tile of the KV cache, in products per slab of K.
+It is the difference that more context, or a longer K, makes. `python -m tests.plugins.cuda.ptx.costs` prints them."""
 
 import dataclasses
 import re
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
+from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes
 from tests.plugins.cuda.ptx.launches import ptx_of
 from tests.plugins.cuda.ptx.machine import Machine
@@ -79,10 +80,42 @@ def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[
     return machine.launch(entry, (1, 1, 1), THREADS, shared, given), machine.lines
 
 
+PRODUCTS = {"product_8": 8, "product_16": 16, "product_64": 64, "product_128": 128}  # kernel → rows of x in a block
+
+
+def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
+    """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
+    (many)."""
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=64, tokens_per_block=BLOCK)
+    entry, rows = parse(ptx_of(nvcc, types))[kernel], PRODUCTS[kernel]
+    few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
+    short, long = (_multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (32, 64))
+    return Counter({name: (long[name] - short[name]) // 32 for name in long if long[name] != short[name]})
+
+
+def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[str]:
+    machine = Machine()
+
+    def place(nbytes: int) -> int:
+        room = np.zeros(nbytes + 256, np.uint8)
+        data = room[-room.ctypes.data % 256 :][:nbytes]
+        machine.memory.add(data.ctypes.data, data)
+        return int(data.ctypes.data)
+
+    y, x, weight, counts = (place(size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k, 256))
+    next(iter(machine.memory.find(np.array([counts], np.uint64), 4)))[1].data[:4].view(np.int32)[0] = rows
+    given = struct.pack("<6Q5i", y, x, weight, 0, 0, counts, n, k, 0, 0, 0)
+    return machine.launch(entry, (1, 1, 1), 256, shared, given)
+
+
 def main() -> None:
     """Print them."""
     nvcc = find_compiler()
     assert nvcc is not None, "this needs nvcc"
+    for kernel in PRODUCTS:
+        names = product_cost(nvcc, kernel)
+        print(f"{kernel}: {names.total()} instructions a slab")
+        print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
     for kernel in ("attention_decode", "attention_prefill"):
         for head_dim in (64, 128):
             cost = attention_cost(nvcc, kernel, head_dim)

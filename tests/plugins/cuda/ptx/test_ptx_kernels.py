@@ -12,9 +12,9 @@ from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda import session as session_module
 from ingot.plugins.cuda.compiler import Compiler
 from tests.plugins.cuda import test_draws as draws
-from tests.plugins.cuda import test_kernels
+from tests.plugins.cuda import test_kernels, test_own_products
 from tests.plugins.cuda import test_paged_attention as attention
-from tests.plugins.cuda.ptx.costs import attention_cost, loads_per_tile
+from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost
 from tests.plugins.cuda.ptx.launches import Interpreted
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.test_accesses import FAULTS
@@ -28,7 +28,25 @@ def names(interpreted: Interpreted) -> set[str]:
 def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     for case in [*test_kernels._embeddings(dtype)][::3] + [*test_kernels._matmuls(dtype)][::2]:
         test_kernels._check(interpreted.driver, case)
-    assert names(interpreted) == {"embed", "epilogue"}
+    product = {"product_f32"} if dtype is DType.F32 else {"product_8", "product_16"}
+    assert names(interpreted) == {"embed", "epilogue", *product}
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
+def test_products_without_a_library(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
+    """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
+    monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
+    test_own_products.check(interpreted.driver, dtype, 2)
+    assert names(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
+
+
+@pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), ((66, 176, 1), 7), ((40, 1104, 0), 2)])
+def test_a_row_has_the_same_bits_in_any_batch(
+    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], which: int
+) -> None:
+    monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
+    test_own_products.check_bits(interpreted.driver, DType.BF16, shape, which)
+    assert names(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
 
 
 def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
@@ -134,3 +152,14 @@ def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, head_dim
     assert cost.instructions["cp"] >= loads_per_tile(head_dim), "the count is of a whole tile"
     assert cost.instructions.total() <= BUDGETS[kernel, head_dim]
     assert cost.loading <= 15 * loads_per_tile(head_dim)
+
+
+SLAB_BUDGETS = {"product_8": 75, "product_16": 95, "product_64": 620, "product_128": 840}  # of a block's warps
+
+
+@pytest.mark.parametrize("kernel", SLAB_BUDGETS)
+def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
+    """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
+    cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]
+    assert cost["mma"] == (2 if rows <= 16 else 8) * (rows // 8) * 2
+    assert cost.total() <= SLAB_BUDGETS[kernel]

@@ -1,0 +1,78 @@
+"""What follows products of cuBLASLt, and what stands alone: sums, activations, changes of type."""
+
+from ingot.dtypes import DType
+from ingot.plan import Rows
+from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
+from ingot.plugins.cuda.products import Product
+from ingot.plugins.cuda.work import Launch, Multiply, Work, integer, pointer, row_grid
+
+_THREADS, _STRIP = 256, 4 * 256  # columns of a block
+
+
+def epilogue_launch(
+    y: int,
+    x: int,
+    *,
+    cols: int,
+    rows: Rows,
+    kind: int,
+    narrow: bool,
+    ld: int = 0,
+    up: int = 0,
+    bias: int = 0,
+    up_bias: int = 0,
+    residual: int = 0,
+    least: int = 0,
+) -> Launch:
+    """y = activation(x + bias) * (up + up_bias) + residual. Addresses, 0 where there is nothing. ld: columns of x and
+    up, else `cols`; kind: the activation's number; narrow: y has the products' type; least: rows, for fewer nothing
+    runs."""
+    arguments = (
+        pointer(y),
+        pointer(x),
+        pointer(up),
+        pointer(bias),
+        pointer(up_bias),
+        pointer(residual),
+        integer(cols),
+        integer(ld or cols),
+        integer(kind),
+        integer(narrow),
+    )
+    grid = row_grid(rows, -(-cols // _STRIP), least)
+    return Launch(kernel="epilogue", grid=grid, threads=_THREADS, shared=0, arguments=arguments)
+
+
+def library_work(own: OwnProduct, sums: int) -> list[Work]:
+    """The same product by cuBLASLt, for more rows than a few. sums: float32 for all its columns."""
+    plain = not own.bias and not own.gated and own.kind == 0
+    direct, least = plain and not (own.residual and own.narrow), FEW_ROWS + 1
+    product = Product(
+        x=own.x,
+        weight=own.weight,
+        y=own.y if direct else sums,
+        y0=own.residual if direct else 0,
+        n=own.n,
+        k=own.k,
+        dtype=own.dtype,
+        out=own.dtype if direct and own.narrow else DType.F32,
+    )
+    work: list[Work] = [Multiply(product=product, rows=own.rows, least=least)]
+    if direct:
+        return work
+    half = 4 * own.cols if own.gated else 0
+    epilogue = epilogue_launch(
+        own.y,
+        sums,
+        cols=own.cols,
+        rows=own.rows,
+        kind=own.kind,
+        narrow=own.narrow,
+        ld=own.n,
+        up=sums + half if half else 0,
+        bias=own.bias,
+        up_bias=own.bias + half if own.bias and half else 0,
+        residual=own.residual,
+        least=least,
+    )
+    return [*work, epilogue]

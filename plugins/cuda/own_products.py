@@ -1,0 +1,112 @@
+"""The launches of ingot's own matrix products. Which kernel computes a row does not change its bits."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ingot.dtypes import DType
+from ingot.plan import Rows
+from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
+
+FEW_ROWS = 16  # up to here weights are streamed through registers
+_THREADS, _PAIR_ROWS, _BLOCK_PAIRS, _STAGES, _LINE = 256, 32, 4, 4, 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OwnProduct:
+    """y = epilogue(x . weight). Addresses; 0 where there is nothing.
+
+    x        [rows, k] in the weight's type
+    weight   [n, k], gate above up
+    counts   how many rows the step has
+    kind     the activation's number in the kernels
+    narrow   y has the weight's type, else float32
+    """
+
+    y: int
+    x: int
+    weight: int
+    bias: int
+    residual: int
+    counts: int
+    n: int
+    k: int
+    gated: bool
+    kind: int
+    narrow: bool
+    dtype: DType
+    rows: Rows
+
+    @property
+    def cols(self) -> int:
+        """Columns of y."""
+        return self.n // 2 if self.gated else self.n
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Kernel:
+    """name: for least to most rows. tile: of rows that a block computes; 0: all of them, one pair of the weight each"""
+
+    name: str
+    least: int
+    most: int
+    tile: int
+
+
+_ANY = 1 << 30
+_KERNELS = (
+    _Kernel(name="product_8", least=1, most=8, tile=0),
+    _Kernel(name="product_16", least=9, most=FEW_ROWS, tile=0),
+    _Kernel(name="product_64", least=FEW_ROWS + 1, most=64, tile=64),
+    _Kernel(name="product_128", least=65, most=_ANY, tile=128),
+)
+
+
+def product_launches(product: OwnProduct, most: int = _ANY) -> Sequence[Launch]:
+    """For each number of rows up to `most`, one of them runs."""
+    if product.dtype is DType.F32:
+        return [_launch(product, "product_f32", _grid_f32(product, most), 0)]
+    return [
+        _launch(product, each.name, _grid(product, each), _STAGES * _LINE * (_BLOCK_PAIRS * _PAIR_ROWS + each.tile))
+        if each.tile
+        else _launch(product, each.name, _grid(product, each), 0)
+        for each in _KERNELS
+        if each.most <= most
+    ]
+
+
+def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch:
+    arguments = (
+        pointer(product.y),
+        pointer(product.x),
+        pointer(product.weight),
+        pointer(product.bias),
+        pointer(product.residual),
+        pointer(product.counts),
+        integer(product.n),
+        integer(product.k),
+        integer(product.gated),
+        integer(product.kind),
+        integer(product.narrow),
+    )
+    return Launch(kernel=kernel, grid=grid, threads=_THREADS, shared=shared, arguments=arguments)
+
+
+def _grid(product: OwnProduct, kernel: _Kernel) -> Grid:
+    pairs = -(-product.cols // (_PAIR_ROWS // 2 if product.gated else _PAIR_ROWS))
+
+    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
+        rows = count_of(product.rows, counts)
+        if not kernel.least <= rows <= kernel.most:
+            return 0, 0, 0
+        return (-(-rows // kernel.tile), -(-pairs // _BLOCK_PAIRS), 1) if kernel.tile else (pairs, 1, 1)
+
+    return grid
+
+
+def _grid_f32(product: OwnProduct, most: int) -> Grid:
+    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
+        rows = count_of(product.rows, counts)
+        return (-(-rows // 16), -(-product.cols // 64), 1) if rows <= most else (0, 0, 0)
+
+    return grid
