@@ -3,11 +3,12 @@
     nearest    each weight to the nearest level, under scales that fit the weights alone
     gptq       scales that fit where inputs are loud, with errors fed back and sweeps where a row gains by it
     folded     any of these of W * s, where inputs become x / s: loud columns take finer steps (AWQ, arXiv:2306.00978;
-               with int8 inputs SmoothQuant, arXiv:2211.10438). Only where the norm before the product takes 1 / s
+               with int8 inputs SmoothQuant, arXiv:2211.10438). Only where something before the product takes 1 / s
 
 The loss is that of the product's outputs on the calibration text, over these outputs: sqrt(sum |x e|^2 / sum |x w|^2).
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -21,6 +22,7 @@ from ingot.plugins.quantised import round_to_int8
 ROWS = 1024  # of a weight worked on at a time
 SWEEPS = 3
 _DOUBLE_UP_TO = 8192  # columns: H of more is float32, half as large
+_TRIED = 256  # rows that choose a fold
 _FOLDS = (0.25, 0.5, 0.75)  # powers of the loudness of inputs
 _KEPT = np.float32(0.1)  # of the median fold, at least: what was silent here may be loud elsewhere
 
@@ -104,8 +106,9 @@ class Inputs:
         kind = _kind_of_squares(self.columns)
         total: Floats = np.zeros((self.columns, self.columns), kind)
         for part in self.parts:
-            x: Floats = part.astype(kind, copy=False)
-            total += x.T @ x
+            for begin in range(0, len(part), ROWS):
+                x: Floats = part[begin : begin + ROWS].astype(kind, copy=False)
+                total += x.T @ x
         return total
 
     def int8_loss(self, read: ReadRows, found: "Found") -> float:
@@ -130,17 +133,46 @@ def squares_memory(columns: int) -> int:
     return columns * columns * _kind_of_squares(columns).itemsize
 
 
-def quantise_product(read: ReadRows, rows: int, inputs: Inputs, wanted: Wanted, foldable: bool) -> Found:
-    """The best of all ways. read: rows [begin, end) of the weight as float32."""
+def quantise_product(
+    read: ReadRows, rows: int, inputs: Inputs, wanted: Wanted, tied: npt.NDArray[np.intp] | None
+) -> Found:
+    """The best of all ways. read: rows [begin, end) of the weight as float32. tied: the number of the factor that each
+    column takes in a fold; None: there is no fold."""
     hessian = damped(inputs.squares())
     energy = sum(float(np.einsum("nk,nk->", (w @ hessian), w, dtype=np.float64)) for w in _blocks(read, rows))
     best = plain = _measured(_nearest(read, rows, hessian, wanted), read, inputs, wanted)
-    for fold in (None, *(_folds(read, rows, inputs, wanted) if foldable else ())):
-        own = hessian if fold is None else hessian / np.outer(fold, fold).astype(hessian.dtype)
-        found = _measured(_ways(read, rows, own, wanted, fold), read, inputs, wanted)
-        best = min(best, found, key=lambda each: each.loss)
-        del own
+    found = [] if tied is None else list(_folds(read, rows, inputs, wanted, tied))
+    for fold in (None, *_promising(found, read, rows, hessian, inputs, wanted)):
+        with _of_folded(hessian, fold):
+            made = _measured(_ways(read, rows, hessian, wanted, fold), read, inputs, wanted)
+        best = min(best, made, key=lambda each: each.loss)
     return dataclasses.replace(best, plain=plain.loss, energy=energy)
+
+
+def _promising(
+    folds: Sequence[Float32], read: ReadRows, rows: int, hessian: Floats, inputs: Inputs, wanted: Wanted
+) -> list[Float32]:
+    """The fold under which some rows, rounded to the nearest, lose least: feeding errors back takes far longer."""
+    few, levels, losses = min(rows, _TRIED), wanted.levels[0], list[float]()
+    for fold in folds:
+        with _of_folded(hessian, fold):
+            weights, diagonal = read(0, few) * fold, np.einsum("kk->k", hessian).astype(np.float32)
+            scales = search_scales(weights, diagonal, wanted.group, levels)
+            tried = _gathered([Rounded.start(weights, scales, levels, wanted.group)], hessian, fold, "")
+        losses.append(_measured(tried, read, inputs, wanted).loss)
+    return [] if not folds else [folds[int(np.argmin(losses))]]
+
+
+@contextlib.contextmanager
+def _of_folded(hessian: Floats, fold: Float32 | None) -> Iterator[None]:
+    """H of inputs divided by a fold, in the place of H: a copy would be as large as all else together."""
+    if fold is not None:
+        hessian /= fold[:, None]
+        hessian /= fold
+    yield
+    if fold is not None:
+        hessian *= fold[:, None]
+        hessian *= fold
 
 
 def _measured(found: Found, read: ReadRows, inputs: Inputs, wanted: Wanted) -> Found:
@@ -159,7 +191,7 @@ def quantise_stack(
                 rows,
                 inputs(expert),
                 dataclasses.replace(wanted, levels=(levels,)),
-                False,
+                None,
             )
             for expert in range(experts)
         ]
@@ -173,15 +205,22 @@ def _blocks(read: ReadRows, rows: int) -> Iterator[Float32]:
         yield read(begin, min(begin + ROWS, rows))
 
 
-def _folds(read: ReadRows, rows: int, inputs: Inputs, wanted: Wanted) -> Iterator[Float32]:
+def _folds(read: ReadRows, rows: int, inputs: Inputs, wanted: Wanted, tied: npt.NDArray[np.intp]) -> Iterator[Float32]:
     """Factors of columns, whose geometric mean is 1."""
-    loud = inputs.loudness(wanted.int8_inputs)
-    heavy = np.max([np.abs(block).max(axis=0) for block in _blocks(read, rows)], axis=0)
+    loud = _largest(inputs.loudness(wanted.int8_inputs), tied)
+    heavy = _largest(np.max([np.abs(block).max(axis=0) for block in _blocks(read, rows)], axis=0), tied)
     for power in _FOLDS:
         fold = loud**power / np.maximum(heavy, np.float32(1e-9)) ** (1 - power) if wanted.int8_inputs else loud**power
         fold = np.maximum(fold, _KEPT * np.median(fold)).astype(np.float32)
         if np.isfinite(fold).all() and fold.min() > 0:
-            yield fold / np.float32(np.exp(np.log(fold).mean()))
+            yield (fold / np.float32(np.exp(np.log(fold).mean())))[tied]
+
+
+def _largest(values: Float32, tied: npt.NDArray[np.intp]) -> Float32:
+    """The largest value among the columns that share a factor."""
+    found = np.zeros(int(tied.max()) + 1, np.float32)
+    np.maximum.at(found, tied, values)
+    return found
 
 
 def _nearest(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted) -> Found:

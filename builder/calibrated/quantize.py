@@ -18,7 +18,7 @@ import onnx
 
 from ingot import __version__
 from ingot.builder.build import graph_errors
-from ingot.builder.calibrated.levels import Levels
+from ingot.builder.calibrated.levels import Float32, Levels
 from ingot.builder.calibrated.methods import (
     ROWS,
     Found,
@@ -28,7 +28,7 @@ from ingot.builder.calibrated.methods import (
     quantise_stack,
     squares_memory,
 )
-from ingot.builder.calibrated.rewrite import Leaf, StoredGraph
+from ingot.builder.calibrated.rewrite import Fold, Leaf, StoredGraph
 from ingot.builder.calibrated.tensors import NewTensor, Progress, copied, pieces, write_tensors
 from ingot.builder.calibrated.text import text_hash
 from ingot.builder.calibrated.text_model import TextModel
@@ -121,12 +121,12 @@ def quantize(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Product:
     """A step whose weight is quantised. leaves: the weights of the Checkpoint that it is made of, in order of rows;
-    norm: weights of the norm that can take a fold."""
+    fold: what can take one."""
 
     name: str
     weight: str
     leaves: tuple[Leaf, ...]
-    norm: tuple[str, ...]
+    fold: Fold | None
     precision: str
 
 
@@ -178,8 +178,12 @@ class _Work:
 
         def needed(product: _Product) -> int:
             rows, columns = matrix_shape(self.uses[product.weight].tensor)
-            squares = squares_memory(columns) * (4 if product.norm else 2)
-            return 4 * tokens * (columns + 2 * rows) + 4 * rows * columns + squares + 10 * 4 * ROWS * columns
+            return (
+                4 * tokens * (columns + 2 * rows)
+                + 4 * rows * columns
+                + 2 * squares_memory(columns)
+                + 10 * 4 * ROWS * columns
+            )
 
         return BASE_MEMORY + max(map(needed, self.chosen))
 
@@ -205,7 +209,8 @@ def _quantised(product: _Product, options: QuantizeOptions, weight: StoredWeight
         return quantise_stack(
             weight.read, rows, weight.shape[0], lambda expert: Inputs(parts.get(expert, ()), columns), wanted
         )
-    return [quantise_product(weight.read, rows, Inputs(parts[0], columns), wanted, bool(product.norm))]
+    tied = None if product.fold is None else product.fold.tied
+    return [quantise_product(weight.read, rows, Inputs(parts[0], columns), wanted, tied)]
 
 
 def _products(text: TextModel, stored: StoredGraph) -> tuple[list[_Product], list[str]]:
@@ -222,12 +227,14 @@ def _products(text: TextModel, stored: StoredGraph) -> tuple[list[_Product], lis
         elif seen & set(names):
             left.append(f"{step.name}: it shares its weight with another product")
         else:
-            norm = stored.norm_before(parts) if len(use.shape) == 2 else None
-            found.append(
-                _Product(name=step.name, weight=use.name, leaves=tuple(parts), norm=tuple(norm or ()), precision="")
-            )
+            fold = stored.fold_before(parts) if len(use.shape) == 2 else None
+            found.append(_Product(name=step.name, weight=use.name, leaves=tuple(parts), fold=fold, precision=""))
         seen |= set(names)
-    return found, left
+    made = {leaf.name for each in found for leaf in each.leaves}
+    return [
+        each if each.fold is None or each.fold.rows in (None, *made) else dataclasses.replace(each, fold=None)
+        for each in found
+    ], left
 
 
 def _fingerprint(
@@ -247,30 +254,36 @@ def _write(
     reports, tensors, quantised, losses = [], list[NewTensor](), dict[str, str](), dict[str, float]()
     vectors = Graph.load(work.checkpoint.graph_path).surgeon.tensors()
     weights: list[tuple[Leaf, Levels, int, dict[str, NewTensor]]] = []  # no codes, which would be those of all products
-    folds: dict[str, str] = {}
+    vectors_made: dict[str, str] = {}
+    divisors: dict[str, Float32] = {}
     for number, product in enumerate(work.chosen):
         found = kept.read(number)
         report = _report(product, found)
         reports.append(report)
         for leaf, first in zip(product.leaves, np.cumsum([0, *(leaf.rows for leaf in product.leaves)]), strict=False):
-            made = pieces(kept, number, leaf, int(first), found)
+            made = pieces(kept, number, leaf, int(first), found, divisors)
             tensors += made.values()
             weights.append((leaf, found[0].levels, found[0].group, made))
             quantised[leaf.name] = report.format
             losses[leaf.name] = float(f"{report.loss:.4g}")
         if (fold := found[0].fold) is not None:
-            for name in product.norm:
+            assert product.fold is not None, "a product is folded where something takes it"
+            factors = np.empty(product.fold.tied.max() + 1, np.float32)
+            factors[product.fold.tied] = fold
+            if product.fold.rows is not None:
+                divisors[product.fold.rows] = factors
+            for name in product.fold.vectors:
                 check_sources(vectors[name], work.checkpoint)
-                values = reader.read_rows(vectors[name], 0, len(fold))[:, 0] / fold
-                folds[name] = f"{name}/folded"
-                spec = TensorSpec(name=folds[name], dtype=DType.F32, shape=(len(fold),))
+                values = reader.read_rows(vectors[name], 0, len(factors))[:, 0] / factors
+                vectors_made[name] = f"{name}/folded"
+                spec = TensorSpec(name=vectors_made[name], dtype=DType.F32, shape=(len(factors),))
                 tensors.append(NewTensor(spec=spec, read=functools.partial(iter, [values.astype(np.float32)])))
     others = _others(work, {leaf.name for leaf, *_ in weights})
     tensors += others
     places, sums = write_tensors(folder / WEIGHTS_FILE, tensors, progress)
     for leaf, levels, group, made in weights:
         work.graph.replace(leaf, levels, group, {kind: places[each.spec.name] for kind, each in made.items()})
-    for name, fresh in folds.items():
+    for name, fresh in vectors_made.items():
         work.graph.replace_vector(name, places[fresh], fresh)
     for each in others:
         work.graph.move(places[each.spec.name])

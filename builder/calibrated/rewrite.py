@@ -3,7 +3,12 @@
     DequantizeLinear(codes, scale, Cast(zero), axis=1, block_size=group)                        codes that are levels
     Gather(table, Cast(codes)) -> Reshape -> Mul(Unsqueeze(scale)) -> Reshape                   levels of a table
 
-as docs/checkpoint_format.md lists them. The norm before a folded product gets other weights.
+as docs/checkpoint_format.md lists them. What comes before a folded product takes the inverse of its fold: the weights
+of a norm; or the scales of another product's rows, and its bias.
+
+    norm -> product                                                      q, k, v; gate and up
+    product -> Mul(activation, .) -> product                             up -> down
+    product -> heads -> Attention -> rows -> product                     v -> o; heads of queries share those of values
 """
 
 import dataclasses
@@ -13,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -47,6 +53,20 @@ class Leaf:
         return math.prod(self.shape) // self.columns
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fold:
+    """What takes the inverse of a fold of a product's columns.
+
+    tied     int [columns]: the number of the factor that each column takes
+    vectors  weights of a norm, biases: each is divided by the factors
+    rows     the weight whose rows are divided; None: a norm takes it
+    """
+
+    tied: npt.NDArray[np.intp]
+    vectors: tuple[str, ...]
+    rows: str | None = None
+
+
 class StoredGraph:
     """model.onnx under rewriting."""
 
@@ -74,18 +94,80 @@ class StoredGraph:
         leaf = Leaf(name=name, shape=tuple(proto.dims), value=value, transposed=kinds == {"transposed"})
         return leaf if kinds in ({"straight"}, {"transposed"}) and leaf.columns % 2 == 0 else None
 
-    def norm_before(self, leaves: Sequence[Leaf]) -> list[str] | None:
-        """Weights of the norm whose output goes into the products of these leaves and nowhere else."""
+    def fold_before(self, leaves: Sequence[Leaf]) -> Fold | None:
+        """Who could take a fold of the products of these leaves; None where their input goes elsewhere too."""
         products = [node for leaf in leaves for node in self._products(leaf)]
         inputs = {node.input[0] for node in products}
         if len(inputs) != 1:
             return None
-        (normed,) = inputs
-        norm = self._producers.get(normed)
-        if norm is None or norm.op_type not in _NORMS or len(self._users[normed]) != len(products):
+        (value,) = inputs
+        node, columns = self._producers.get(value), leaves[0].columns
+        if node is None or len(self._users[value]) != len(products):
             return None
-        weights = list(norm.input[1:])
-        return weights if all(len(self._users[each]) == 1 for each in weights) else None
+        if node.op_type in _NORMS:
+            vectors = tuple(node.input[1:])
+            alone = all(len(self._users[each]) == 1 for each in vectors)
+            return Fold(tied=np.arange(columns), vectors=vectors) if alone else None
+        if node.op_type == "Mul":
+            found = (self._linear(each, columns, np.arange(columns)) for each in node.input)
+            return next((each for each in found if each is not None), None)
+        return self._heads(node, columns)
+
+    def _heads(self, merged: onnx.NodeProto, columns: int) -> Fold | None:
+        """The product that makes the values of an Attention whose heads are put side by side."""
+        attention = self._chain(merged, ("Reshape", "Transpose", "Attention"), 0)
+        if attention is None or len(attention.output) != 1:
+            return None
+        cut = self._chain(self._producers.get(attention.input[2]), ("Transpose", "Reshape"), 0)
+        if cut is None or len(self._users[attention.input[2]]) != 1:
+            return None
+        shape = self.initializers.get(cut.input[1])
+        if shape is None or shape.data_location == TensorProto.EXTERNAL:
+            return None
+        *_, heads, size = numpy_helper.to_array(shape).tolist()
+        if columns % (heads * size):
+            return None
+        column, shared = np.arange(columns), columns // (heads * size)
+        return self._linear(cut.input[0], heads * size, column // size // shared * size + column % size)
+
+    def _chain(self, node: onnx.NodeProto | None, ops: Sequence[str], place: int) -> onnx.NodeProto | None:
+        """The last of nodes that follow each other backwards, each with no other reader."""
+        for i, op in enumerate(ops):
+            if node is None or node.op_type != op:
+                return None
+            if i + 1 < len(ops):
+                name = node.input[place]
+                node = self._producers.get(name) if len(self._users[name]) == 1 else None
+        return node
+
+    def _linear(self, value: str, rows: int, tied: npt.NDArray[np.intp]) -> Fold | None:
+        """Where a value that nobody else reads is a product of a stored weight, with or without a bias."""
+        node = self._producers.get(value)
+        if node is None or len(self._users[value]) != 1:
+            return None
+        biases: tuple[str, ...] = ()
+        if node.op_type == "Add":
+            vectors = [name for name in map(self._vector, node.input) if name is not None]
+            others = [name for name in node.input if self._vector(name) is None]
+            if len(vectors) != 1 or len(self._users[others[0]]) != 1 or len(self._users[vectors[0]]) != 1:
+                return None
+            biases, node = tuple(vectors), self._producers.get(others[0])
+        if node is None or node.op_type != "MatMul":
+            return None
+        leaf = self.leaf(self._stored_name(node.input[1]))
+        fits = leaf is not None and len(leaf.shape) == 2 and leaf.rows == rows and self._products(leaf) == [node]
+        return Fold(tied=tied, vectors=biases, rows=leaf.name) if leaf is not None and fits else None
+
+    def _vector(self, value: str) -> str | None:
+        """The initialiser of one axis that a value is, maybe cast."""
+        name = self._stored_name(value)
+        return name if name in self.initializers and len(self.initializers[name].dims) == 1 else None
+
+    def _stored_name(self, value: str) -> str:
+        """The initialiser behind casts and transposes."""
+        while (node := self._producers.get(value)) is not None and node.op_type in ("Cast", "Transpose"):
+            value = node.input[0]
+        return value
 
     def replace(self, leaf: Leaf, levels: Levels, group: int, tensors: dict[str, StoredTensor]) -> None:
         """tensors: codes, scale and, where levels have them, zero."""
@@ -113,13 +195,12 @@ class StoredGraph:
         self._new[-1].output[0] = leaf.value
 
     def replace_vector(self, name: str, tensor: StoredTensor, fresh: str) -> None:
-        """A norm's weights become others, of float32."""
+        """A norm's weights, or a bias, become others, of float32."""
         self._external(tensor, TensorProto.FLOAT, tensor.shape)
-        for node in self._users[name]:
-            if node.op_type in _NORMS:
-                for i, each in enumerate(node.input):
-                    if each == name:
-                        node.input[i] = fresh
+        for old in {name, *(user.output[0] for user in self._users[name] if user.op_type == "Cast")}:
+            for node in self._users[old]:
+                if node.op_type != "Cast":
+                    node.input[:] = [fresh if each == old else each for each in node.input]
 
     def stored(self, checkpoint: Checkpoint) -> list[StoredTensor]:
         """The weights that the Graph points to. Raises CheckpointError for one that is not there."""

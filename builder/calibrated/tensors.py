@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ingot.builder.calibrated.levels import Float32, round_scale
 from ingot.builder.calibrated.methods import Found
 from ingot.builder.calibrated.rewrite import Leaf
 from ingot.builder.calibrated.unfinished import Unfinished
@@ -29,8 +30,11 @@ class NewTensor:
     read: Callable[[], Iterator[Bits]]
 
 
-def pieces(kept: Unfinished, number: int, leaf: Leaf, first: int, found: Sequence[Found]) -> dict[str, NewTensor]:
-    """The tensors of a weight, which lies in a product from row `first` on; they are read when they are written."""
+def pieces(
+    kept: Unfinished, number: int, leaf: Leaf, first: int, found: Sequence[Found], divisors: Mapping[str, Float32]
+) -> dict[str, NewTensor]:
+    """The tensors of a weight, which lies in a product from row `first` on; they are read when they are written.
+    divisors: of the rows of weights that take a fold; by then those of all products are known."""
     packed = found[0].levels.highest < 16
     groups = found[0].scales.scale.shape[1]
 
@@ -41,6 +45,10 @@ def pieces(kept: Unfinished, number: int, leaf: Leaf, first: int, found: Sequenc
         stored = rows(lambda each: each.codes)
         yield _nibbles(stored) if packed else stored
 
+    def scale() -> Iterator[Bits]:
+        stored, divisor = np.asarray(rows(lambda each: each.scales.scale), np.float32), divisors.get(leaf.name)
+        yield stored if divisor is None else round_scale(stored / divisor[:, None])
+
     def piece(kind: str, dtype: DType, columns: int, read: Callable[[], Iterator[Bits]]) -> NewTensor:
         return NewTensor(
             spec=TensorSpec(name=f"{leaf.name}/{kind}", dtype=dtype, shape=(leaf.rows, columns)), read=read
@@ -48,7 +56,7 @@ def pieces(kept: Unfinished, number: int, leaf: Leaf, first: int, found: Sequenc
 
     dtype, columns = (DType.U8, leaf.columns // 2) if packed else (DType.I8, leaf.columns)
     made = {"codes": piece("codes", dtype, columns, codes)}
-    made["scale"] = piece("scale", DType.F32, groups, lambda: iter([rows(lambda each: each.scales.scale)]))
+    made["scale"] = piece("scale", DType.F32, groups, scale)
     if found[0].levels.zeros:
         made["zero"] = piece("zero", DType.U8, groups, lambda: iter([rows(_zero).astype(np.uint8)]))
     return made

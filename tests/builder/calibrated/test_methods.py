@@ -83,7 +83,9 @@ def test_each_step_lessens_the_loss(levels: Levels) -> None:
 def test_the_best_is_never_worse_than_the_nearest_and_codes_fit(codes: str) -> None:
     weights, x = made_up(columns=128)
     wanted = Wanted.of("w4g32", codes, 128)
-    found = quantise_product(lambda begin, end: weights[begin:end], N, Inputs([x[:300], x[300:]], 128), wanted, True)
+    found = quantise_product(
+        lambda begin, end: weights[begin:end], N, Inputs([x[:300], x[300:]], 128), wanted, np.arange(128)
+    )
     lost = x @ (weights - found.rows(0, N)).T
     assert float((lost * lost).sum()) <= found.loss * 1.001  # whose inputs are damped
     assert found.loss < found.plain
@@ -100,8 +102,8 @@ def test_smoothing_is_for_int8_inputs() -> None:
     x = np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32)
     x[:, 7] *= 100
     read, inputs = (lambda begin, end: weights[begin:end]), Inputs([x], 64)
-    plain = quantise_product(read, N, inputs, Wanted.of("w8a8", "auto", 64), False)
-    folded = quantise_product(read, N, inputs, Wanted.of("w8a8", "auto", 64), True)
+    plain = quantise_product(read, N, inputs, Wanted.of("w8a8", "auto", 64), None)
+    folded = quantise_product(read, N, inputs, Wanted.of("w8a8", "auto", 64), np.arange(64))
     assert plain.fold is None
     assert folded.fold is not None
     assert folded.loss < 0.2 * plain.loss
@@ -130,7 +132,7 @@ def test_silent_inputs_and_rows_of_zeros_give_numbers() -> None:
     weights[3] = 0
     x[:, 5] = 0
     found = quantise_product(
-        lambda begin, end: weights[begin:end], N, Inputs([x], 64), Wanted.of("w4g32", "asymmetric", 64), True
+        lambda begin, end: weights[begin:end], N, Inputs([x], 64), Wanted.of("w4g32", "asymmetric", 64), np.arange(64)
     )
     values = found.rows(0, N)
     assert np.isfinite(values).all()
