@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,13 @@ def fits(answer: Any) -> None:
     assert set(answer) == {"sky", "deg"}, answer
     assert answer["sky"] in ("clear", "grey"), answer
     assert -40 <= answer["deg"] <= 40, answer
+
+
+def token_of(url: str, text: str) -> int:
+    """The last one of a text."""
+    body = json.dumps({"prompt": text, "add_special_tokens": False}).encode()
+    with urllib.request.urlopen(f"{url}/tokenize", body, timeout=120) as answer:
+        return int(json.load(answer)["tokens"][-1])
 
 
 def check_openai(url: str, model: str) -> None:
@@ -85,7 +93,7 @@ def check_anthropic(url: str, model: str) -> None:
 
 
 def check_langchain(url: str, model: str) -> None:
-    """bind_tools, whole and streamed, and with_structured_output in two ways."""
+    """bind_tools, whole and streamed, and with_structured_output in its three ways."""
     from langchain_openai import ChatOpenAI
 
     options: Any = {"base_url": f"{url}/v1", "api_key": "any", "model": model, "max_tokens": MOST, "temperature": 0}
@@ -101,6 +109,8 @@ def check_langchain(url: str, model: str) -> None:
     assert [each["args"] for each in pieces.tool_calls] == [call["args"]]
     fits(chat.with_structured_output(SCHEMA, method="json_schema", strict=True).invoke(QUESTION))
     fits(chat.with_structured_output(SCHEMA, method="function_calling", strict=True).invoke(QUESTION))
+    short = ChatOpenAI(logit_bias={token_of(url, "}"): 100}, **options)  # the shortest of all objects
+    assert short.with_structured_output(SCHEMA, method="json_mode").invoke(QUESTION) == {}
 
 
 def check_litellm(url: str, model: str) -> None:

@@ -2,9 +2,10 @@
 
 python -m tests.programs.guided_storm ENGINE [--requests 10000] [--seed 0]
 
-ENGINE has a tokenizer. Every grammar is a new one, one request in twenty has one that cannot be enforced. Ends with an
-error if a free request differs from the same one alone, an answer breaks its grammar, or anything is left: handles of
-the library, blocks, requests.
+ENGINE has a tokenizer. Half of the grammars are new ones, half come again and again; one new one in twenty cannot be
+enforced. The KV cache has less room than the requests want. Ends with an error if the bits of a free request differ
+from those of the same one alone, an answer breaks its grammar, or anything is left: handles of the library, blocks,
+requests.
 """
 
 import argparse
@@ -30,10 +31,12 @@ from ingot.runtime.guided.matcher import GrammarCache
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Outlet
 from ingot.runtime.request import FinishReason, Request
-from ingot.runtime.text_stream import TextRequest, TextStream, make_streams
+from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
-AT_ONCE, FREE, MAX_TOKENS = 24, 8, 24
+AT_ONCE, FREE, MAX_TOKENS = 64, 8, 110
+KV_CACHE_MEMORY = "1MiB"  # of the shipped model less than what so many sequences grow to: some are preempted
+KNOWN = 12  # forms that come again and again, so that matchers serve one sequence after the other
 WRONG: tuple[dict[str, Any], ...] = ({"regex": "(a"}, {"regex": "(?=a)b"}, {"json": {"type": "nothing"}})
 
 
@@ -80,10 +83,26 @@ def random_form(draw: random.Random) -> dict[str, Any]:
     return {"regex": random_regex(draw)} if draw.random() < 0.5 else {"json": random_schema(draw)}
 
 
+def known_forms(draw: random.Random) -> list[dict[str, Any]]:
+    """Those that come again: any regex, and schemas of more than a literal."""
+    found = [{"regex": random_regex(draw)} for _ in range(KNOWN // 2)]
+    while len(found) < KNOWN:
+        schema = random_schema(draw)
+        if schema.get("type") in ("object", "array"):
+            found.append({"json": schema})
+    return found
+
+
 def free_request(place: int) -> TextRequest:
     """The same one whenever it is asked for."""
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.8, seed=place)
-    return TextRequest(prompt=f"Once upon a time {place}", params=params)
+    return TextRequest(
+        prompt=f"Once upon a time there was a prince who had {place} sisters and no brothers.", params=params
+    )
+
+
+Bits = tuple[tuple[int, float], ...]
+"""Tokens and their log probabilities."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -92,10 +111,10 @@ class Running:
 
     stream: TextStream
     form: dict[str, Any] | None
-    alone: str
+    alone: Bits
     gives_up: int
     text: str = ""
-    tokens: int = 0
+    bits: Bits = ()
 
 
 class Storm:
@@ -105,22 +124,27 @@ class Storm:
         self._runner, self._tokenizer, self._draw = runner, tokenizer, random.Random(seed)
         self._outlet, self._running, self.counts = Outlet(), dict[Request, Running](), Counter[str]()
         self._alone = [self._complete(free_request(place)) for place in range(FREE)]
+        self._known = known_forms(self._draw)
 
     def run(self, count: int) -> None:
-        """That many requests, AT_ONCE at a time. Raises AssertionError for a wrong answer."""
-        for _ in range(count):
-            self._begin()
-            while len(self._running) >= AT_ONCE:
+        """That many requests, AT_ONCE at a time, half of them together. Raises AssertionError for a wrong answer."""
+        half = AT_ONCE // 2
+        for begin in range(0, count, half):
+            made = [found for _ in range(min(half, count - begin)) if (found := self._make()) is not None]
+            while len(self._running) > half:
                 self._read()
+            self._begin(made)
         while self._running:
             self._read()
 
-    def _complete(self, asked: TextRequest) -> str:
-        return "".join(event.text for event in stream_text(self._runner, self._tokenizer, [asked]))
+    def _complete(self, asked: TextRequest) -> Bits:
+        return tuple(pair for event in stream_text(self._runner, self._tokenizer, [asked]) for pair in bits(event))
 
-    def _begin(self) -> None:
+    def _make(self) -> Running | None:
+        """A request that has not begun; None: it is refused."""
         draw = self._draw
-        place, form = draw.randrange(FREE), random_form(draw) if draw.random() < 0.75 else None
+        place, kind = draw.randrange(FREE), draw.random()
+        form = None if kind < 0.25 else draw.choice(self._known) if kind < 0.6 else random_form(draw)
         asked = free_request(place)
         if form is not None:
             asked = dataclasses.replace(asked, params=dataclasses.replace(asked.params, structured_outputs=form))
@@ -129,13 +153,17 @@ class Storm:
         except RequestError:
             self.counts["refused"] += 1
             assert form is not None, "a free request is fine"
-            return
+            return None
         assert form not in WRONG, "what cannot be enforced is refused"
-        self._runner.executor.add([stream.request], self._outlet)
         gives_up = draw.randrange(8) if form is not None and draw.random() < 0.5 else MAX_TOKENS + 1
-        self._running[stream.request] = Running(stream=stream, form=form, alone=self._alone[place], gives_up=gives_up)
-        if gives_up == 0:
-            self._give_up(stream.request)
+        return Running(stream=stream, form=form, alone=self._alone[place], gives_up=gives_up)
+
+    def _begin(self, made: list[Running]) -> None:
+        self._running |= {each.stream.request: each for each in made}
+        self._runner.executor.add([each.stream.request for each in made], self._outlet)
+        for each in made:
+            if each.gives_up == 0:
+                self._give_up(each.stream.request)
 
     def _give_up(self, request: Request) -> None:
         self._runner.executor.abort([request])
@@ -147,17 +175,17 @@ class Storm:
             if (found := self._running.get(progress.request)) is None:
                 continue  # given up
             event = found.stream.next_event(progress)
-            found.text, found.tokens = found.text + event.text, found.tokens + len(event.token_ids)
+            found.text, found.bits = found.text + event.text, (*found.bits, *bits(event))
             assert event.error is None, event.error
             if event.finish_reason is not None:
                 del self._running[progress.request]
                 self._check(found, event.finish_reason)
-            elif found.tokens >= found.gives_up:
+            elif len(found.bits) >= found.gives_up:
                 self._give_up(progress.request)
 
     def _check(self, found: Running, reason: FinishReason) -> None:
         if found.form is None:
-            assert found.text == found.alone, "guided neighbours change no bits"
+            assert found.bits == found.alone, "guided neighbours change no bits"
             self.counts["free"] += 1
         elif reason is FinishReason.LENGTH:
             self.counts["guided, cut at max_tokens"] += 1
@@ -166,6 +194,11 @@ class Storm:
             regex = found.form.get("regex")
             assert regex is None or re.fullmatch(regex, found.text), (regex, found.text)
             assert regex is not None or fits(json.loads(found.text), found.form["json"]), (found.form, found.text)
+
+
+def bits(event: TextEvent) -> Bits:
+    """What is new."""
+    return tuple(zip(event.token_ids, event.log_probs, strict=True))
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
@@ -211,10 +244,21 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
-def storm(engine: Path, count: int, seed: int) -> tuple[Counter[str], list[float], dict[str, int], GrammarCache]:
-    """What became of requests; resident MB after a quarter of them, and at the end; what is left; the kept grammars."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """resident: MB after a quarter, and at the end. left: what must be nothing. cache: the kept grammars."""
+
+    counts: Counter[str]
+    preemptions: int
+    resident: list[float]
+    left: dict[str, int]
+    cache: GrammarCache
+
+
+def storm(engine: Path, count: int, seed: int) -> Result:
+    """See Result."""
     resident = []
-    with ModelRunner.from_dir(engine) as runner:
+    with ModelRunner.from_dir(engine, kv_cache_memory=KV_CACHE_MEMORY) as runner:
         requests = Storm(runner, Tokenizer.from_dir(engine), seed)
         for part in (count // 4, count - count // 4):
             requests.run(part)
@@ -222,7 +266,13 @@ def storm(engine: Path, count: int, seed: int) -> tuple[Counter[str], list[float
         stats = runner.stats()
         left = {"blocks": stats["blocks_used"], "running": stats["requests_running"]}
         left["waiting"] = stats["requests_waiting"]
-        return requests.counts, resident, left, runner.guides.cache
+        return Result(
+            counts=requests.counts,
+            preemptions=stats["preemptions"],
+            resident=resident,
+            left=left,
+            cache=runner.guides.cache,
+        )
 
 
 def main() -> None:
@@ -234,13 +284,14 @@ def main() -> None:
     options = parser.parse_args()
     begin = time.perf_counter()
     with counted_handles() as handles:
-        counts, resident, left, cached = storm(options.engine, options.requests, options.seed)
+        found = storm(options.engine, options.requests, options.seed)
         gc.collect()
-        left["handles beside the kept grammars"] = handles() - len(cached)
+        left = {**found.left, "handles beside the kept grammars": handles() - len(found.cache)}
     left["requests"] = sum(type(each) is Request for each in gc.get_objects())
     seconds = time.perf_counter() - begin
-    print(f"{counts.total()} requests in {seconds:.0f} s: {dict(sorted(counts.items()))}")
-    print(f"resident: {resident[0]:.0f} MB after a quarter, {resident[1]:.0f} MB at the end")
+    print(f"{found.counts.total()} requests in {seconds:.0f} s: {dict(sorted(found.counts.items()))}")
+    print(f"preempted: {found.preemptions}")
+    print(f"resident: {found.resident[0]:.0f} MB after a quarter, {found.resident[1]:.0f} MB at the end")
     print(f"left: {left}")
     assert not any(left.values()), left
 
