@@ -85,7 +85,7 @@ def random_form(draw: random.Random) -> dict[str, Any]:
 
 def known_forms(draw: random.Random) -> list[dict[str, Any]]:
     """Those that come again: any regex, and schemas of more than a literal."""
-    found = [{"regex": random_regex(draw)} for _ in range(KNOWN // 2)]
+    found: list[dict[str, Any]] = [{"regex": random_regex(draw)} for _ in range(KNOWN // 2)]
     while len(found) < KNOWN:
         schema = random_schema(draw)
         if schema.get("type") in ("object", "array"):
