@@ -22,6 +22,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "use_beam_search": (False,),
+    "verbosity": ("medium",),  # the defaults of OpenAI and Anthropic, from here on
+    "prompt_cache_retention": ("in_memory",),
+    "context_management": ([],),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
 }
 
 _SHOWN = reprlib.Repr()  # writes no more of a value than people read
@@ -40,7 +45,7 @@ def read_body(kind: type[AnyBody], data: bytes) -> AnyBody:
     if not isinstance(document, dict):
         raise ApiError(400, "the body must be a JSON object")
     for name, value in document.items():
-        if name not in kind.model_fields and not _asks_for_nothing(name, value, document):
+        if name not in kind.model_fields and not _asks_for_nothing(name, value, document, kind):
             raise _unknown(name, kind)
     return validated(kind, {name: value for name, value in document.items() if name in kind.model_fields})
 
@@ -62,17 +67,19 @@ def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
         names.add(name)
 
 
-def _asks_for_nothing(name: str, value: object, document: Mapping[str, object]) -> bool:
+def _asks_for_nothing(name: str, value: object, document: Mapping[str, object], kind: type[Body]) -> bool:
     """Whether a refused field has a value that changes nothing."""
     if name == "best_of":
         return value is None or (type(value) is int and value == document.get("n", 1) == 1)
     neutral = any(type(value) is type(each) and value == each for each in _NEUTRAL.get(name, ()))
-    return (name in REFUSED or name in ChatRequest.model_fields) and (value is None or neutral)
+    known = name in REFUSED or name in kind.refused or name in ChatRequest.model_fields
+    return known and (value is None or neutral)
 
 
 def _unknown(name: str, kind: type[Body]) -> ApiError:
-    if name in REFUSED:
-        return ApiError(400, f"{name!r} is refused: {REFUSED[name]}", param=name, code="unsupported_parameter")
+    why = kind.refused.get(name) or REFUSED.get(name)
+    if why is not None:
+        return ApiError(400, f"{name!r} is refused: {why}", param=name, code="unsupported_parameter")
     if name in ChatRequest.model_fields:
         return ApiError(400, f"{name!r} is refused: only chats have it", param=name, code="unsupported_parameter")
     near = difflib.get_close_matches(name[:100], kind.model_fields, n=1)

@@ -98,7 +98,7 @@ class GeneratingApi(ApiBase):
 
         given, asked, params, use = await self._read(request, MessagesRequest, use_of)
         generation = await self._start_chat(request, asked, params, use, "msg")
-        writer = MessagesChunkBuilder(self._head(generation))
+        writer = MessagesChunkBuilder(self._head(generation), with_reasoning=asked.include_reasoning)
         headers = skipped_header(given.tools)
         return self._answer(generation, writer, "/v1/messages", stream=given.stream, headers=headers)
 

@@ -13,13 +13,13 @@ _KINDS |= {408: "timeout_error", 429: "rate_limit_error", 503: "overloaded_error
 
 
 class MessagesChunkBuilder(ChunkBuilder):
-    """A message. Blocks: what the model thinks, what it says, and each call."""
+    """A message. Blocks: what the model thinks, with_reasoning; what it says, and each call."""
 
     last = b""
 
-    def __init__(self, head: ResponseHead) -> None:
+    def __init__(self, head: ResponseHead, *, with_reasoning: bool = True) -> None:
         super().__init__(1, prompt_alone=False)
-        self._head = head
+        self._head, self._with_reasoning = head, with_reasoning
         self._open: str | None = None  # the type of the block that grows
         self._blocks = self._calls = 0
         self._ended = Choice()
@@ -30,6 +30,8 @@ class MessagesChunkBuilder(ChunkBuilder):
         found = self._choices[choice]
         if event.deltas is None and event.text:
             found.deltas.append(Content(text=event.text))
+        if not self._with_reasoning:
+            found.deltas = [each for each in found.deltas if not isinstance(each, Reasoning)]
         self._calls += sum(isinstance(each, CallBegin) for each in event.deltas or ())
         self._ended.reason, self._ended.stop_reason = found.reason, found.stop_reason
         return size

@@ -3,8 +3,8 @@
 system, user and assistant messages in blocks ──▶ messages of a chat; results of tools are messages of their own
 """
 
-from collections.abc import Container, Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Container, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -14,7 +14,8 @@ from ingot.runtime.server.other_tools import OtherTool, functions_of, tag_of
 from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_STOPS, MAX_TOOLS, Body, ChatRequest, Fields, Text
 
 _LEAST_BUDGET = 1024  # Anthropic's
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "xhigh"}
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+_DEFAULT_EFFORT = "high"  # Anthropic's: the same as saying nothing
 
 
 class Block(Fields):
@@ -39,6 +40,19 @@ class ThinkingBlock(Fields):
     signature: str = ""
 
 
+class RedactedThinkingBlock(Fields):
+    """Reasoning of an earlier answer that only Anthropic's servers can read: no part of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class Caller(Fields):
+    """Who calls tools: the model itself."""
+
+    type: Literal["direct"]
+
+
 class ToolUseBlock(Block):
     """A call of an earlier answer."""
 
@@ -46,6 +60,8 @@ class ToolUseBlock(Block):
     id: str
     name: str
     input: dict[str, Any]
+    caller: Caller | None = None
+    toolset_name: None = None
 
 
 class ToolResultBlock(Block):
@@ -55,27 +71,34 @@ class ToolResultBlock(Block):
     tool_use_id: str
     content: str | Annotated[list[TextBlock], Field(max_length=MAX_NAMED, fail_fast=True)] = ""
     is_error: bool = False
+    toolset_name: None = None
 
 
-AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+AnyBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
 TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_NAMED, fail_fast=True)]
 
 
 class Message(Fields):
     """One turn."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[AnyBlock], Field(max_length=MAX_NAMED, fail_fast=True)]
 
 
 class ToolDefinition(Block):
-    """A tool of the client; tools that Anthropic's servers run do not exist here."""
+    """A tool of the client; tools that Anthropic's servers run do not exist here. The model calls it itself, and knows
+    it from the start. eager_input_streaming: without effect, arguments always stream."""
 
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
     type: Literal["custom"] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Literal[False] | None = None
+    eager_input_streaming: bool | None = None
 
 
 AnyTool = Annotated[
@@ -93,10 +116,31 @@ class ToolChoice(Fields):
 
 
 class Thinking(Fields):
-    """enabled: up to budget_tokens; disabled: not at all; adaptive: as the model likes."""
+    """enabled: up to budget_tokens; disabled: not at all; adaptive: as the model likes. display: omitted leaves it out
+    of the answer; summarized changes nothing, the reasoning itself is in the answer."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class KeepAll(Fields):
+    """All turns of thinking."""
+
+    type: Literal["all"]
+
+
+class KeepThinking(Fields):
+    """An edit of the conversation that leaves it as it is: other edits are not done here."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | KeepAll
+
+
+class ContextManagement(Fields):
+    """What is to be left out of the conversation: nothing."""
+
+    edits: Annotated[list[KeepThinking], Field(max_length=MAX_NAMED, fail_fast=True)] | None = None
 
 
 class OutputFormat(Fields):
@@ -110,18 +154,35 @@ class OutputConfig(Fields):
     """effort: see reasoning_effort of chats."""
 
     format: OutputFormat | None = None
-    effort: Literal["low", "medium", "high", "max"] | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class CountTokensRequest(Body):
     """POST /v1/messages/count_tokens."""
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "mcp_servers": "this server calls no other ones",
+        "container": "this server runs no code",
+        "compaction": "the server compacts no conversation",
+        "thread": "nothing is stored: send all messages",
+        "fallbacks": "there is one model",
+        "fallback_credit_token": "there is one model",
+        "speed": "there is one speed",
+        "inference_geo": "the server does not know where it stands",
+        "diagnostics": "nothing is stored to compare with",
+        "billing_policy": "nothing is billed",
+        "user_profile_id": "there are no profiles",
+        "workspace_id": "there are no workspaces",
+        "betas": "send the header anthropic-beta; it has no effect",
+    }
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: str | TextBlocks | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    cache_control: dict[str, Any] | None = None  # without effect, as in blocks
 
     def as_chat(self, variables: Container[str], *, reasons: bool, skip_tools: bool = False) -> ChatRequest:
         """The chat. variables: of the chat template; reasons: the model is known to reason; skip_tools: leave out tools
@@ -140,8 +201,9 @@ class CountTokensRequest(Body):
         form = self.output_config and self.output_config.format
         if form:
             chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
-        if self.output_config is not None and self.output_config.effort is not None:
-            chat["reasoning_effort"] = _EFFORTS[self.output_config.effort]
+        effort = self.output_config and self.output_config.effort
+        if effort and (effort != _DEFAULT_EFFORT or "reasoning_effort" in variables):
+            chat["reasoning_effort"] = _EFFORTS[effort]
         return chat
 
     def _tools(self, skip: bool) -> dict[str, Any]:
@@ -163,13 +225,14 @@ class CountTokensRequest(Body):
     def _thinking(self, variables: Container[str], *, reasons: bool) -> dict[str, Any]:
         """The switch of the template, and the budget; without a switch, thinking that is off has a budget of 0."""
         thinking = self.thinking
+        shown = {"include_reasoning": False} if thinking is not None and thinking.display == "omitted" else {}
         if thinking is None or thinking.type == "adaptive":
-            return {}
+            return shown
         switch = next((name for name in ("enable_thinking", "thinking") if name in variables), None)
         on = thinking.type == "enabled"
         if on and thinking.budget_tokens is None:
             raise ApiError(400, "thinking: budget_tokens is missing", param="thinking.budget_tokens")
-        found: dict[str, Any] = {} if switch is None else {"chat_template_kwargs": {switch: on}}
+        found: dict[str, Any] = {**shown, **({} if switch is None else {"chat_template_kwargs": {switch: on}})}
         if on or (switch is None and reasons):
             found["thinking_token_budget"] = thinking.budget_tokens if on else 0
         return found
@@ -223,6 +286,10 @@ def _messages(turn: Message) -> list[dict[str, Any]]:
     text = "\n".join(each.text for each in turn.content if isinstance(each, TextBlock))
     calls = [_call(each) for each in turn.content if isinstance(each, ToolUseBlock)]
     thoughts = "\n".join(each.thinking for each in turn.content if isinstance(each, ThinkingBlock))
+    if turn.role == "system":
+        if results or calls or thoughts:
+            raise ApiError(400, "messages: a system message is text", param="messages")
+        return [_message("system", text)]
     if turn.role == "user":
         if calls or thoughts:
             raise ApiError(400, "messages: a user neither calls tools nor thinks", param="messages")

@@ -5,7 +5,7 @@ leaving a field out.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -93,8 +93,9 @@ class Fields(BaseModel):
 
 
 class Body(Fields):
-    """What all bodies have in common."""
+    """What all bodies have in common. refused: fields of this body that cannot be applied, beside REFUSED → why."""
 
+    refused: ClassVar[Mapping[str, str]] = {}
     model: str | None = None
 
 
@@ -192,10 +193,11 @@ class CompletionRequest(Generate):
 
 
 class TextPart(Fields):
-    """A piece of a message."""
+    """A piece of a message. prompt_cache_breakpoint: without effect, equal heads share blocks."""
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class ChatMessage(Fields):

@@ -3,7 +3,8 @@
 instructions, developer ──▶ the system message; reasoning, message and calls of one turn ──▶ one assistant message
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -13,15 +14,17 @@ from ingot.runtime.server.other_tools import OtherTool, functions_of, tag_of
 from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_TOOLS, Body, ChatRequest, Effort, Fields
 
 _STATUS = Literal["in_progress", "completed", "incomplete"]
+_NOT_STORED = "nothing is stored: send the whole conversation as input"
 
 
 class Part(Fields):
-    """A piece of text; annotations and logprobs of earlier answers are without effect."""
+    """A piece of text. Without effect: annotations and logprobs of earlier answers, prompt_cache_breakpoint."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 Parts = Annotated[list[Part], Field(max_length=MAX_NAMED, fail_fast=True)]
@@ -32,6 +35,12 @@ class Item(Fields):
 
     id: str | None = None
     status: _STATUS | None = None
+
+
+class Caller(Fields):
+    """Who calls tools: the model itself."""
+
+    type: Literal["direct"]
 
 
 class MessageItem(Item):
@@ -50,14 +59,19 @@ class CallItem(Item):
     call_id: str
     name: str
     arguments: str
+    caller: Caller | None = None
+    namespace: None = None
 
 
 class OutputItem(Item):
-    """What a tool gave."""
+    """What a tool gave. name: without effect, the call has it."""
 
     type: Literal["function_call_output"]
     call_id: str
     output: str | Parts
+    name: str | None = None
+    caller: Caller | None = None
+    namespace: None = None
 
 
 class ReasoningItem(Item):
@@ -73,13 +87,15 @@ AnyItem = MessageItem | CallItem | OutputItem | ReasoningItem
 
 
 class FunctionTool(Fields):
-    """A tool of the client, in OpenAI's flat form."""
+    """A tool of the client, in OpenAI's flat form. The model calls it itself, and knows it from the start."""
 
     type: Literal["function"]
     name: str
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Literal[False] | None = None
 
 
 AnyTool = Annotated[
@@ -89,11 +105,14 @@ AnyTool = Annotated[
 
 
 class ReasoningConfig(Fields):
-    """effort: see reasoning_effort of chats. summary: without effect, the reasoning itself is in the answer."""
+    """effort: see reasoning_effort of chats. summary: without effect, the reasoning itself is in the answer. context,
+    mode: their defaults alone."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class TextFormat(Fields):
@@ -107,9 +126,10 @@ class TextFormat(Fields):
 
 
 class TextConfig(Fields):
-    """format: see response_format of chats."""
+    """format: see response_format of chats. verbosity: the default alone."""
 
     format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class StreamConfig(Fields):
@@ -121,6 +141,16 @@ class StreamConfig(Fields):
 class ResponsesRequest(Body):
     """POST /v1/responses."""
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "previous_response_id": _NOT_STORED,
+        "conversation": _NOT_STORED,
+        "prompt": "no prompts are stored: send instructions and input",
+        "context_management": "the server compacts no conversation",
+        "max_tool_calls": "it counts calls of tools that a server runs, and this one runs none",
+        "top_logprobs": "responses have no log probabilities; chats have",
+        "access_programs": "there are no such programs",
+        "image": "the engine reads and writes text only",
+    }
     input: str | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -236,7 +266,8 @@ def _add(messages: list[dict[str, Any]], item: AnyItem) -> None:
 
 
 def _nested(tool: FunctionTool) -> dict[str, Any]:
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+    values = tool.model_dump(include={"name", "parameters", "strict", "description"}, exclude_none=True)
+    return {"type": "function", "function": values}
 
 
 def _nested_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """/v1/messages as Anthropic's clients send and read it, and /v1/messages/count_tokens."""
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from ingot.runtime.answers.deltas import CallArguments, CallBegin, Content, Reasoning
 from ingot.runtime.request import FinishReason
+from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.body import read_body
 from ingot.runtime.server.messages_format import MessagesChunkBuilder
 from ingot.runtime.server.messages_protocol import MessagesRequest
@@ -115,7 +117,8 @@ def test_counting_agrees_with_what_is_computed(served: Served) -> None:
 def test_errors_have_anthropics_form(served: Served) -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        {"mcp_servers": []},
+        {"mcp_servers": [{"type": "url", "name": "a", "url": "https://example.com"}]},
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
     )
     for fields in wrong:
         answer = ask(served, **fields)
@@ -126,6 +129,50 @@ def test_errors_have_anthropics_form(served: Served) -> None:
     assert ask(served, model="other").json()["error"]["type"] == "not_found_error"
     assert ask(served, thinking={"type": "enabled", "budget_tokens": 2000}).status_code == 400, "it does not reason"
     assert ask(served, thinking={"type": "disabled"}, max_tokens=1).is_success
+
+
+def test_fields_that_ask_for_nothing_are_taken(served: Served) -> None:
+    keep = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    tool = {**TOOL, "allowed_callers": ["direct"], "defer_loading": False, "eager_input_streaming": True}
+    fields: dict[str, Any] = {
+        "cache_control": {"type": "ephemeral"},
+        "context_management": keep,
+        "mcp_servers": [],
+        "metadata": {"user_id": "u"},
+        "output_config": {"effort": "high"},
+        "service_tier": "auto",
+        "speed": "standard",
+        "thinking": {"type": "adaptive", "display": "summarized"},
+        "tools": [tool],
+    }
+    assert ask(served, **fields, max_tokens=2).is_success
+    assert ask(served, output_config={"effort": "low"}, max_tokens=2).status_code == 400, "it has no levels"
+
+
+@pytest.mark.parametrize("name", MessagesRequest.refused)
+def test_refusals_give_the_reason(name: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_body(MessagesRequest, json.dumps({**ASKED, name: {"a": 1}}).encode())
+    assert (caught.value.status, caught.value.param) == (400, name)
+    assert MessagesRequest.refused[name] in caught.value.message
+
+
+def test_every_field_of_anthropic_has_a_place() -> None:
+    module = "anthropic.types{}.message_create_params"
+    pytest.importorskip("anthropic", reason="needs anthropic")
+    for beta in ("", ".beta"):
+        params = importlib.import_module(module.format(beta)).MessageCreateParamsBase
+        fields = {name for each in params.__mro__ for name in getattr(each, "__annotations__", ())}
+        assert len(fields) > 15
+        assert fields - set(MessagesRequest.model_fields) - set(MessagesRequest.refused) == set()
+
+
+def test_what_others_reasoned_and_system_messages_between(served: Served) -> None:
+    blocks = [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "d"}]
+    messages = [*ASKED["messages"], {"role": "assistant", "content": blocks}, {"role": "system", "content": "s"}]
+    given = read_body(MessagesRequest, json.dumps({**ASKED, "messages": messages}).encode())
+    found = [each.for_template() for each in given.as_chat((), reasons=False).messages]
+    assert found[1:] == [{"role": "assistant", "content": "d"}, {"role": "system", "content": "s"}]
 
 
 def test_blocks_become_the_messages_of_a_chat() -> None:
@@ -157,6 +204,11 @@ def test_thinking_text_and_calls_are_blocks() -> None:
     assert [each["type"] for each in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert [each["input"] for each in whole["content"][2:]] == [{"u": 1}, {}]
     assert (whole["usage"]["input_tokens"], whole["usage"]["cache_read_input_tokens"]) == (5, 4)
+    hidden = MessagesChunkBuilder(
+        ResponseHead(answer_id="a", created=1, model="m", fingerprint="f"), with_reasoning=False
+    )
+    hidden.add(0, event)
+    assert [each["type"] for each in hidden.whole(counts)["content"]] == ["text", "tool_use", "tool_use"]
     found = [*writer.openings(counts), *writer.pieces(0), *writer.endings(counts)]
     starts = [(each["index"], each["content_block"]["type"]) for each in found if each["type"] == "content_block_start"]
     assert starts == [(0, "thinking"), (1, "text"), (2, "tool_use"), (3, "tool_use")]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
 from ingot.configs.generation import GenerationDefaults
 from ingot.runtime.server.api_error import ApiError
@@ -19,10 +20,12 @@ from ingot.runtime.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from ingot.runtime.server.responses_protocol import ResponsesRequest
 from ingot.runtime.server.sampling_params import chat_params, completion_params, text_requests
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi"}
+RESPONSE: dict[str, Any] = {"input": "hi"}
 NOTHING = GenerationDefaults()
 
 
@@ -40,6 +43,34 @@ def test_every_field_of_openai_has_a_place() -> None:
         assert [name for name in fields if name not in ours.model_fields and name not in REFUSED] == []
     assert not set(REFUSED) & (set(ChatRequest.model_fields) | set(CompletionRequest.model_fields))
     assert set(ACCEPTED) <= set(ChatRequest.model_fields)
+
+
+def test_every_field_of_responses_has_a_place() -> None:
+    fields = {*ResponseParams.__annotations__, "stream"}
+    assert len(fields) > 15
+    places = {*ResponsesRequest.model_fields, *ResponsesRequest.refused, *REFUSED}
+    assert fields - places == set()
+
+
+@pytest.mark.parametrize("name", ResponsesRequest.refused)
+def test_responses_give_the_reason(name: str) -> None:
+    error = refusal(ResponsesRequest, {**RESPONSE, name: {"a": 1}})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert ResponsesRequest.refused[name] in error.message
+
+
+def test_defaults_that_clients_send_are_taken() -> None:
+    called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "caller": {"type": "direct"}}
+    output = {"type": "function_call_output", "call_id": "c", "output": "1", "name": "f", "namespace": None}
+    tool = {"type": "function", "name": "f", "parameters": {}, "defer_loading": False, "allowed_callers": ["direct"]}
+    fields = {"context_management": [], "prompt_cache_retention": "in_memory", "text": {"verbosity": "medium"}}
+    user = {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    body = {"input": [user, called, output], "tools": [tool], "reasoning": {"context": "auto"}, **fields}
+    asked = read_body(ResponsesRequest, json.dumps(body).encode()).as_chat()
+    assert asked.tools == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    for wrong in ({"text": {"verbosity": "low"}}, {"context_management": [{"type": "compaction"}]}, {"store": True}):
+        refusal(ResponsesRequest, {**RESPONSE, **wrong})
+    read_body(ChatRequest, json.dumps({**CHAT, "verbosity": "medium", "prompt_cache_retention": None}).encode())
 
 
 @pytest.mark.parametrize("name", REFUSED)
