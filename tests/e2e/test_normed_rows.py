@@ -11,11 +11,12 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import runtime_config
 from ingot.convert.convert import convert
-from ingot.convert.family import family_names, find_family
+from ingot.convert.family import find_family
 from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.cpu.session import CpuSession
 from ingot.runtime.session import load_engine
 from tests.builder.test_schedule import covered
+from tests.families import covering_families
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of, in_groups
 
@@ -50,7 +51,7 @@ ROTATED_BEFORE_ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize("name", covering_families())
 def test_company_changes_no_bit(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", find_family(name).tiny)
     convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))

@@ -16,7 +16,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
-from ingot.convert.family import family_names, find_family
+from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
 from ingot.errors import EngineError, NoKernelError, RequestError, TargetError
@@ -29,6 +29,7 @@ from ingot.plugins.target import SessionOptions
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine, load_engine
 from ingot.step_io import LAST_DRAWN, SequenceRules, Session, StepBatch
+from tests.families import covering_families
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
 from tests.plugins.gpu_families import REFUSED_FAMILIES
@@ -96,7 +97,7 @@ def _compare(engine: Path, precision: str, count: int = 12) -> None:
         assert (chosen > logits[len(prompt) - 1 :].max(axis=-1) - 2 * tolerance).all()
 
 
-@pytest.mark.parametrize("family", [family for family in family_names() if family not in REFUSED_FAMILIES])
+@pytest.mark.parametrize("family", covering_families(REFUSED_FAMILIES))
 def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision="f32"), "f32")
 

@@ -21,7 +21,6 @@ import onnx
 import pytest
 
 from ingot.configs.build import BuildConfig
-from ingot.convert.family import family_names
 from ingot.errors import BuildError
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions
@@ -40,6 +39,7 @@ from ingot.plugins.tensorrt.library import Library
 from ingot.plugins.tensorrt.lowering import OPS, lower
 from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.tensors import LOGITS
+from tests.families import covering_families
 from tests.plugins.cpu.one_step import batch_of, in_groups
 from tests.plugins.gpu_families import REFUSED_FAMILIES
 from tests.plugins.tensorrt.network import NumpyAttention, decided
@@ -83,7 +83,7 @@ def _compare(built: Built, precision: str) -> Counter[str]:
     return kinds
 
 
-@pytest.mark.parametrize("family", [family for family in family_names() if family not in REFUSED_FAMILIES])
+@pytest.mark.parametrize("family", covering_families(REFUSED_FAMILIES))
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     _compare(built_model(tmp_path, family, "f32"), "f32")
 
