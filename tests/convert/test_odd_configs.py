@@ -145,7 +145,9 @@ def switches(base: Config) -> Iterator[Config]:
 def one_name_of_each() -> tuple[str, ...]:
     """A name of each function of ingot, and one that ingot does not have."""
     llama = base_of("llama")
-    return tuple({of_ingot({**llama, "hidden_act": word}): word for word in ACT2CLS if word not in OTHER_NAMES}.values())
+    return tuple(
+        {of_ingot({**llama, "hidden_act": word}): word for word in ACT2CLS if word not in OTHER_NAMES}.values()
+    )
 
 
 def activations(base: Config) -> Iterator[Config]:

@@ -39,8 +39,8 @@ GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx":
 
 HEAD = """# What works
 
-`python -m tests.house.support` writes this page. It converts, builds and, where the machine can, runs every row. A test
-tries every row again, on some of its targets for CPUs and on all for GPUs.
+`python -m tests.house.support` writes this page. It converts, builds and, where the machine can, runs every row. Tests
+try every row again, on some of its targets.
 
 """
 WORDS = """
@@ -108,8 +108,8 @@ Row = tuple[str, str]  # family, precision
 def find_support(family: str, work: Path, *, every: bool = True) -> dict[Row, dict[str, Support]]:
     """What targets make of a family in every precision, here and now. Raises what building or running raises.
 
-    every: each target in each precision. Else each target of a CPU in one precision, which moves on from family to
-    family: so each family has every precision and every target, and each precision meets each target in some family.
+    every: each target in each precision. Else each target in one precision, which moves on from family to family: so
+    each family has every precision and every target, and each precision meets each target in some family.
 
     One engine holds all targets but those of GPUs: each has the plan and the weights that it has in one of its own.
     """
@@ -120,12 +120,15 @@ def find_support(family: str, work: Path, *, every: bool = True) -> dict[Row, di
     model, checkpoint = write_model(work / family, dict(find_family(family).tiny)), work / f"{family}-checkpoint"
     convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
     for number, precision in enumerate(TOLERANCE):
-        tried = [each for index, each in enumerate(others) if every or (first + index - number) % len(TOLERANCE) == 0]
+        tried, planned = (
+            [each for index, each in enumerate(names) if every or (first + index - number) % len(TOLERANCE) == 0]
+            for names in (others, on_gpu)
+        )
         engine = work / f"{family}-{precision}"
-        names = ",".join(dict.fromkeys([*(target.name for target in tried), "ref"]))
-        build(BuildConfig(target=names, precision=precision, autotune=False), checkpoint, engine)
+        of_engine = ",".join(dict.fromkeys([*(target.name for target in tried), "ref"]))
+        build(BuildConfig(target=of_engine, precision=precision, autotune=False), checkpoint, engine)
         expected = _logits(engine, "ref")
-        row = found[family, precision] = {_column(each): _on_gpu(each, precision, checkpoint) for each in on_gpu}
+        row = found[family, precision] = {_column(each): _on_gpu(each, precision, checkpoint) for each in planned}
         for target in tried:
             row[target.name] = Support.BUILDS
             if target.run_blocker() is None:

@@ -8,6 +8,7 @@ import pytest
 
 from ingot.convert.family import family_names
 from ingot.convert.wrapped import WRAPPERS
+from tests.families import covering_families
 from tests.house import support
 from tests.house.project import ROOT
 from tests.house.support import (
@@ -26,7 +27,11 @@ from tests.house.support import (
 UPDATE = "run: python -m tests.house.support"
 
 
-@pytest.mark.parametrize("family", family_names())
+COVERING = covering_families()
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in family_names() if name not in COVERING]
+
+
+@pytest.mark.parametrize("family", [*COVERING, *OTHERS])
 def test_the_page_lists_what_was_tried(family: str, tmp_path: Path) -> None:
     """Trying raises where a cell does not hold. What is run depends on the machine; what is refused does not."""
     there = {row: cells for row, cells in parse(stands()).items() if row[0] == family}
