@@ -22,6 +22,13 @@ from tests.runtime.tiny_plan import TinyModel
 
 SIZE, VOCAB = 16, 61  # tokens per block, of the vocabulary
 RUNNABLE = [each.name for each in targets() if not each.on_gpu and each.run_blocker() is None]
+# By the type of the weights: those whose kernels are no other target's. `avxvnni` has int8 products of its own alone,
+# `avx512bf16` and `amx` have products and attention of bf16.
+OWN_KERNELS = {
+    "f32": [name for name in RUNNABLE if name in ("ref", "cpu/avx2", "cpu/avx512")],
+    "bf16": [name for name in RUNNABLE if name in ("cpu/avx2", "cpu/avx512bf16", "cpu/amx")],
+}
+HEADS = (0, SIZE, 4 * SIZE)  # tokens that prompts have in common
 COLD = RuntimeConfig(enable_prefix_cache=False)
 
 

@@ -18,7 +18,7 @@ from ingot.engine import open_engine
 from tests.e2e.command import ingot
 from tests.oracle.plan_float64 import ATTENDED, compare_with_float64
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LAYERS, HIDDEN, INNER, VOCAB, HEADS, KV_HEADS = 22, 2048, 5632, 32000, 32, 4
 SHAPE = {

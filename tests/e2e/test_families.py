@@ -138,7 +138,7 @@ def test_logits_and_tokens_are_those_of_transformers(name: str, changes: dict[st
     for target in ("cpu", "ref"):
         build(BuildConfig(target=target, precision="f32", tokens_per_block=16), tmp_path / "c", tmp_path / target)
     prompts = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in PROMPTS]
-    with ModelRunner.from_dir(tmp_path / "cpu") as runner:
+    with ModelRunner.from_dir(tmp_path / "cpu", threads=1) as runner:
         out = runner.generate(
             prompts,
             max_new_tokens=NEW_TOKENS,

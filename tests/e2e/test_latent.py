@@ -20,7 +20,17 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import Request
-from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, build_for_all, check_chunks, opened, prompts_of, random_checkpoint
+from tests.e2e.same_bits import (
+    COLD,
+    HEADS,
+    OWN_KERNELS,
+    SIZE,
+    build_for_all,
+    check_chunks,
+    opened,
+    prompts_of,
+    random_checkpoint,
+)
 from tests.runtime.test_bit_identity import generations
 from tests.runtime.tiny_engine import make_loop, open_session, poisoned_runner
 from tests.runtime.tiny_plan import TinyModel
@@ -35,19 +45,31 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_checkpoint(tmp_path_factory.mktemp("latent"), FAMILY.tiny)
 
 
-@pytest.fixture(scope="module", params=["f32", "bf16"])
+@pytest.fixture(scope="module", params=OWN_KERNELS)
 def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Path:
-    return build_for_all(checkpoint, checkpoint.parent / str(request.param), str(request.param), LONGEST)
+    return built(checkpoint, str(request.param))
 
 
-@pytest.fixture(params=RUNNABLE)
-def target(request: pytest.FixtureRequest) -> Target:
-    return find_target(request.param)
+@pytest.fixture(params=[(precision, name) for precision, names in OWN_KERNELS.items() for name in names], ids="-".join)
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A precision and a target."""
+    found: tuple[str, str] = request.param
+    return found
 
 
 @pytest.fixture
-def model(engine: Path, target: Target) -> TinyModel:
-    return opened(engine, target)
+def target(pair: tuple[str, str]) -> Target:
+    return find_target(pair[1])
+
+
+@pytest.fixture
+def model(checkpoint: Path, pair: tuple[str, str], target: Target) -> TinyModel:
+    return opened(built(checkpoint, pair[0]), target)
+
+
+def built(checkpoint: Path, precision: str) -> Path:
+    folder = checkpoint.parent / precision
+    return folder if folder.exists() else build_for_all(checkpoint, folder, precision, LONGEST)
 
 
 def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> None:
@@ -55,7 +77,7 @@ def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> N
 
 
 def test_prefix_hits_and_preemption_change_no_bit(model: TinyModel, target: Target) -> None:
-    for head in range(0, 5 * SIZE, SIZE):
+    for head in HEADS:
         prompts, calm = prompts_of(5, 11, 3, head=head), []
         for prompt in prompts:
             with poisoned_runner(model, target, 60, config=COLD) as runner:

@@ -52,7 +52,7 @@ def test_logits_and_tokens_are_those_of_transformers(name: str, shared: Path, tm
     count = min(20, model.max_positions + 1 - max(map(len, prompts)))
     found = []
     for chunk in (None, 7):
-        with ModelRunner.from_dir(tmp_path / "e", max_num_tokens=chunk) as runner:
+        with ModelRunner.from_dir(tmp_path / "e", max_num_tokens=chunk, threads=1) as runner:
             out = runner.generate(
                 prompts, max_new_tokens=count, end_id=-1, return_dict=True, output_context_logits=True
             )

@@ -75,7 +75,7 @@ def bits(runner: ModelRunner, prompts: list[list[int]], count: int = 12) -> list
 def test_no_bit_depends_on_the_company(engine: Path) -> None:
     random = np.random.default_rng(4)
     prompts = [random.integers(0, 61, length).tolist() for length in (1, 40, 17, 5, 33)]
-    with ModelRunner.from_dir(engine) as runner:
+    with ModelRunner.from_dir(engine, threads=1) as runner:
         alone = [bits(runner, [prompt])[0] for prompt in prompts]
         assert bits(runner, prompts) == alone
     with ModelRunner.from_dir(engine, max_num_tokens=7, threads=3) as runner:
@@ -84,7 +84,7 @@ def test_no_bit_depends_on_the_company(engine: Path) -> None:
 
 def test_no_bit_depends_on_preemption(engine: Path) -> None:
     prompts = [[n] * 9 for n in range(6)]
-    with ModelRunner.from_dir(engine) as runner:
+    with ModelRunner.from_dir(engine, threads=1) as runner:
         calm = bits(runner, prompts, 40)
     with ModelRunner.from_dir(engine, kv_cache_memory=8 * read_plan(engine).block_bytes) as runner:
         assert bits(runner, prompts, 40) == calm
@@ -94,7 +94,7 @@ def test_no_bit_depends_on_preemption(engine: Path) -> None:
 def test_kernels_follow_the_references(engine: Path) -> None:
     ids = np.random.default_rng(6).integers(0, 61, (2, 30))
     expected = engine_logits(engine, ids)
-    with ModelRunner.from_dir(engine) as runner:
+    with ModelRunner.from_dir(engine, threads=1) as runner:
         out = runner.generate(ids.tolist(), max_new_tokens=1, return_dict=True, output_context_logits=True)
     # where activations are rounded to int8 or bf16, a last bit may move one of them by a whole step
     tolerance = 5e-3 if "int8" in engine.name or read_manifest(engine).target == "cpu/amx" else 1e-5

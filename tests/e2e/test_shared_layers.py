@@ -16,7 +16,17 @@ from ingot.engine import read_plan
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.runtime.model_runner import ModelRunner
-from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, build_for_all, check_chunks, opened, prompts_of, random_checkpoint
+from tests.e2e.same_bits import (
+    COLD,
+    HEADS,
+    OWN_KERNELS,
+    SIZE,
+    build_for_all,
+    check_chunks,
+    opened,
+    prompts_of,
+    random_checkpoint,
+)
 from tests.runtime.test_bit_identity import generations
 from tests.runtime.tiny_engine import poisoned_runner
 from tests.runtime.tiny_plan import TinyModel
@@ -42,7 +52,7 @@ def engine(checkpoint: Path) -> Path:
     return build_for_all(checkpoint, checkpoint.parent / "e", "f32", LONGEST)
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=OWN_KERNELS["f32"])
 def target(request: pytest.FixtureRequest) -> Target:
     return find_target(request.param)
 
@@ -66,7 +76,7 @@ def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> N
 
 
 def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: Target) -> None:
-    for head in range(0, 5 * SIZE, SIZE):
+    for head in HEADS:
         prompts = prompts_of(5, 11, 3, head=head)
         calm = []
         for prompt in prompts:

@@ -32,7 +32,18 @@ from ingot.plugins.target import Target
 from ingot.runtime.memory import snapshot_stride
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.request import Request
-from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, build_for_all, check_chunks, opened, prompts_of, random_checkpoint
+from tests.e2e.same_bits import (
+    COLD,
+    HEADS,
+    OWN_KERNELS,
+    RUNNABLE,
+    SIZE,
+    build_for_all,
+    check_chunks,
+    opened,
+    prompts_of,
+    random_checkpoint,
+)
 from tests.runtime.test_bit_identity import everything, generations
 from tests.runtime.tiny_engine import make_loop, open_session, poisoned_runner
 from tests.runtime.tiny_plan import TinyModel
@@ -51,7 +62,7 @@ def engine(checkpoint: Path) -> Path:
     return build_for_all(checkpoint, checkpoint.parent / "e", "f32", LONGEST)
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=OWN_KERNELS["f32"])
 def target(request: pytest.FixtureRequest) -> Target:
     return find_target(request.param)
 
@@ -67,7 +78,7 @@ def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> N
 
 def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: Target) -> None:
     """The second prompt parts from the first one there and leaves a snapshot, from which the third one begins."""
-    for head in range(0, 5 * SIZE, SIZE):
+    for head in HEADS:
         prompts = prompts_of(5, 11, 3, head=head)
         calm = []
         for prompt in prompts:

@@ -36,7 +36,7 @@ from tests.hall.wrong_kernel import WrongKernel, spoil_one
 from tests.handmade import random_tensors, write_model
 
 LLAMA = {**find_family("llama").tiny, "num_key_value_heads": 2, "head_dim": 16}
-OPTIONS = CompareOptions(tokens=40)
+OPTIONS = CompareOptions(tokens=40, threads=1)
 DELTA_RULE = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")  # a state carries on what a rounding changed
 KL = {"f3": 1e-9, "bf": 3e-4, "w8": 2e-3, "w4": 0.2}  # mean, by the beginning of the precision
 

@@ -157,7 +157,7 @@ def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
 def _logits(engine: Path, target: str) -> npt.NDArray[np.float32]:
     """Of every position of two prompts of different lengths."""
     prompts = [[1, 5, 9, 3, 7], [1, 7]]
-    with ModelRunner.from_dir(engine, target=target) as runner:
+    with ModelRunner.from_dir(engine, target=target, threads=1) as runner:
         out = runner.generate(prompts, max_new_tokens=1, return_dict=True, output_context_logits=True)
     logits: npt.NDArray[np.float32] = np.concatenate(out["context_logits"])
     return logits

@@ -94,10 +94,10 @@ class PoisonedSession(WrappedSession):
             self._inner.native.write_kv(layer, block, values, np.full(size // 4, np.nan, np.float32).tobytes())
 
 
-def open_session(model: TinyModel, target: Target, num_blocks: int | tuple[int, ...]) -> Session:
+def open_session(model: TinyModel, target: Target, num_blocks: int | tuple[int, ...], threads: int = 1) -> Session:
     """num_blocks: of each cache group, or in all alike."""
     pools = model.plan.in_each(num_blocks) if isinstance(num_blocks, int) else num_blocks
-    return target.open_session(model.plan, model.weights, SessionOptions(num_blocks=pools, threads=2))
+    return target.open_session(model.plan, model.weights, SessionOptions(num_blocks=pools, threads=threads))
 
 
 def poisoned_runner(
@@ -108,8 +108,9 @@ def poisoned_runner(
     config: RuntimeConfig | None = None,
     seed: int = 0,
 ) -> ModelRunner:
-    """Blocks handed out in random order, NaN in every slot that nobody owns or has written yet."""
-    session = PoisonedSession(open_session(model, target, num_blocks), model.plan)
+    """Blocks handed out in random order, NaN in every slot that nobody owns or has written yet. Odd seeds have two
+    threads."""
+    session = PoisonedSession(open_session(model, target, num_blocks, 1 + seed % 2), model.plan)
     runner = make_runner(model, session, limits, config, shuffle=random.Random(seed))
     session.blocks = runner.blocks
     return runner

@@ -169,6 +169,7 @@ def test_a_few_hundred(served: Served) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand(served: Served) -> None:
     begin = time.monotonic()
     survives(served, 10_000, seed=2)
