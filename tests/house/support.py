@@ -120,10 +120,11 @@ def find_support(family: str, work: Path, *, every: bool = True) -> dict[Row, di
     model, checkpoint = write_model(work / family, dict(find_family(family).tiny)), work / f"{family}-checkpoint"
     convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
     for number, precision in enumerate(TOLERANCE):
-        tried, planned = (
-            [each for index, each in enumerate(names) if every or (first + index - number) % len(TOLERANCE) == 0]
-            for names in (others, on_gpu)
+        part = (
+            range(len(targets())) if every else range((number - first) % len(TOLERANCE), len(targets()), len(TOLERANCE))
         )
+        tried = [each for index, each in enumerate(others) if index in part]
+        planned = [each for index, each in enumerate(on_gpu) if index in part]
         engine = work / f"{family}-{precision}"
         of_engine = ",".join(dict.fromkeys([*(target.name for target in tried), "ref"]))
         build(BuildConfig(target=of_engine, precision=precision, autotune=False), checkpoint, engine)

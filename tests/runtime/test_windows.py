@@ -136,37 +136,29 @@ def test_random_requests_end_with_their_tokens(
     windows: tuple[int, ...], policy: Policy, prefix_cache: bool, kind: type[FakeSession]
 ) -> None:
     size, rng = 4, random.Random(len(windows) + prefix_cache)
-    for _ in range(3):
-        pools = [12] + [window_blocks(window, size) + rng.randrange(12) for window in windows[1:]]
-        limits = dataclasses.replace(
-            make_model().plan.limits, max_batch_size=5, max_num_tokens=rng.choice([1, 5, 40]), max_logit_rows=5
-        )
-        session = kind(pools, size, limits, windows)
-        loop, scheduler, blocks = make_loop(
-            session,
-            limits,
-            size,
-            policy,
-            shuffle=rng,
-            prefix_cache=prefix_cache,
-            mixed=rng.random() < 0.8,
-            windows=windows,
-        )
-        live: list[tuple[list[int], int, Request]] = []
-        for _ in range(30):
-            prompt, new = [rng.randrange(2) for _ in range(rng.randrange(1, 30))], rng.randrange(1, 18)
-            request = Request(np.array(prompt, np.int32), max_new_tokens=new)
-            loop.require_fits([request])
-            loop.add([request])
-            live.append((prompt, new, request))
-            for _ in range(rng.randrange(4)):
-                loop.step()
-            if rng.random() < 0.1:
-                loop.abort([rng.choice(live)[2]])
-        loop.drain()
-        for prompt, new, request in live:
-            if request.finish_reason is not FinishReason.ABORT:
-                assert request.tokens[len(prompt) : request.num_tokens].tolist() == continued(prompt, new)
-        assert blocks.num_used == 0
-        assert all(pool.claimed == 0 for pool in blocks.pools)
-        assert scheduler.preemptions == 0 or policy is Policy.MAX_UTILIZATION
+    pools = [12] + [window_blocks(window, size) + rng.randrange(12) for window in windows[1:]]
+    limits = dataclasses.replace(
+        make_model().plan.limits, max_batch_size=5, max_num_tokens=rng.choice([1, 5, 40]), max_logit_rows=5
+    )
+    session = kind(pools, size, limits, windows)
+    loop, scheduler, blocks = make_loop(
+        session, limits, size, policy, shuffle=rng, prefix_cache=prefix_cache, mixed=rng.random() < 0.8, windows=windows
+    )
+    live: list[tuple[list[int], int, Request]] = []
+    for _ in range(30):
+        prompt, new = [rng.randrange(2) for _ in range(rng.randrange(1, 30))], rng.randrange(1, 18)
+        request = Request(np.array(prompt, np.int32), max_new_tokens=new)
+        loop.require_fits([request])
+        loop.add([request])
+        live.append((prompt, new, request))
+        for _ in range(rng.randrange(4)):
+            loop.step()
+        if rng.random() < 0.1:
+            loop.abort([rng.choice(live)[2]])
+    loop.drain()
+    for prompt, new, request in live:
+        if request.finish_reason is not FinishReason.ABORT:
+            assert request.tokens[len(prompt) : request.num_tokens].tolist() == continued(prompt, new)
+    assert blocks.num_used == 0
+    assert all(pool.claimed == 0 for pool in blocks.pools)
+    assert scheduler.preemptions == 0 or policy is Policy.MAX_UTILIZATION
