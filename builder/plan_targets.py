@@ -46,7 +46,7 @@ from ingot.dtypes import DType, Precision
 from ingot.errors import BuildError, UsageError
 from ingot.plan import Limits, Plan
 from ingot.plugins.op_graph import OpGraph
-from ingot.plugins.target import CompilesGraph, Progress, RunsRanks, Target, Tunable
+from ingot.plugins.target import CompilesGraph, JoinsRanks, Progress, RunsRanks, Target, Tunable
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -116,12 +116,12 @@ def plan_targets(
 
 def _require_ranks(ranks: int, checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
     """Raises BuildError for what has one rank only."""
-    alone = [target.name for target in targets if not isinstance(target, RunsRanks)]
+    alone = [target.name for target in targets if not isinstance(target, (RunsRanks, JoinsRanks))]
     if alone:
         raise BuildError(
             f"engines for {', '.join(alone)} have one rank in this version",
             where=f"--tp_size {ranks}",
-            expected="ref, whose session computes all ranks",
+            expected="CPU targets and ref",
             hint="give --tp_size 1; --sum_parts alone fixes the bits that ranks will have",
         )
     if checkpoint.config.quantised:
@@ -184,7 +184,10 @@ def _plan_target(
         sample=sample,
         whole=whole,
     )
-    further = (dataclasses.replace(first, lowering=each, plan=its, sample=None) for each, its in planned[1:])
+    further = (
+        dataclasses.replace(first, lowering=each, plan=dataclasses.replace(its, tactics=plan.tactics), sample=None)
+        for each, its in planned[1:]
+    )
     return dataclasses.replace(first, further=tuple(further))
 
 
@@ -230,8 +233,8 @@ def _own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:
 
 def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
     """None, and why, where no speed can be predicted."""
-    if not config.autotune or config.dry_run:
-        return None  # nothing is to be timed, or there will be no engine
+    if not config.autotune or config.dry_run or config.tp_size > 1:
+        return None  # nothing is to be timed, there will be no engine, or one process is not all of it
     if isinstance(target, Tunable) and target.run_blocker() is not None:
         return None  # as `tune` has said
     room = None if config.max_mem is None else config.max_mem - base_memory(checkpoint)

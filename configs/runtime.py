@@ -13,6 +13,7 @@ from ingot.errors import UsageError
 # Of CPUs, the preferred one first, each with the level that it stands on. A tree: AVX-512 and AVX-VNNI come apart.
 ISA_BASES = {"amx": "avx512bf16", "avx512bf16": "avx512", "avx512": "avx2", "avxvnni": "avx2", "avx2": None}
 ISA_LEVELS = tuple(reversed(ISA_BASES))
+COLLECTIVES = ("auto", "shm", "mpi")
 
 
 class Policy(enum.Enum):
@@ -42,6 +43,8 @@ class RuntimeConfig:
     enable_chunked_prefill  False: a step carries either whole prompts or decode rows
     tpot_target          milliseconds that steps with decode rows should take at most
     policy               see `Policy`
+    rank_timeout         seconds that the processes of other ranks may be late, before all of them end
+    collectives          where ranks meet: "shm" in the memory of one machine, "mpi" by MPI; "auto": shm where it can be
     use_mmap             True: weights are used where the file is mapped; False: on CPUs from a copy in 2 MiB pages, if
                          there is memory for it
     """
@@ -58,6 +61,8 @@ class RuntimeConfig:
     enable_chunked_prefill: bool = True
     tpot_target: float | None = None
     policy: Policy = Policy.MAX_UTILIZATION
+    rank_timeout: float = 30.0
+    collectives: str = "auto"
     use_mmap: bool = False
 
     def __post_init__(self) -> None:
@@ -71,9 +76,12 @@ class RuntimeConfig:
             check_name("isa", self.isa, ISA_LEVELS)
         if self.target is not None:
             check_target(self.target)
+        check_name("collectives", self.collectives, COLLECTIVES)
         for name in ("enable_prefix_cache", "enable_chunked_prefill", "use_mmap"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False", got=repr(getattr(self, name)))
+        if not _is_positive(self.rank_timeout):
+            raise UsageError("rank_timeout must be a number of seconds, more than 0", got=repr(self.rank_timeout))
         if self.tpot_target is not None and not _is_positive(self.tpot_target):
             raise UsageError("tpot_target must be a number of milliseconds, more than 0", got=repr(self.tpot_target))
 
@@ -110,6 +118,8 @@ def runtime_config(
     tpot_target: float | None = None,
     policy: Policy | str = Policy.MAX_UTILIZATION,
     use_mmap: bool = False,
+    rank_timeout: float = 30.0,
+    collectives: str = "auto",
 ) -> RuntimeConfig:
     """A RuntimeConfig from values as users write them: "2GiB", "guaranteed_no_evict". Raises UsageError."""
     try:
@@ -130,4 +140,6 @@ def runtime_config(
         tpot_target=tpot_target,
         policy=chosen,
         use_mmap=use_mmap,
+        rank_timeout=rank_timeout,
+        collectives=collectives,
     )

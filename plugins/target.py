@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,14 @@ Progress = Callable[[str, int, int], None]
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SessionOptions:
     """num_blocks: of the pool of each cache group; threads: None takes every core of the process; directory: of the
-    engine, for targets whose engines have files beside the rank file."""
+    engine, for targets whose engines have files beside the rank file; rank_timeout: seconds that the processes of other
+    ranks may be late; shared_memory: all ranks meet there, else by MPI."""
 
     num_blocks: tuple[int, ...]
     threads: int | None = None
     directory: Path | None = None
+    rank_timeout: float = 30.0
+    shared_memory: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +156,50 @@ class RunsRanks(Target, Protocol):
         self, plans: Sequence[Plan], weights: Sequence[npt.NDArray[np.uint8]], options: SessionOptions
     ) -> Session:
         """Load the plan and the weights of every rank, in order. Raises as `open_session`."""
+        ...
+
+
+class RankLink(Protocol):
+    """How the processes of an engine's ranks speak with each other while they open it."""
+
+    rank: int  # of this process
+    count: int
+
+    def exchange(self, said: Any) -> list[Any]:
+        """What every rank says, in their order. All must call it as often. Raises RankError where one has ended."""
+        ...
+
+    def mpi_calls(self) -> tuple[int, int, int, int, int] | None:
+        """For sessions in C++, where MPI has started the ranks: addresses of MPI_Iallgather, MPI_Ibcast and MPI_Test,
+        and handles of a communicator of all ranks and of MPI_BYTE."""
+        ...
+
+    def leave(self) -> None:
+        """All ranks have done their work: none has to end with another one any more."""
+        ...
+
+
+@runtime_checkable
+class RankSession(Session, Protocol):
+    """A session of one of several ranks. The first one is asked for steps, as any session; the others follow it."""
+
+    def follow(self) -> None:
+        """Compute what the first rank is asked for, until its session closes. Raises RankError."""
+        ...
+
+    def require_ranks(self) -> None:
+        """Raises RankError where a rank has ended or failed. From any thread; waits for nothing."""
+        ...
+
+
+@runtime_checkable
+class JoinsRanks(Target, Protocol):
+    """A target whose session computes one rank, and meets those of other processes."""
+
+    def open_rank(
+        self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, link: RankLink
+    ) -> RankSession:
+        """Load the plan and the weights of one rank. Raises as `open_session`, and RankError."""
         ...
 
 

@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from ingot.errors import IngotError, RequestError
+from ingot.errors import IngotError, RankError, RequestError
+from ingot.plugins.target import RankSession
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.outlet import Outlet
 from ingot.runtime.owned import Owned
@@ -54,6 +55,9 @@ class _EngineThread(threading.Thread):
         try:
             self._serve()
             self._loop.close(RequestError(_CLOSED))
+        except RankError as error:
+            self.failure = str(error)
+            self._loop.die(error)
         except BaseException as error:  # those who wait for tokens must not wait for ever
             self.failure = f"the engine thread has died, which is a bug of ingot: {error!r}"
             self._loop.die(RequestError("the step thread failed", got=repr(error)))
@@ -92,6 +96,7 @@ class Executor(Owned):
     def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
         super().__init__()
         self._loop = StepLoop(session, scheduler, blocks)
+        self._ranks = session if isinstance(session, RankSession) else None
         self._engine = _EngineThread(self._loop)
         self._door = threading.RLock()  # nothing is added after the command to close
         self._closed = False
@@ -105,7 +110,7 @@ class Executor(Owned):
     @property
     def failure(self) -> str | None:
         """Why no step will follow though nobody closed the executor, in words."""
-        return self._engine.failure
+        return self._engine.failure or (None if self._ranks is None else _lost_rank(self._ranks))
 
     def report_to(self, on_step: Callable[[StepReport], None]) -> None:
         """Have every step told, on the engine thread: `on_step` must be quick."""
@@ -198,3 +203,12 @@ class Executor(Owned):
             if not self._engine.over:  # then it takes the command, if only as one of its last
                 return answer.get()
         return read()
+
+
+def _lost_rank(session: RankSession) -> str | None:
+    """Why no step can follow, where another rank has ended. From any thread; waits for nothing."""
+    try:
+        session.require_ranks()
+    except RankError as error:
+        return str(error)
+    return None

@@ -152,6 +152,8 @@ class ModelRunner(Owned):
         max_seq_len: int | None = None,
         target: str | None = None,
         use_mmap: bool = False,
+        rank_timeout: float = 30.0,
+        collectives: str = "auto",
         **others: object,
     ) -> "ModelRunner":
         """Open an engine directory.
@@ -174,8 +176,13 @@ class ModelRunner(Owned):
                                 beside them, by step times measured here and corrected while running
         use_mmap                True: weights are used where the engine's file is mapped, which processes share; False:
                                 on CPUs from a copy in 2 MiB pages, faster to read, where there is memory for it
+        rank_timeout            of an engine of several ranks: seconds that the processes of the others may be late,
+                                before all of them end
+        collectives             where these meet: "shm", in the memory of one machine; "mpi"; "auto": shm if it can be
 
-        Raises EngineError, TargetError, UsageError or CapacityError, each in words.
+        An engine of several ranks needs a process for each, which MPI starts. It opens in the first; in the others
+        this computes what the first one needs, and raises SystemExit at the end.
+        Raises EngineError, TargetError, UsageError, CapacityError or RankError, each in words.
         """
         refuse_unknown("from_dir", others, parameters(cls.from_dir), _OPENING_WAYS, UsageError)
         config = runtime_config(
@@ -192,6 +199,8 @@ class ModelRunner(Owned):
             tpot_target=tpot_target,
             target=target,
             use_mmap=use_mmap,
+            rank_timeout=rank_timeout,
+            collectives=collectives,
         )
         return cls(load_engine(read_path("engine_dir", engine_dir), config), config)
 

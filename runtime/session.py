@@ -1,10 +1,12 @@
 """Engine directory → target → Session, with every limit and the KV memory decided before anything is allocated."""
 
+import contextlib
 import dataclasses
 import logging
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -16,7 +18,26 @@ from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.native import crc32 as native_crc32
 from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.registry import fit_targets
-from ingot.plugins.target import NumaAware, RunsRanks, SessionOptions, Target, WithMemory
+from ingot.plugins.target import (
+    JoinsRanks,
+    NumaAware,
+    RankLink,
+    RankSession,
+    RunsRanks,
+    SessionOptions,
+    Target,
+    WithMemory,
+)
+from ingot.runtime.distributed import (
+    find_link,
+    find_places,
+    local_ranks,
+    require_link,
+    share_cores,
+    share_memory,
+    start_ranks,
+    together,
+)
 from ingot.runtime.memory import available_memory, fits_beside, kv_budget
 from ingot.step_io import Session
 from ingot.weights_memory import NumaPlacement
@@ -39,17 +60,43 @@ class LoadedEngine:
     prefill_chunk: int | None = None
 
 
-def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
+def join_ranks(directory: Path | str, config: RuntimeConfig) -> None:
+    """For commands, before they read or print anything. Where processes share the engine: start them, or, in those
+    after the first, do their part and end. Returns in the process that the command is for.
+
+    Raises as `load_engine`.
+    """
+    ranks = read_manifest(directory).ranks
+    link = find_link()
+    if ranks == 1 and link is not None:
+        raise UsageError(
+            f"{link.count} processes are started for an engine of one rank",
+            where=str(directory),
+            hint="start one process, or build an engine with more --tp_size",
+        )
+    if ranks > 1 and isinstance(_choose_target(directory, config), JoinsRanks):
+        if link is None:
+            start_ranks(Path(directory), ranks)
+        if link.rank > 0:
+            load_engine(directory, config)
+
+
+def load_engine(directory: Path | str, config: RuntimeConfig, link: RankLink | None = None) -> LoadedEngine:
     """Open and check an engine and load it on this machine: of several targets the one that fits best.
 
+    Where processes share the engine, it returns in the first. The others compute their share until the first one's
+    session is closed, then SystemExit ends them. link: to these processes; None: MPI has started them.
+
     Raises EngineError (damaged), TargetError (this machine cannot run it), UsageError (limits beyond the engine's,
-    use_mmap of a file that anybody may write), CapacityError (memory).
+    use_mmap of a file that anybody may write), CapacityError (memory), RankError (another rank's trouble).
     """
     manifest = read_manifest(directory)
-    target = fit_targets(manifest.targets, where=str(directory), wanted=config.target, isa=config.isa).best()
+    target = _choose_target(directory, config)
     _require_ranks(manifest.ranks, target, config, str(directory))
     if config.use_mmap:
         _require_lasting(Path(directory))
+    if manifest.ranks > 1 and isinstance(target, JoinsRanks):
+        return _load_rank(Path(directory), config, target, link or require_link(manifest.ranks, Path(directory)))
     crc32 = _crc32 if detect_isa() != "none" else None
 
     def placement(plan: Plan) -> NumaPlacement | None:
@@ -59,25 +106,78 @@ def load_engine(directory: Path | str, config: RuntimeConfig) -> LoadedEngine:
     limits = lowered(engine.plan.limits, config)
     on_device = target.kv_memory(engine.plan)
     available = available_memory() if on_device is None else on_device
-    ranks = [engine, *(open_engine(directory, rank, crc32, target.name) for rank in range(1, manifest.ranks))]
-    memory = config.kv_cache_memory if config.kv_cache_memory is None else config.kv_cache_memory // len(ranks)
-    budget = kv_budget(engine.plan.caches, limits, memory, available // len(ranks))
-    options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
-    session = _open_session(target, ranks, options)
+    with contextlib.ExitStack() as further:
+        ranks = [engine]
+        for rank in range(1, manifest.ranks):
+            ranks.append(further.enter_context(open_engine(directory, rank, crc32, target.name)))
+        budget = kv_budget(engine.plan.caches, limits, _share(config, len(ranks)), available // len(ranks))
+        options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
+        session = _open_session(target, ranks, options)
     chunk = None if target.on_gpu or config.max_num_tokens is not None else PREFILL_CHUNK
     return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)
 
 
-def _numa_placement(plan: Plan, target: Target, config: RuntimeConfig) -> NumaPlacement | None:
-    """Where to copy the weights, if anywhere.
+def _load_rank(directory: Path, config: RuntimeConfig, target: JoinsRanks, link: RankLink) -> LoadedEngine:
+    """The share of one process. All of them have as many KV blocks as the one with the least memory."""
+    places = find_places(directory, link)
+    here = len(local_ranks(places, link.rank))
+    threads = share_cores(places, link.rank) if config.threads is None else config.threads
+    opened: list[Engine] = []
+
+    def placement(plan: Plan) -> NumaPlacement | None:
+        return _numa_placement(plan, target, config, link.count, here)
+
+    def open_own() -> tuple[int, ...]:
+        opened.append(open_engine(directory, link.rank, _crc32, target.name, placement))
+        plan = opened[0].plan
+        memory = _share(config, link.count)
+        return kv_budget(plan.caches, lowered(plan.limits, config), memory, available_memory() // here).num_blocks
+
+    num_blocks = tuple(min(counts) for counts in zip(*together(link, open_own), strict=True))
+    engine, timeout = opened[0], config.rank_timeout
+    options = SessionOptions(
+        num_blocks=num_blocks,
+        threads=threads,
+        directory=directory,
+        rank_timeout=timeout,
+        shared_memory=share_memory(places, config.collectives),
+    )
+    session = target.open_rank(engine.plan, engine.weights, options, link)
+    if link.rank > 0:
+        _follow(session, engine)
+    limits = lowered(engine.plan.limits, config)
+    chunk = PREFILL_CHUNK if config.max_num_tokens is None else None
+    return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)
+
+
+def _follow(session: RankSession, engine: Engine) -> NoReturn:
+    with engine, contextlib.closing(session):
+        session.follow()
+    raise SystemExit(0)
+
+
+def _choose_target(directory: Path | str, config: RuntimeConfig) -> Target:
+    targets = read_manifest(directory).targets
+    return fit_targets(targets, where=str(directory), wanted=config.target, isa=config.isa).best()
+
+
+def _share(config: RuntimeConfig, ranks: int) -> int | None:
+    """One rank's part of the memory that was asked for."""
+    return None if config.kv_cache_memory is None else config.kv_cache_memory // ranks
+
+
+def _numa_placement(
+    plan: Plan, target: Target, config: RuntimeConfig, ranks: int = 1, here: int = 1
+) -> NumaPlacement | None:
+    """Where to copy the weights, if anywhere. ranks: that share the KV cache; here: those on this machine.
 
     Raises CapacityError where there is no room for the KV cache even without a copy: no copy is missed then.
     """
     if config.use_mmap or not isinstance(target, NumaAware):
         return None
-    limits, available = lowered(plan.limits, config), available_memory()
-    kv_budget(plan.caches, limits, config.kv_cache_memory, available)
-    if not fits_beside(plan.weight_bytes, plan.caches, limits, config.kv_cache_memory, available):
+    limits, available, memory = lowered(plan.limits, config), available_memory() // here, _share(config, ranks)
+    kv_budget(plan.caches, limits, memory, available)
+    if not fits_beside(plan.weight_bytes, plan.caches, limits, memory, available):
         _LOG.warning(
             "weights are read from the mapped file, which is slower than a copy on each NUMA node: a copy needs %s "
             "beside the KV cache, %s are free; free memory, or lower --kv_cache_memory",
@@ -117,7 +217,13 @@ def _require_ranks(ranks: int, target: Target, config: RuntimeConfig, where: str
     together, UsageError where one of them is asked for."""
     if ranks == 1:
         return
-    if isinstance(target, RunsRanks):
+    if isinstance(target, (RunsRanks, JoinsRanks)):
+        if config.rank and isinstance(target, JoinsRanks):
+            raise UsageError(
+                f"rank {config.rank}: MPI says which of the {ranks} ranks a process computes",
+                where=where,
+                hint=f"leave rank out, and start the program with mpirun -n {ranks}",
+            )
         if config.rank:
             raise UsageError(
                 f"rank {config.rank}: {target.name} computes all {ranks} ranks of the engine in one process",

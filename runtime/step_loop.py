@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from ingot.errors import CapacityError, IngotError, RequestError
+from ingot.errors import CapacityError, IngotError, RankError, RequestError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.outlet import Outlet, Progress, StreamDelta
 from ingot.runtime.reports import GroupBlocks, Stats, StepReport, Work
@@ -240,8 +240,8 @@ class StepLoop:
             self._sequences.end(step.chunks)
             if self._blocks.keeps_states:
                 return self._start_over(step, error)
-            if not isinstance(error, Exception):
-                raise
+            if isinstance(error, RankError) or not isinstance(error, Exception):
+                raise  # nothing can be computed any more, alone or again
             if ahead is not None:
                 _LOG.warning("a call of several steps failed, the first step is repeated alone: %r", error)
                 return self._run(self._assemble(step.chunks))

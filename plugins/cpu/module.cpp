@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
@@ -21,6 +22,8 @@
 #include "execution/variants.h"
 #include "isa/cpu_isa.h"
 #include "measure/measure_bindings.h"
+#include "ranks/mpi_group.h"
+#include "ranks/window.h"
 #include "threads/threads.h"
 
 namespace nb = nanobind;
@@ -99,7 +102,8 @@ void make_session(Session* self, const Bytes& weights, const std::vector<InputTu
                   const std::vector<BufferTuple>& buffers, const std::vector<WeightTuple>& weight_tuples,
                   const std::vector<StepTuple>& steps, const std::vector<VariantTuple>& variants,
                   const LimitsTuple& limits, const std::vector<CacheTuple>& caches, int64_t arena_bytes,
-                  const std::string& logits, int threads, const std::string& isa) {
+                  const std::string& logits, int threads, const std::string& isa,
+                  std::shared_ptr<ingot::RankGroup> group) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
   ingot::PlanSpec plan{std::apply(spec, limits),
                        specs<ingot::CacheSpec>(caches),
@@ -112,7 +116,7 @@ void make_session(Session* self, const Bytes& weights, const std::vector<InputTu
                        logits};
   const nb::gil_scoped_release release;
   new (self) Session(std::move(plan), reinterpret_cast<const std::byte*>(weights.data()),
-                     static_cast<int64_t>(weights.size()), threads, isa);
+                     static_cast<int64_t>(weights.size()), threads, isa, std::move(group));
 }
 
 // On the calling thread, which has released the interpreter's lock. Signals reach the first thread alone; the others
@@ -209,6 +213,15 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
   return run_result(std::move(drawn), logits_out);
 }
 
+void follow(Session& self) {
+  try {
+    const nb::gil_scoped_release release;
+    self.follow(signal_pending);
+  } catch (const ingot::StepInterrupted&) {
+    throw nb::python_error();
+  }
+}
+
 RunResult draw(Session& self, In<int32_t> slots, InRows<float> logits, InRows<float> raw) {
   for (const auto* each : {&logits, &raw})
     if (each->shape(0) != slots.size() || static_cast<int64_t>(each->shape(1)) != self.logit_cols())
@@ -271,11 +284,46 @@ void write_kv(Session& self, int64_t layer, int64_t block, bool values, const nb
 // What waits for the step that runs must not hold the interpreter's lock, which that step asks for.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
+void bind_ranks(nb::module_& m) {
+  const nb::exception<ingot::RankError> rank_error(m, "RankError");
+  nb::class_<ingot::RankGroup>(m, "RankGroup", "Ranks that compute a model together.")
+      .def_prop_ro("rank", &ingot::RankGroup::rank, "Number of this one.")
+      .def_prop_ro("count", &ingot::RankGroup::count, "How many there are.")
+      .def_prop_ro("failed", &ingot::RankGroup::failed, "Whether no step can follow.")
+      .def("fail", &ingot::RankGroup::fail, "words"_a, Released(), "End the steps of all ranks; the first words count.")
+      .def("require_all", &ingot::RankGroup::require_all, Released(), "Raises RankError where a rank has ended.")
+      .def("close", &ingot::RankGroup::close, Released(), "Of the first rank: tell the others that no step follows.");
+  nb::class_<ingot::MpiGroup, ingot::RankGroup>(m, "MpiGroup", "Ranks of several machines.")
+      .def(
+          "__init__",
+          [](ingot::MpiGroup* self, const std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>& calls,
+             int rank, int count, int64_t slot_bytes, double timeout) {
+            const auto given = std::apply([](auto... each) { return ingot::MpiCalls{each...}; }, calls);
+            new (self) ingot::MpiGroup(given, rank, count, slot_bytes, timeout);
+          },
+          "calls"_a, "rank"_a, "count"_a, "slot_bytes"_a, "timeout"_a);
+  nb::class_<ingot::Window, ingot::RankGroup>(m, "Window", "Ranks of one machine, which share memory.")
+      .def(
+          "__init__",
+          [](ingot::Window* self, const std::string& path, int rank, int count, int64_t slot_bytes, int64_t batch_words,
+             double timeout) {
+            const ingot::WindowShape shape{.count = count, .slot_bytes = slot_bytes, .batch_words = batch_words};
+            new (self) ingot::Window(path, rank, shape, timeout);
+          },
+          "path"_a, "rank"_a, "count"_a, "slot_bytes"_a, "batch_words"_a, "timeout"_a)
+      .def_static(
+          "bytes",
+          [](int count, int64_t slot_bytes, int64_t batch_words) {
+            return ingot::WindowShape{.count = count, .slot_bytes = slot_bytes, .batch_words = batch_words}.bytes();
+          },
+          "count"_a, "slot_bytes"_a, "batch_words"_a, "Size of the file.");
+}
+
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
       .def("__init__", &make_session, "weights"_a.noconvert(), "inputs"_a, "buffers"_a, "weight_specs"_a, "steps"_a,
            "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a,
-           nb::keep_alive<1, 2>())
+           "group"_a.none() = nb::none(), nb::keep_alive<1, 2>())
       .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
            "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")
       .def("end", &Session::end, "slot"_a, Released(), "Forget the sequence in a slot.")
@@ -285,6 +333,7 @@ void bind_session(nb::module_& m) {
            "One step, or several: the fields of StepResult in order.")
       .def("draw", &draw, "slots"_a.noconvert(), "logits"_a.noconvert(), "raw"_a.noconvert(),
            "The same draws from given logits, with probabilities from raw ones.")
+      .def("follow", &follow, "Compute the steps of the first rank's session, until that closes.")
       .def("close", &Session::close, Released(), "Free arena and KV pools.")
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")
@@ -361,5 +410,6 @@ NB_MODULE(_cpu, m) {
       },
       "data"_a, "crc"_a = 0, "zlib's CRC-32 of a buffer, continued from crc.");
   ingot::bind_measure(m);
+  bind_ranks(m);
   bind_session(m);
 }

@@ -1,17 +1,20 @@
 """Plan → session of the compiled module, behind the contract that the runtime knows."""
 
+import atexit
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ingot.errors import CapacityError, EngineError
+from ingot.errors import CapacityError, EngineError, IngotError
 from ingot.plan import Attr, CacheGroup, Plan, Step
 from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_rows, unpack_values
 from ingot.plugins.cpu.machine import check_memory, pool_bytes
 from ingot.plugins.cpu.native import _cpu, contract, enough_threads, num_threads
-from ingot.plugins.target import SessionOptions
+from ingot.plugins.cpu.ranks import rank_errors
+from ingot.plugins.target import RankLink, SessionOptions
 from ingot.step_io import Ahead, Float32, Grammar, Int32, SequenceRules, StepBatch, StepResult, StepTimes
 
 MOST_STEPS = 128  # of a run: few enough that the blocks which are reserved ahead are few too
@@ -64,7 +67,7 @@ class CpuSession:
     def __init__(self, native: "_cpu.Session", caches: tuple[CacheGroup, ...], num_blocks: tuple[int, ...]) -> None:
         self.native = native
         self.num_blocks = num_blocks
-        self._caches = caches
+        self.caches = caches
         self._grammars: dict[int, Grammar] = {}  # by slot: the native sequences only know where they are
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
@@ -134,14 +137,14 @@ class CpuSession:
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Give a block of a cache group the contents of another one, in all its layers."""
-        alone = self._caches[group].state or self._caches[group].latent
+        alone = self.caches[group].state or self.caches[group].latent
         parts = (False,) if alone else (False, True)
-        for layer, values in itertools.product(self._caches[group].layers, parts):
+        for layer, values in itertools.product(self.caches[group].layers, parts):
             self.native.write_kv(layer, target, values, self.native.read_kv(layer, source, values))
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, those of an int8 cache times their scales."""
-        group = next(each for each in self._caches if layer in each.layers)
+        group = next(each for each in self.caches if layer in each.layers)
         if group.latent:
             rows = unpack_rows(self.native.read_kv(layer, block, False), group)
             return rows, rows[..., : group.latent]
@@ -159,9 +162,51 @@ class CpuSession:
             self.native.close()
 
 
+class CpuRankSession(CpuSession):
+    """That of one of several ranks, whose processes meet in a group."""
+
+    def __init__(self, alone: CpuSession, group: "_cpu.RankGroup", link: RankLink) -> None:
+        super().__init__(alone.native, alone.caches, alone.num_blocks)
+        self._group: _cpu.RankGroup | None = group
+        self._link = link
+        atexit.register(self._leave)  # others would wait for a process that takes its time to end
+
+    def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
+        """With the other ranks. Raises RankError where one of them is lost."""
+        with rank_errors():
+            return super().run(batch, ahead)
+
+    def follow(self) -> None:
+        """Compute the first rank's steps until it closes. Raises RankError."""
+        with rank_errors(), contract("the session cannot follow the first rank"):
+            self.native.follow()
+
+    def require_ranks(self) -> None:
+        """Raises RankError where a rank has ended or failed."""
+        group = self._group  # another thread may close the session
+        with rank_errors():
+            if group is not None:
+                group.require_all()
+
+    def close(self) -> None:
+        """The first rank's: the others stop following."""
+        super().close()
+        atexit.unregister(self._leave)
+        if self._group is not None and not self._group.failed:
+            self._link.leave()
+        self._group = None
+
+    def _leave(self) -> None:
+        with contextlib.suppress(IngotError):
+            self.close()
+
+
 @enough_threads()
-def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, isa: str) -> CpuSession:
-    """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu")."""
+def open_native(
+    plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, isa: str, group: "_cpu.RankGroup | None" = None
+) -> CpuSession:
+    """A session whose kernels may be of any level up to `isa` (tests also pass the emulated level "avx512emu"). group:
+    the ranks that compute the plan together."""
     threads = num_threads(options.threads)
     check_memory(plan, options.num_blocks)
     limits = plan.limits
@@ -202,6 +247,7 @@ def open_native(plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOpti
             logits=plan.logits,
             threads=threads,
             isa=isa,
+            group=group,
         )
     except (ValueError, TypeError) as error:
         raise EngineError("the engine's plan cannot run", got=str(error), hint="rebuild the engine") from error

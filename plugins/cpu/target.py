@@ -21,8 +21,9 @@ from ingot.plugins.cpu.native import (
     why_not,
 )
 from ingot.plugins.cpu.numa import numa_placement
-from ingot.plugins.cpu.session import CpuSession, open_native
-from ingot.plugins.target import CallRules, Constant, KernelLimits, Product, Progress, SessionOptions, Target
+from ingot.plugins.cpu.ranks import open_group
+from ingot.plugins.cpu.session import CpuRankSession, CpuSession, open_native
+from ingot.plugins.target import CallRules, Constant, KernelLimits, Product, Progress, RankLink, SessionOptions, Target
 from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
@@ -165,6 +166,18 @@ class CpuTarget:
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CpuSession:
         """Bind `plan` to this machine. Raises EngineError for a plan that is wrong, TargetError, CapacityError."""
+        self._require_machine()
+        return open_native(plan, weights, options, self._level)
+
+    def open_rank(
+        self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, link: RankLink
+    ) -> CpuRankSession:
+        """The same for one rank of several processes."""
+        self._require_machine()
+        group = open_group(plan, link, options)
+        return CpuRankSession(open_native(plan, weights, options, self._level, group), group, link)
+
+    def _require_machine(self) -> None:
         require_native()
         if (reason := self.run_blocker()) is not None:
             raise TargetError(
@@ -173,7 +186,6 @@ class CpuTarget:
                 got=reason,
                 hint="rebuild it for this machine: ingot build --target cpu",
             )
-        return open_native(plan, weights, options, self._level)
 
 
 @functools.cache

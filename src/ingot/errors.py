@@ -13,6 +13,7 @@
     ├── EngineError             an Engine file: damaged, foreign, too new
     │   ├── TargetError         this machine cannot run it
     │   └── MissingEngineError  a path that does not exist (exit code 2, as a UsageError)
+    ├── RankError               a process that shares the model has ended, failed or is late; no step follows
     ├── RequestError            one request is wrong; others are not touched
     └── CapacityError           not enough memory or disk
 
@@ -117,6 +118,10 @@ class TargetError(EngineError):
 
 class MissingEngineError(EngineError, UsageError):
     """The path of an Engine does not exist."""
+
+
+class RankError(IngotError):
+    """The processes that share a model cannot go on together: start all of them again."""
 
 
 class RequestError(IngotError):

@@ -36,12 +36,12 @@ _WAYS = {
     "swap_space": "leave it out: what is preempted is computed again",
     "cpu_offload_gb": "leave it out: weights lie in one memory",
     "seed": "SamplingParams(seed=...)",
-    "pipeline_parallel_size": "leave it out: an engine has one rank in this version",
+    "pipeline_parallel_size": "leave it out: ranks share each layer, see ingot build --tp_size",
     "data_parallel_size": "open one LLM per process",
     "enforce_eager": "leave it out: kernels are compiled before, and no graph is captured",
     "max_seq_len_to_capture": "leave it out: no graph is captured",
     "compilation_config": "leave it out: kernels are compiled before",
-    "disable_custom_all_reduce": "leave it out: an engine has one rank in this version",
+    "disable_custom_all_reduce": 'leave it out: collectives="mpi" of ModelRunner.from_dir',
     "trust_remote_code": _NO_CODE,
     "tokenizer": _OWN_TOKENIZER,
     "tokenizer_mode": _OWN_TOKENIZER,
@@ -126,7 +126,7 @@ class LLM(EngineLLM):
         max_model_len           tokens of a request, prompt included; for an engine at most its max_seq_len
         max_num_seqs            requests running at once; for an engine at most its max_batch_size
         max_num_batched_tokens  tokens per step; for an engine at most its max_num_tokens
-        tensor_parallel_size    1: an engine has one rank yet
+        tensor_parallel_size    1: ingot build --tp_size makes engines of several ranks
         gpu_memory_utilization  refused: kv_cache_memory says how much memory the KV cache takes
         precision, activations, kv_cache_dtype
                                 of the build, as in `ingot build`; refused for an engine, which has its own
@@ -187,10 +187,11 @@ class LLM(EngineLLM):
 def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:
     if not isinstance(tensor_parallel_size, int) or tensor_parallel_size != 1:
         raise UsageError(
-            "tensor_parallel_size: an engine has one rank in this version",
+            "tensor_parallel_size: ranks are decided when an engine is built",
             expected="1",
             got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
-            hint="leave tensor_parallel_size out; to use several GPUs, run a process with an engine for each",
+            hint="leave tensor_parallel_size out; ingot build --tp_size makes an engine of several ranks for CPUs; "
+            "to use several GPUs, run a process with an engine for each",
         )
     if gpu_memory_utilization is not None:
         raise UsageError(

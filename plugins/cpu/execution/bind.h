@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "execution/arguments.h"
@@ -10,6 +12,7 @@
 #include "execution/plan_check.h"
 #include "execution/plan_spec.h"
 #include "execution/registry.h"
+#include "ranks/rank_group.h"
 
 namespace ingot {
 
@@ -33,7 +36,21 @@ struct PlanMemory {
   std::byte* arena;
   std::vector<std::byte*> kv;  // of each cache group
   std::string isa;             // kernels of higher levels are refused
+  RankGroup* group = nullptr;  // of the ranks that compute the plan together
+
+  std::map<std::string, Meeting> meetings = {};  // by step
+  // What a step finds in a slot of the ranks instead of the arena, by step and buffer: the steps that make what a
+  // collective takes write it where the ranks meet.
+  std::map<std::pair<std::string, std::string>, std::byte*> in_slots = {};
+
+  std::byte* at(const std::string& step, const BufferSpec& buffer) const {
+    const auto found = in_slots.find({step, buffer.name});
+    return found == in_slots.end() ? arena + buffer.offset : found->second;
+  }
 };
+
+// Finds the meetings of a plan's steps, and what lies in slots.
+void place_meetings(const PlanSpec& plan, PlanMemory& memory);
 
 // Throws std::invalid_argument that names the step or buffer and what is wrong.
 std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory,

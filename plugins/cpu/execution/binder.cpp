@@ -155,9 +155,65 @@ StateSlots Binder::layer_state(int64_t numbers) const {
                     .tokens = 0};
 }
 
+RankGroup* Binder::group() const {
+  const int64_t ranks = attr_int("ranks", 2, RankGroup::kMostRanks);
+  check(memory_.group != nullptr && memory_.group->count() == ranks,
+        std::to_string(ranks) + " ranks compute it together, and " +
+            std::to_string(memory_.group == nullptr ? 1 : memory_.group->count()) + " are here");
+  return memory_.group;
+}
+
+const Meeting& Binder::meeting(const BufferSpec* x, int64_t cols) const {
+  const int64_t bytes = product(product(buffer_rows(plan_, *x), cols), sizeof(float));
+  check(bytes <= static_cast<int64_t>(memory_.group->slot_bytes()), "the ranks' slots are too small for " + x->name);
+  return memory_.meetings.at(step_->name);
+}
+
 void BoundStep::set_counts(const Batch& batch) {
   const int64_t rows = counts_logits ? batch.rows : batch.tokens;
   args.set_counts(batch, rows, tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3]);
+}
+
+const float* Binder::to_be_copied(const BufferSpec* x) const {
+  return memory_.in_slots.contains({step_->name, x->name}) ? nullptr : at(x);
+}
+
+namespace {
+
+bool has(const std::vector<std::string>& names, const std::string& name) { return std::ranges::count(names, name) > 0; }
+
+// The first of the steps that make what the collective at `last` takes, one in the place of another. `last` itself
+// where they cannot write it into a slot: it is read elsewhere, or begun before the collective at `before` has freed
+// the slot.
+size_t first_maker(const std::vector<StepSpec>& steps, const std::string& x, size_t last, size_t before) {
+  for (size_t after = last + 1; after < steps.size() && !has(steps[after - 1].outputs, x); ++after)
+    if (has(steps[after].inputs, x)) return last;
+  for (size_t i = last; i-- > before + 1;) {
+    const bool writes = has(steps[i].outputs, x), reads = has(steps[i].inputs, x);
+    if (writes && !reads) return i;
+  }
+  return last;
+}
+
+}  // namespace
+
+void place_meetings(const PlanSpec& plan, PlanMemory& memory) {
+  if (memory.group == nullptr) return;
+  size_t before = SIZE_MAX;  // so that the first step is behind it
+  int64_t number = 0;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const StepSpec& step = plan.steps[i];
+    const Kernel* const kernel = find_kernel(step.kernel);
+    const Op* const op = kernel == nullptr ? nullptr : find_op(*kernel);
+    if (op == nullptr || !op->meets_ranks || step.inputs.empty()) continue;
+    const std::string& x = step.inputs[0];
+    const int slot = static_cast<int>(number % RankGroup::kSlots);
+    memory.meetings[step.name] = {.number = ++number, .slot = slot, .name = step.name.c_str()};
+    if (const size_t first = first_maker(plan.steps, x, i, before); first < i)
+      for (size_t maker = first; maker <= i; ++maker)
+        memory.in_slots[{plan.steps[maker].name, x}] = memory.group->own(slot);
+    before = i;
+  }
 }
 
 std::vector<BoundStep> bind_steps(const PlanSpec& plan, const std::vector<StepSpec>& steps, const PlanMemory& memory,

@@ -30,6 +30,7 @@ struct Op {
   void (*bind)(const Binder& step, BoundStep& bound);  // checks the step and fills the struct of its kernels
   bool shares_by_rows = false;      // its kernels take nothing from the team but their share of the rows
   bool takes_private_rows = false;  // x may lie in the memory of each thread, computed by itself
+  bool meets_ranks = false;         // its kernels wait for the other ranks
   bool norms_rows = false;          // those of its kernels that prepare rows, into scratch, norm each one where told to
   int32_t (*tactics)(const Kernel& kernel) = nullptr;  // how many ways a plan may choose from; null: there is one
 };
@@ -111,6 +112,11 @@ class Binder {
     return found;
   }
 
+  // The ranks that compute the plan, and where they meet in this step, to which each brings rows of at most `cols`.
+  RankGroup* group() const;
+  const Meeting& meeting(const BufferSpec* x, int64_t cols) const;
+  const float* to_be_copied(const BufferSpec* x) const;  // x; null where it lies in the slot already
+
   const BufferSpec* optional_buffer(const std::string& name, int64_t cols) const {
     return name.empty() ? nullptr : buffer(name, cols);
   }
@@ -120,7 +126,7 @@ class Binder {
   const int32_t* given(size_t index, const std::string& name) const;
 
   float* at(const BufferSpec* buffer) const {
-    return buffer == nullptr ? nullptr : reinterpret_cast<float*>(memory_.arena + buffer->offset);
+    return buffer == nullptr ? nullptr : reinterpret_cast<float*>(memory_.at(step_->name, *buffer));
   }
 
   void same_rows(const BufferSpec* a, const BufferSpec* b) const {

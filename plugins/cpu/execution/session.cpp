@@ -67,23 +67,26 @@ void check_ahead(const BatchView& batch, const DrawsView& draws, const AheadView
 
 }  // namespace
 
-Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa)
+Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa,
+                 std::shared_ptr<RankGroup> group)
     : plan_(checked(std::move(plan))),
       kv_sizes_(plan_.caches.begin(), plan_.caches.end()),
       threads_(threads),
       arena_(static_cast<size_t>(plan_.arena_bytes), static_cast<size_t>(plan_.arena_bytes) >= kHugePage),
+      group_(std::move(group)),
       batch_(plan_.limits, plan_.caches),
       sampler_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols),
       hides_(std::ranges::any_of(plan_.inputs, [](const InputSpec& each) { return each.name == "whole_rows"; })) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
   if (!offers_isa(isa)) throw std::invalid_argument("this machine does not offer " + isa);
-  PlanMemory memory{weights, weight_bytes, arena_.data(), {}, isa};
+  memory_ = {weights, weight_bytes, arena_.data(), {}, isa, group_.get()};
   for (const CacheSizes& sizes : kv_sizes_) {
     kv_.emplace_back(static_cast<size_t>(sizes.total), static_cast<size_t>(sizes.total) >= kHugeKv);
-    memory.kv.push_back(kv_.back().data());
+    memory_.kv.push_back(kv_.back().data());
   }
-  steps_ = bind_steps(plan_, plan_.steps, memory, batch_);
+  place_meetings(plan_, memory_);
+  steps_ = bind_steps(plan_, plan_.steps, memory_, batch_);
   variants_ = bind_variants(plan_, steps_);
   one_by_one_ = one_by_one(plan_, steps_.size());
   taken_.resize(steps_.size());
@@ -154,19 +157,81 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
   }
   sampler_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
   if (hides_ && !logits_wanted && taps_.empty()) sampler_.leave_best_only(batch_.whole_rows);
+  sample_args_ = sampler_.arguments(logits_, drawn);
+  if (group_ != nullptr) group_->begin_step(packed_batch());
+  compute_batch(interrupted);
+  return sampler_.record(drawn, hides_);  // whatever this step has left out
+}
+
+// All steps of the plan, and the draws.
+void Session::compute_batch(const std::function<bool()>& interrupted) {
   for (BoundStep& step : steps_) step.set_counts(batch_);
   taken_variant_ = &choose_variant();
-  sample_args_ = sampler_.arguments(logits_, drawn);
   interrupted_ = &interrupted;
   next_check_ns_ = now_ns() + kCheckNs;
   last_step_.reset();
+  interrupted_late_ = false;
   stamps_.clear();
   stamp();
   ThreadPool::instance().run(
       threads_, [](void* self, const Team& team) { static_cast<Session*>(self)->execute(team); }, this);
   stamp();
-  if (last_step_.decided()) throw StepInterrupted{};
-  return sampler_.record(drawn, hides_);  // whatever this step has left out
+  if (group_ != nullptr && group_->failed()) throw RankError(group_->failure());
+  if (last_step_.decided() || interrupted_late_) throw StepInterrupted{};
+}
+
+void Session::follow(const std::function<bool()>& interrupted) {
+  const auto held = lock();
+  require_open();
+  if (group_ == nullptr || group_->rank() == 0) throw std::invalid_argument("only ranks after the first follow it");
+  try {
+    for (;;) {
+      const NextStep next = group_->next_step(packed_, interrupted);
+      if (next == NextStep::kInterrupted) throw StepInterrupted{};
+      if (next == NextStep::kNone) return;
+      batch_.assign(unpacked_batch());
+      sampler_.lay_out({}, {}, std::nullopt, batch_.rows);
+      compute_batch(interrupted);
+    }
+  } catch (const std::invalid_argument& error) {
+    group_->fail("rank " + std::to_string(group_->rank()) + " refuses a step: " + error.what());
+    throw RankError(group_->failure());
+  }
+}
+
+std::span<const int32_t> Session::packed_batch() {
+  packed_.clear();
+  const auto count = [](auto n) { return static_cast<int32_t>(n); };
+  const auto append = [this](const std::vector<int32_t>& from, int64_t n) {
+    packed_.insert(packed_.end(), from.begin(), from.begin() + n);
+  };
+  packed_ = {count(batch_.tokens), count(batch_.sequences), count(batch_.rows), count(batch_.table_width)};
+  append(batch_.ids, batch_.tokens);
+  append(batch_.query_starts, batch_.sequences + 1);
+  append(batch_.past_lengths, batch_.sequences);
+  append(batch_.logit_rows, batch_.rows);
+  append(batch_.block_tables, std::ssize(batch_.block_tables));
+  return packed_;
+}
+
+BatchView Session::unpacked_batch() const {
+  constexpr size_t kSizes = 4;
+  size_t at = kSizes;
+  const auto taken = [&](int64_t n) {
+    const auto size = static_cast<size_t>(n);
+    if (n < 0 || size > packed_.size() - at) throw std::invalid_argument("the batch of a step is cut off");
+    at += size;
+    return std::span<const int32_t>(packed_).subspan(at - size, size);
+  };
+  if (packed_.size() < kSizes) throw std::invalid_argument("the batch of a step is cut off");
+  BatchView view;
+  view.ids = taken(packed_[0]);
+  view.query_starts = taken(int64_t{packed_[1]} + 1);
+  view.past_lengths = taken(packed_[1]);
+  view.logit_rows = taken(packed_[2]);
+  view.table_width = packed_[3];
+  view.block_tables = std::span<const int32_t>(packed_).subspan(at);
+  return view;
 }
 
 // The tokens of a step, with what sequences drew last where its batch leaves that to the session.
@@ -212,7 +277,9 @@ void Session::execute(const Team& team) {
     if (batch_.rows > 0 || !step.counts_logits) compute(step, call, mine);
     if (team.index == 0) {
       taken_[call.step] = team.items_taken();
-      stop = pause_or_interrupted() || stop;
+      const bool asked = pause_or_interrupted();
+      interrupted_late_ = interrupted_late_ || (asked && group_ != nullptr);  // the other ranks are in the step, too
+      stop = (group_ == nullptr ? asked : group_->failed()) || stop;
     }
     if (call.waits && last_step_.passed(team, call.step, stop)) return;
     if (taps_.contains(step.name)) {
@@ -312,7 +379,7 @@ bool Session::pause_or_interrupted() {
 void Session::after_step(size_t index) {
   for (const BufferSpec* buffer : steps_[index].outputs) {
     const int64_t rows = buffer->rows == "logits" ? batch_.rows : batch_.tokens;
-    const auto* begin = reinterpret_cast<const float*>(arena_.data() + buffer->offset);
+    const auto* begin = reinterpret_cast<const float*>(memory_.at(steps_[index].name, *buffer));
     tapped_.push_back({steps_[index].name, buffer->name, rows, buffer->cols, {begin, begin + rows * buffer->cols}});
   }
 }
@@ -323,10 +390,13 @@ void Session::require_open() const {
 
 void Session::close() {
   const auto held = lock();
+  if (!closed_ && group_ != nullptr) group_->close();
   closed_ = true;
+  memory_ = {};
   steps_.clear();
   kv_.clear();
   for (Region* region : {&arena_, &shared_, &own_}) *region = Region();
+  group_.reset();
 }
 
 void Session::set_step_delay(double seconds) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -15,6 +16,7 @@
 #include "execution/memory.h"
 #include "execution/plan_spec.h"
 #include "execution/variants.h"
+#include "ranks/rank_group.h"
 #include "sampling/sampling.h"
 #include "threads/refusing_mutex.h"
 #include "threads/threads.h"
@@ -37,13 +39,18 @@ struct AheadView {
   const int32_t* stop;  // other threads write it
 };
 
+// With several ranks, each has a session of its own share. The first one is asked for steps, and draws; all others
+// follow it, step by step.
+//
 // Any thread may call anything at any time: all but the delay waits for the step that runs. What a signal handler calls
 // in the middle of a step throws std::invalid_argument.
 class Session {
  public:
   // `weights` must stay valid and unchanged while the session lives. Throws std::invalid_argument for a plan that is
   // wrong or that this machine cannot run, std::bad_alloc where memory is short, ThreadStartError where threads are.
-  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa);
+  // group: the ranks that compute the plan together; null where this one is alone.
+  Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, int threads, const std::string& isa,
+          std::shared_ptr<RankGroup> group = nullptr);
 
   // Hold a sequence in a slot, and forget it. Throw std::invalid_argument in words.
   void start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt);
@@ -54,6 +61,9 @@ class Session {
   // [logit rows, vocab_size].
   DrawResult run(const BatchView& view, const DrawsView& draws, const std::optional<AheadView>& ahead,
                  const std::function<bool()>& interrupted, std::vector<float>* logits);
+  // For ranks after the first: computes what the first rank's session is asked for, until that closes. Throws
+  // RankError, StepInterrupted.
+  void follow(const std::function<bool()>& interrupted);
   // Draws for the sequences in `slots` from given logits, probabilities from raw ones: both [slots, logit_cols()].
   DrawResult draw(std::span<const int32_t> slots, const float* logits, const float* raw);
   int64_t logit_cols() const { return plan_.limits.vocab_size; }
@@ -89,6 +99,9 @@ class Session {
   std::unique_lock<RefusingMutex> lock();
   bool step(const BatchView& view, const DrawsView& draws, const std::function<bool()>& interrupted, bool logits_wanted,
             DrawResult& drawn);
+  void compute_batch(const std::function<bool()>& interrupted);
+  std::span<const int32_t> packed_batch();
+  BatchView unpacked_batch() const;
   void put_last_tokens(const BatchView& view, std::span<const int32_t> slots);
   void execute(const Team& team);
   void compute(const BoundStep& step, const BoundCall& call, const Team& team);
@@ -108,8 +121,11 @@ class Session {
   std::vector<Region> kv_;  // of each cache group
   Region own_;  // [threads][kPrivateRowElements] floats: what a norm that each thread computes for itself leaves to
                 // products
+  std::shared_ptr<RankGroup> group_;
+  std::vector<int32_t> packed_;  // the step's batch, as it goes to other ranks
   Batch batch_;
   std::vector<int32_t> ids_, draw_slots_;  // of the step: its tokens; where the sequences are that draw
+  PlanMemory memory_;
   std::vector<BoundStep> steps_;
   std::vector<BoundVariant> variants_;  // for more and more tokens
   BoundVariant one_by_one_;             // what taps look at, and what runs where no variant is for so many tokens
@@ -132,6 +148,7 @@ class Session {
   const std::function<bool()>* interrupted_ = nullptr;
   int64_t next_check_ns_ = 0;
   LastStep last_step_;
+  bool interrupted_late_ = false;  // a step of several ranks, which goes on to its end
 };
 
 }  // namespace ingot

@@ -23,6 +23,7 @@ from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Step
 from ingot.plugins.cpu.native import barrier_seconds, core_count, peak_flops, peak_name, read_bandwidth
 from ingot.plugins.plan_work import PlanWork
+from ingot.runtime.distributed import require_one_rank
 from ingot.runtime.session import load_engine
 from ingot.step_io import Int32, TimedSession
 from ingot.step_work import Work
@@ -122,6 +123,7 @@ class KernelsReport:
 def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
     """Prefill, then decode steps of every batch size, after the prompt that the prefill left in the KV cache."""
     shape = _shape(options, read_plan(options.engine_dir))
+    require_one_rank(options.engine_dir, "ingot bench kernels")
     loaded = load_engine(
         options.engine_dir, runtime_config(threads=options.threads, isa=options.isa, target=options.target)
     )

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from ingot.bench.bytes_read import best_rows, decode_bytes, machine_bandwidth, weight_bytes_per_step
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
+from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Limits, Plan
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import join_ranks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +80,8 @@ def bench_latency(options: LatencyOptions, progress: Callable[[str, int, int], N
             got=str(most),
             hint="lower it, or build with a larger --max_batch_size",
         )
+    config = RuntimeConfig(threads=options.threads, isa=options.isa, target=options.target, use_mmap=options.use_mmap)
+    join_ranks(options.engine_dir, config)
     with ModelRunner.from_dir(
         options.engine_dir, threads=options.threads, isa=options.isa, target=options.target, use_mmap=options.use_mmap
     ) as runner:

@@ -19,6 +19,7 @@ from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
 from ingot.engine import read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Limits
+from ingot.runtime.distributed import require_one_rank
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Outlet
 from ingot.runtime.request import Request
@@ -115,6 +116,7 @@ class ServeReport:
 
 def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]) -> ServeReport:
     """Search the goodput of both modes, one run of each in turn."""
+    require_one_rank(options.engine_dir, "ingot bench serve --offline")
     max_input, max_output = _clips(options, read_manifest(options.engine_dir).limits)
     rows = scale_lengths(read_trace(options.trace, options.num_requests), options.length_scale, max_input, max_output)
     with contextlib.ExitStack() as open_runners:

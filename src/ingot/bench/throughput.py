@@ -8,9 +8,11 @@ from pathlib import Path
 from ingot.bench.bytes_read import best_rows, kv_bytes_per_token, machine_bandwidth, state_bytes, weight_bytes_per_step
 from ingot.bench.latency import check_lengths
 from ingot.bench.timing import GREEDY, Round, random_prompts, time_requests
+from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
 from ingot.engine import read_manifest
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import join_ranks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,8 @@ class ThroughputReport:
 def bench_throughput(options: ThroughputOptions, progress: Callable[[str, int, int], None]) -> ThroughputReport:
     """Run the same load `repetitions` times after `warmup` untimed rounds."""
     check_lengths(read_manifest(options.engine_dir).limits, input_len=options.input_len, output_len=options.output_len)
+    config = RuntimeConfig(threads=options.threads, isa=options.isa, target=options.target, use_mmap=options.use_mmap)
+    join_ranks(options.engine_dir, config)
     with ModelRunner.from_dir(
         options.engine_dir,
         threads=options.threads,

@@ -12,7 +12,7 @@ _LORA = "adapters do not exist yet: merge the adapter into the weights before in
 _CONFIG = (
     "the shape of the model comes from its config.json; convert --config FILE --random_weights SEED takes one alone"
 )
-_RANKS = "an engine has one rank in this version, so weights are not divided"
+_RANKS = "only --tp_size divides an engine among ranks"
 _DRAFT = "speculative decoding does not exist yet"
 _TENSORRT = "ingot's own compiler has no such setting; see `ingot build --help`"
 _META = "convert the model to a Hugging Face directory first; --model_dir takes it"

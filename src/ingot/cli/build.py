@@ -19,7 +19,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
 from ingot.plugins.cuda.forecast import forecasts
 from ingot.plugins.registry import find_targets
-from ingot.plugins.target import RunsRanks
+from ingot.plugins.target import JoinsRanks, RunsRanks
 
 _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_plugin
 
@@ -88,7 +88,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     help="Make the sums of the products behind attention and activations in this many parts, a power of two. Another "
     "number gives other bits. Default: tp_size.",
 )
-@click.option("--tp_size", type=positive, help="Divide each layer among this many ranks; more than 1 for ref only.")
+@click.option("--tp_size", type=positive, help="Divide each layer among this many ranks, on CPU targets and ref.")
 @click.option("--pp_size", type=positive, help="Divide the layers among this many ranks; only 1 yet.")
 @click.option(
     "--config",
@@ -226,14 +226,16 @@ def _agreed(option: str, given: str | None, recipe: str | None) -> str | None:
 
 def _tp_size(options: dict[str, Any], defaults: BuildDefaults) -> int:
     """Raises UsageError for ranks that do not exist yet."""
-    ranked = all(isinstance(target, RunsRanks) for target in find_targets(options["target"]))
+    ranked = all(isinstance(target, (RunsRanks, JoinsRanks)) for target in find_targets(options["target"]))
     for name in ("tp_size", "pp_size"):
         size = options[name] or getattr(defaults, name) or 1
         if size > 1 and not (name == "tp_size" and ranked):
             origin = "" if options[name] else ", recorded by convert"
             raise UsageError(
-                f"--{name} {size}{origin}: on CPUs and GPUs an engine has one rank in this version",
-                hint=f"give --{name} 1" + ("; --target ref takes more" if name == "tp_size" else ""),
+                f"--{name} {size}{origin}: "
+                + ("on GPUs" if name == "tp_size" else "in this version")
+                + " an engine has one rank",
+                hint=f"give --{name} 1" + ("; CPU targets and ref take more" if name == "tp_size" else ""),
             )
     return options["tp_size"] or defaults.tp_size or 1
 

@@ -13,13 +13,15 @@ import click
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.exit_codes import DONE, FAILED
 from ingot.cli.sampling_options import Prompt, Sampling, read_prompts
-from ingot.cli.values import as_json, byte_size, log_level, positive, target_isa, use_mmap
+from ingot.cli.values import as_json, byte_size, log_level, positive, ranks, target_isa, use_mmap
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
+from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
 from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import join_ranks, load_engine
 from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -79,6 +81,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
     help="Use at most so much memory for the KV cache, e.g. 2GiB.",
 )
 @use_mmap
+@ranks
 @target_isa
 @as_json
 @log_level
@@ -90,6 +93,8 @@ def command(
     threads: int | None,
     kv_cache_memory: int | None,
     use_mmap: bool,
+    rank_timeout: float,
+    collectives: str,
     isa: str | None,
     target: str | None,
     as_json: bool,
@@ -106,11 +111,18 @@ def command(
     options = Sampling(**sampling)
     if prompts or input_file is None:  # a line of a file may yet say otherwise
         _check(options)
-    entries = read_prompts(prompts, input_file, options)
-    opened = ModelRunner.from_dir(
-        engine_dir, threads=threads, isa=isa, target=target, kv_cache_memory=kv_cache_memory, use_mmap=use_mmap
+    config = RuntimeConfig(
+        threads=threads,
+        isa=isa,
+        target=target,
+        kv_cache_memory=kv_cache_memory,
+        use_mmap=use_mmap,
+        rank_timeout=rank_timeout,
+        collectives=collectives,
     )
-    with opened as runner, CliConsole(LEVELS[log_level]) as console:
+    join_ranks(engine_dir, config)
+    entries = read_prompts(prompts, input_file, options)
+    with ModelRunner(load_engine(engine_dir, config), config) as runner, CliConsole(LEVELS[log_level]) as console:
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
             console.warn(f"generation_config.json: ingot does not apply {setting}; this setting is ignored")

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from ingot.cli.console import LEVELS, CliConsole, Level
-from ingot.cli.values import byte_size, log_level, positive, target_isa, use_mmap
-from ingot.configs.runtime import Policy
+from ingot.cli.values import byte_size, log_level, positive, ranks, target_isa, use_mmap
+from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.configs.serve import ServeConfig
 from ingot.errors import UsageError
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import join_ranks, load_engine
 
 _LOGGED = {
     Level.ERROR: logging.ERROR,
@@ -164,6 +165,7 @@ _seconds = click.FloatRange(min=0)
     help="Aim at this time per output token, in ms: prompts are cut into smaller chunks to keep it.",
 )
 @use_mmap
+@ranks
 @target_isa
 @log_level
 def command(
@@ -180,6 +182,8 @@ def command(
     policy: str,
     tpot_target: float | None,
     use_mmap: bool,
+    rank_timeout: float,
+    collectives: str,
     isa: str | None,
     target: str | None,
     log_level: str,
@@ -214,19 +218,23 @@ def command(
             hint="pip install 'ingot[serve]'",
         ) from error
 
+    opening = RuntimeConfig(
+        threads=threads,
+        isa=isa,
+        kv_cache_memory=kv_cache_memory,
+        max_batch_size=max_batch_size,
+        max_num_tokens=max_num_tokens,
+        policy=Policy(policy),
+        tpot_target=tpot_target,
+        target=target,
+        use_mmap=use_mmap,
+        rank_timeout=rank_timeout,
+        collectives=collectives,
+    )
+    join_ranks(engine_dir, opening)
+
     def open_runner() -> ModelRunner:
-        return ModelRunner.from_dir(
-            engine_dir,
-            threads=threads,
-            isa=isa,
-            kv_cache_memory=kv_cache_memory,
-            max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens,
-            policy=policy,
-            tpot_target=tpot_target,
-            target=target,
-            use_mmap=use_mmap,
-        )
+        return ModelRunner(load_engine(engine_dir, opening), opening)
 
     def on_start(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host

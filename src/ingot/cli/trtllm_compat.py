@@ -50,7 +50,7 @@ def _fused(name: str, way: str) -> Spelling:
     return dataclasses.replace(_switch(name, way), hidden=True)
 
 
-_NO_RANKS = "an engine has one rank in this version, so nothing is sent between GPUs"
+_NO_RANKS = "an engine for GPUs has one rank in this version, so nothing is sent between them"
 _TYPES = ("auto", "enable", "float16", "float32", "bfloat16")
 
 SPELLINGS = (
@@ -77,12 +77,7 @@ SPELLINGS = (
         refused=("2 and more",),
         way="beam search does not exist yet; num_return_sequences gives several samples of one prompt",
     ),
-    Spelling(
-        name="workers",
-        accepted=("1",),
-        refused=("2 and more",),
-        way="an engine has one rank in this version, and one process builds a rank",
-    ),
+    Spelling(name="workers", accepted=("1",), refused=("2 and more",), way="one process builds all ranks"),
     Spelling(
         name="profiling_verbosity",
         accepted=("layer_names_only", "detailed"),

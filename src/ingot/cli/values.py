@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ingot.cli.console import LEVELS
-from ingot.configs.runtime import ISA_LEVELS
+from ingot.configs.runtime import COLLECTIVES, ISA_LEVELS
 from ingot.configs.sizes import parse_bytes
 from ingot.errors import UsageError
 
@@ -56,6 +56,26 @@ def use_mmap(function: Callable[..., Any]) -> Callable[..., Any]:
         help="Read weights from the mapped file, which processes share. Default: from a copy in 2 MiB pages, which is "
         "faster.",
     )(function)
+
+
+def ranks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the options `--rank_timeout` and `--collectives`."""
+    late = click.option(
+        "--rank_timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="With several ranks: end all of them when one is so late.",
+    )
+    where = click.option(
+        "--collectives",
+        type=click.Choice(COLLECTIVES),
+        default="auto",
+        show_default=True,
+        help="With several ranks: meet in shared memory or by MPI. auto: in shared memory if all are on one machine.",
+    )
+    return late(where(function))
 
 
 def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,81 @@
+"""Where the processes of an engine's ranks meet: shared memory, which the first rank makes, or MPI."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from ingot.errors import IngotError, RankError
+from ingot.plan import Plan, Rows, Step
+from ingot.plugins.cpu.native import _cpu
+from ingot.plugins.registry import find_op
+from ingot.plugins.target import RankLink, SessionOptions
+
+_SIZES = 4  # numbers ahead of a batch's arrays
+_FLOAT = 4  # bytes
+
+
+@contextlib.contextmanager
+def rank_errors() -> Iterator[None]:
+    """Native words as RankError."""
+    try:
+        yield
+    except _cpu.RankError as error:
+        raise RankError(
+            "the ranks of the engine do not compute any more",
+            got=str(error),
+            hint="look at what that rank has said, and start all ranks again",
+        ) from error
+
+
+def open_group(plan: Plan, link: RankLink, options: SessionOptions) -> "_cpu.RankGroup":
+    """The ranks of `link`, each of which calls this. Raises RankError."""
+    if options.shared_memory:
+        return _open_window(plan, link, options.rank_timeout)
+    if (calls := link.mpi_calls()) is None:
+        raise RankError("MPI has not started the ranks", hint="give all ranks one machine, or start them by mpirun")
+    return _cpu.MpiGroup(calls, link.rank, link.count, _slot_bytes(plan), options.rank_timeout)
+
+
+def _open_window(plan: Plan, link: RankLink, timeout: float) -> "_cpu.Window":
+    slot, words = _slot_bytes(plan), _batch_words(plan)
+    file, path = -1, ""
+    try:
+        if link.rank == 0:
+            file = os.memfd_create("ingot ranks", os.MFD_CLOEXEC)
+            os.ftruncate(file, _cpu.Window.bytes(link.count, slot, words))
+            path = f"/proc/{os.getpid()}/fd/{file}"
+        path = link.exchange(path)[0]
+        window: _cpu.Window | None = None
+        problem = ""
+        try:
+            with rank_errors():
+                window = _cpu.Window(path, link.rank, link.count, slot, words, timeout)
+        except IngotError as error:
+            problem = str(error.got)
+        problems = [each for each in link.exchange(problem) if each]
+    finally:
+        if file >= 0:
+            os.close(file)  # those who have it hold it
+    if window is None or problems:
+        raise RankError("the ranks cannot share memory", got="; ".join(problems), hint="leave --collectives shm out")
+    return window
+
+
+def _slot_bytes(plan: Plan) -> int:
+    """That a rank brings to the others in one step of the plan, at most."""
+    return max((_brought(plan, step) for step in plan.steps if find_op(step.op).collective is not None), default=0)
+
+
+def _brought(plan: Plan, step: Step) -> int:
+    x = next(buffer for buffer in plan.buffers if buffer.name == step.inputs[0])
+    rows = plan.limits.max_num_tokens if x.rows is Rows.TOKENS else plan.limits.max_logit_rows
+    columns = -(-int(step.attrs["columns"]) // int(step.attrs["ranks"])) if "columns" in step.attrs else x.cols
+    return rows * max(x.cols, columns) * _FLOAT
+
+
+def _batch_words(plan: Plan) -> int:
+    """Numbers of a step's batch, at most: ids, starts, lengths, logit rows, and the block tables."""
+    limits = plan.limits
+    blocks = -(-plan.max_positions // plan.tokens_per_block) + 1
+    tables = len(plan.caches) * limits.max_batch_size * blocks
+    return _SIZES + limits.max_num_tokens + 2 * limits.max_batch_size + 1 + limits.max_logit_rows + tables

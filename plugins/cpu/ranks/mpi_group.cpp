@@ -1,0 +1,157 @@
+#include "ranks/mpi_group.h"
+
+#include <sched.h>
+#include <x86intrin.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <thread>
+
+namespace ingot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPolls = 2000, kYields = 2000;  // of a wait, before it sleeps between two looks
+constexpr std::chrono::microseconds kShort{50}, kIdle{500};
+constexpr std::chrono::milliseconds kAsk{100};
+constexpr int64_t kNoMore = -1;
+constexpr size_t kStatusBytes = 256;  // of any MPI_Status
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+void require(int code, const char* what) {
+  if (code != 0) throw RankError(std::string(what) + " of MPI says error " + std::to_string(code));
+}
+
+}  // namespace
+
+MpiGroup::MpiGroup(const MpiCalls& calls, int rank, int count, int64_t slot_bytes, double timeout)
+    : calls_(calls), rank_(rank), count_(count), slot_bytes_(static_cast<size_t>(slot_bytes)), timeout_(timeout) {
+  if (count < 2 || count > kMostRanks || rank < 0 || rank >= count || slot_bytes < 0 || slot_bytes > INT_MAX ||
+      !(timeout > 0))
+    throw std::invalid_argument("a group has 2 to " + std::to_string(kMostRanks) + " ranks, and slots below 2 GiB");
+  const size_t bytes = std::max<size_t>(slot_bytes_ * kSlots, 64);
+  own_ = Region(bytes, false);
+  all_ = Region(bytes * static_cast<size_t>(count), false);
+}
+
+const float* MpiGroup::of(int slot, int rank) const {
+  const auto at = static_cast<size_t>(slot), place = static_cast<size_t>(rank);
+  return reinterpret_cast<const float*>(all_.data() + at * slot_bytes_ * static_cast<size_t>(count_) +
+                                        place * brought_[at]);
+}
+
+bool MpiGroup::meet(const Team& team, const Meeting& meeting, size_t bytes) {
+  if (team.index == 0 && !failed()) {
+    using Call = int (*)(const void*, int, uintptr_t, void*, int, uintptr_t, uintptr_t, uintptr_t*);
+    brought_[static_cast<size_t>(meeting.slot)] = bytes;
+    uintptr_t request = 0;
+    const int size = static_cast<int>(bytes);
+    const int code = reinterpret_cast<Call>(calls_.iallgather)(own(meeting.slot), size, calls_.byte,
+                                                               const_cast<float*>(of(meeting.slot, 0)), size,
+                                                               calls_.byte, calls_.comm, &request);
+    if (code != 0)
+      fail("MPI_Iallgather says error " + std::to_string(code));
+    else
+      wait(request, meeting.name);
+  }
+  team.barrier();
+  return !failed();
+}
+
+void MpiGroup::begin_step(std::span<const int32_t> batch) {
+  if (failed()) throw RankError(failure());
+  ++step_;
+  batch_size_ = std::ssize(batch);
+  uintptr_t request = 0;
+  broadcast(&batch_size_, sizeof(batch_size_), request);
+  if (!wait(request, "the beginning")) throw RankError(failure());
+  broadcast(const_cast<int32_t*>(batch.data()), batch.size_bytes(), request);
+  if (!wait(request, "the beginning")) throw RankError(failure());
+}
+
+NextStep MpiGroup::next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) {
+  if (!waits_for_next_) broadcast(&batch_size_, sizeof(batch_size_), next_);
+  waits_for_next_ = true;
+  Clock::time_point asked = Clock::now();
+  for (int looks = 0; !done(next_); ++looks) {
+    if (looks < kPolls) continue;
+    std::this_thread::sleep_for(looks < kPolls + kYields ? kShort : kIdle);
+    if (Clock::now() - asked < kAsk) continue;
+    asked = Clock::now();
+    if (interrupted()) return NextStep::kInterrupted;
+  }
+  waits_for_next_ = false;
+  if (batch_size_ == kNoMore) return NextStep::kNone;
+  ++step_;
+  batch.resize(static_cast<size_t>(batch_size_));
+  uintptr_t request = 0;
+  broadcast(batch.data(), batch.size() * sizeof(int32_t), request);
+  if (!wait(request, "the beginning")) throw RankError(failure());
+  return NextStep::kBegun;
+}
+
+void MpiGroup::close() {
+  if (rank_ != 0 || failed()) return;
+  batch_size_ = kNoMore;
+  uintptr_t request = 0;
+  broadcast(&batch_size_, sizeof(batch_size_), request);
+  wait(request, "the end");
+}
+
+void MpiGroup::broadcast(void* data, size_t bytes, uintptr_t& request) const {
+  using Call = int (*)(void*, int, uintptr_t, int, uintptr_t, uintptr_t*);
+  request = 0;
+  const auto call = reinterpret_cast<Call>(calls_.ibcast);
+  require(call(data, static_cast<int>(bytes), calls_.byte, 0, calls_.comm, &request), "MPI_Ibcast");
+}
+
+bool MpiGroup::done(uintptr_t& request) const {
+  using Call = int (*)(uintptr_t*, int*, void*);
+  alignas(16) std::byte status[kStatusBytes];
+  int flag = 0;
+  require(reinterpret_cast<Call>(calls_.test)(&request, &flag, status), "MPI_Test");
+  return flag != 0;
+}
+
+bool MpiGroup::wait(uintptr_t& request, const char* name) {
+  const Clock::time_point begin = Clock::now();
+  try {
+    for (int looks = 0; !done(request); ++looks) {
+      if (looks < kPolls) {
+        _mm_pause();
+      } else if (looks < kPolls + kYields) {
+        sched_yield();
+      } else {
+        std::this_thread::sleep_for(kShort);
+        if (seconds_since(begin) < timeout_) continue;
+        fail("a rank did not come to " + std::string(name) + " of step " + std::to_string(step_) + ": rank " +
+             std::to_string(rank_) + " waited " + std::to_string(static_cast<int64_t>(seconds_since(begin))) + " s");
+        return false;
+      }
+    }
+  } catch (const RankError& error) {
+    fail(error.what());
+    return false;
+  }
+  return true;
+}
+
+void MpiGroup::fail(const std::string& words) {
+  const std::lock_guard held(words_lock_);
+  if (words_.empty()) words_ = words;
+  failed_.store(true, std::memory_order_release);
+}
+
+void MpiGroup::require_all() {
+  if (failed()) throw RankError(failure());
+}
+
+std::string MpiGroup::failure() const {
+  const std::lock_guard held(words_lock_);
+  return words_;
+}
+
+}  // namespace ingot

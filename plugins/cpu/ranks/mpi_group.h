@@ -1,0 +1,62 @@
+// Ranks of several machines meet by MPI: each gathers the parts of all and adds them up itself, in the order of the
+// ranks, since MPI's own sums have no fixed order.
+//
+// This module links no MPI. Python hands over the addresses of functions of the one that mpi4py has loaded, and its
+// handles, which are integers or pointers: either fits a word of the calling convention.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "execution/memory.h"
+#include "ranks/rank_group.h"
+
+namespace ingot {
+
+struct MpiCalls {
+  uintptr_t iallgather, ibcast, test;  // MPI_Iallgather, MPI_Ibcast, MPI_Test
+  uintptr_t comm, byte;                // a communicator of all ranks, MPI_BYTE
+};
+
+class MpiGroup final : public RankGroup {
+ public:
+  // timeout: seconds that a rank may be late. Throws std::invalid_argument, std::bad_alloc.
+  MpiGroup(const MpiCalls& calls, int rank, int count, int64_t slot_bytes, double timeout);
+
+  int rank() const override { return rank_; }
+  int count() const override { return count_; }
+  size_t slot_bytes() const override { return slot_bytes_; }
+  std::byte* own(int slot) override { return own_.data() + static_cast<size_t>(slot) * slot_bytes_; }
+  const float* of(int slot, int rank) const override;
+  bool meet(const Team& team, const Meeting& meeting, size_t bytes) override;
+  void begin_step(std::span<const int32_t> batch) override;
+  NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) override;
+  void close() override;
+  void fail(const std::string& words) override;
+  bool failed() const override { return failed_.load(std::memory_order_acquire); }
+  std::string failure() const override;
+  void require_all() override;  // MPI ends all processes when one has ended
+
+ private:
+  void broadcast(void* data, size_t bytes, uintptr_t& request) const;
+  bool done(uintptr_t& request) const;
+  // False, and the group has failed: the others have not come in time.
+  bool wait(uintptr_t& request, const char* name);
+
+  MpiCalls calls_;
+  int rank_, count_;
+  size_t slot_bytes_;
+  double timeout_;
+  Region own_, all_;                      // [slots], [slots][ranks]: what this rank brings, and what all have brought
+  std::array<size_t, kSlots> brought_{};  // bytes of each rank in the last meeting of a slot
+  int64_t batch_size_ = 0;
+  uintptr_t next_ = 0;  // request for the size of the next batch, where it is under way
+  bool waits_for_next_ = false;
+  int64_t step_ = 0;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex words_lock_;
+  std::string words_;
+};
+
+}  // namespace ingot

@@ -1,0 +1,228 @@
+"""Engines of several ranks: one process for each, started by MPI. The first one leads, the others follow.
+
+    rank 0   HTTP, scheduler, draws ──▶ Session.run ─┬─▶ batch of the step ──▶ every rank computes its share,
+    rank 1.. follow: Session.follow ◀────────────────┘                         and meets the others in collectives
+
+MPI starts the processes, ends them together, and says which rank each one is. While an engine opens they tell each
+other by `RankLink.exchange` what they have found; after that the sessions themselves meet.
+"""
+
+import atexit
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from ingot.engine import read_manifest
+from ingot.errors import IngotError, RankError, UsageError
+from ingot.manifest import MANIFEST_NAME
+from ingot.plugins.target import RankLink
+
+# What launchers tell the processes that they start: Open MPI and PMIx (Slurm), MPICH and Hydra (PMI).
+_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+# Ranks of one machine share its cores (`share_cores`), and its memory without MPI: what Open MPI keeps in /dev/shm
+# would stay there when a rank is killed. Root is the only user of many containers.
+_MPIRUN_SETTINGS = {
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_btl": "self,tcp",
+}
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+Said = TypeVar("Said")
+
+
+class MpiLink:
+    """The processes of MPI's COMM_WORLD."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._world = mpi, mpi.COMM_WORLD
+        self.rank: int = self._world.Get_rank()
+        self.count: int = self._world.Get_size()
+        if self.count > 1:  # a rank that fails takes all along: they would wait for it, and MPI for them
+            atexit.register(self._end_all)
+
+    def exchange(self, said: Any) -> list[Any]:
+        """All that the ranks say, in their order."""
+        heard: list[Any] = self._world.allgather(said)
+        return heard
+
+    def mpi_calls(self) -> tuple[int, int, int, int, int]:
+        """Functions of the library that mpi4py has loaded, and a communicator that nothing else uses."""
+        library = ctypes.CDLL(self._mpi.__file__)
+        names = ("MPI_Iallgather", "MPI_Ibcast", "MPI_Test")
+        first, second, third = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
+        self._own = self._world.Dup()
+        return first, second, third, self._own.handle, self._mpi.BYTE.handle
+
+    def leave(self) -> None:
+        """From now on this process may end by itself."""
+        atexit.unregister(self._end_all)
+
+    def _end_all(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._world.Abort(1)
+
+
+@functools.cache
+def find_link() -> MpiLink | None:
+    """The processes that MPI has started with this one; None where it has started none. Raises UsageError."""
+    if not any(name in os.environ for name in _STARTED):
+        return None
+    try:
+        link = MpiLink(importlib.import_module("mpi4py.MPI"))
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            "an engine of several ranks needs mpi4py, with the MPI that has started it",
+            got=str(error),
+            hint="pip install 'ingot[mpi]'",
+        ) from error
+    return link if link.count > 1 else None
+
+
+def require_link(ranks: int, directory: Path) -> MpiLink:
+    """Raises UsageError unless MPI has started as many processes as the engine has ranks."""
+    link = find_link()
+    if link is None or link.count != ranks:
+        raise UsageError(
+            f"{ranks} ranks compute the engine together, a process for each",
+            where=str(directory),
+            expected=f"{ranks} processes",
+            got="one that MPI has not started" if link is None else f"{link.count} processes",
+            hint=f"start this program with mpirun -n {ranks}",
+        )
+    return link
+
+
+def require_one_rank(directory: Path, what: str) -> None:
+    """Raises UsageError for what is not there yet with several ranks."""
+    if (ranks := read_manifest(directory).ranks) > 1:
+        raise UsageError(
+            f"{what} takes no engine of several ranks yet",
+            where=str(directory),
+            expected="an engine of one rank",
+            got=f"{ranks} ranks",
+            hint="take ingot bench latency or ingot bench throughput",
+        )
+
+
+def start_ranks(engine_dir: Path, ranks: int) -> NoReturn:
+    """Replace this process by mpirun with this command for each rank. Raises UsageError without one."""
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.is_file() else shutil.which("mpirun")
+    if mpirun is None or importlib.util.find_spec("mpi4py") is None:
+        raise UsageError(
+            f"{ranks} ranks compute the engine together, and nothing is here to start them",
+            where=str(engine_dir),
+            expected="mpirun and mpi4py",
+            got="no mpirun" if mpirun is None else "no mpi4py",
+            hint="pip install 'ingot[mpi]'",
+        )
+    command = [mpirun, "-n", str(ranks), sys.executable, "-m", "ingot", *sys.argv[1:]]
+    print(f"starting {ranks} ranks: {shlex.join(command)}", file=sys.stderr, flush=True)
+    settings = {**_MPIRUN_SETTINGS, **(_AS_ROOT if os.geteuid() == 0 else {})}
+    os.execve(mpirun, command, {**settings, **os.environ})
+
+
+def together(link: RankLink, make: Callable[[], Said]) -> list[Said]:
+    """What every rank makes, in their order. Where it raises in one rank, it raises in all: none waits for that one."""
+    made: Said | None = None
+    own: IngotError | None = None
+    try:
+        made = make()
+    except IngotError as error:
+        own = error
+    heard: list[tuple[Said | None, str | None]] = link.exchange((made, None if own is None else str(own)))
+    if own is not None:
+        raise own
+    for rank, (_, problem) in enumerate(heard):
+        if problem is not None:
+            raise RankError(f"rank {rank} cannot open the engine", got=problem)
+    return [each for each, _ in heard]  # type: ignore[misc]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """What a rank must know of the others before it takes memory and threads.
+
+    engine   hash of the manifest
+    machine  equal for processes of one machine
+    cpus     that the process may use
+    """
+
+    engine: str
+    machine: str
+    cpus: frozenset[int]
+
+    @classmethod
+    def here(cls, directory: Path) -> "RankPlace":
+        """This process. Raises EngineError where the directory is no engine."""
+        read_manifest(directory)
+        digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        machine = boot.read_text().strip() if boot.is_file() else os.uname().nodename
+        return cls(engine=digest, machine=machine, cpus=frozenset(os.sched_getaffinity(0)))
+
+
+def find_places(directory: Path, link: RankLink) -> list[RankPlace]:
+    """Asks every rank, and gives their answers in order. Raises RankError where they have different engines."""
+    places = together(link, lambda: RankPlace.here(directory))
+    for rank, place in enumerate(places):
+        if place.engine != places[0].engine:
+            raise RankError(
+                "the ranks have different engines",
+                where=str(directory),
+                expected=f"manifest {places[0].engine[:16]} of rank 0",
+                got=f"manifest {place.engine[:16]} of rank {rank}",
+                hint="give all ranks the same engine",
+            )
+    return places
+
+
+def local_ranks(places: Sequence[RankPlace], rank: int) -> list[int]:
+    """Ranks of this rank's machine, in order, itself included."""
+    return [other for other, place in enumerate(places) if place.machine == places[rank].machine]
+
+
+def share_memory(places: Sequence[RankPlace], wanted: str) -> bool:
+    """Whether all ranks meet in shared memory, else by MPI. wanted: `RuntimeConfig.collectives`. Raises RankError."""
+    one = len({place.machine for place in places}) == 1
+    if wanted == "shm" and not one:
+        raise RankError("the ranks cannot share memory", got="several machines", hint="leave --collectives shm out")
+    return one and wanted != "mpi"
+
+
+def share_cores(places: Sequence[RankPlace], rank: int) -> int | None:
+    """Keep this process to its own cores, where the launcher gave several ranks the same ones; neighbours together.
+
+    Before the session's threads start. Gives the threads of this rank; None: one for each core that it has.
+    """
+    same = [other for other in local_ranks(places, rank) if places[other].cpus == places[rank].cpus]
+    cores = _cores(places[rank].cpus)
+    if len(same) == 1:
+        return None
+    if len(cores) < len(same):
+        return 1
+    at = same.index(rank)
+    own = cores[len(cores) * at // len(same) : len(cores) * (at + 1) // len(same)]
+    os.sched_setaffinity(os.getpid(), {cpu for core in own for cpu in core})
+    return None
+
+
+def _cores(cpus: frozenset[int]) -> list[frozenset[int]]:
+    """CPUs that share a core, in the order of the first of each."""
+    found: dict[str, set[int]] = {}
+    for cpu in sorted(cpus):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        found.setdefault(siblings.read_text() if siblings.is_file() else str(cpu), set()).add(cpu)
+    return [frozenset(each) for each in found.values()]
