@@ -23,6 +23,8 @@ def test_every_value_reaches_its_field() -> None:
         "enable_chunked_prefill": False,
         "tpot_target": 6.5,
         "use_mmap": True,
+        "rank_timeout": 7.5,
+        "collectives": "mpi",
     }
     found = runtime_config(**given, kv_cache_memory="2MB", policy="guaranteed_no_evict")
     assert dataclasses.asdict(found) == {**given, "kv_cache_memory": 2_000_000, "policy": Policy.GUARANTEED_NO_EVICT}

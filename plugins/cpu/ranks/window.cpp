@@ -143,7 +143,7 @@ NextStep Window::next_step(std::vector<int32_t>& batch, const std::function<bool
   const Waited waited = wait_for(0, number(0), kBegin, &interrupted);
   if (waited == Waited::kInterrupted) --step_;
   if (waited == Waited::kInterrupted) return NextStep::kInterrupted;
-  if (waited == Waited::kFailed) throw RankError(failure());
+  if (waited == Waited::kFailed || failed()) throw RankError(failure());
   const int64_t size = head_->batch_size;
   if (size < 0) return NextStep::kNone;
   batch.assign(this->batch(), this->batch() + std::min(size, shape_.batch_words));
@@ -153,7 +153,7 @@ NextStep Window::next_step(std::vector<int32_t>& batch, const std::function<bool
 }
 
 void Window::close() {
-  if (rank_ != 0) return;
+  if (rank_ != 0 || failed()) return;
   head_->batch_size = -1;
   ++step_;
   arrive(number(0));
