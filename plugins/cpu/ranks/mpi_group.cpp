@@ -4,6 +4,7 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <climits>
 #include <thread>
@@ -49,9 +50,9 @@ bool MpiGroup::meet(const Team& team, const Meeting& meeting, size_t bytes) {
     brought_[static_cast<size_t>(meeting.slot)] = bytes;
     uintptr_t request = 0;
     const int size = static_cast<int>(bytes);
-    const int code = reinterpret_cast<Call>(calls_.iallgather)(own(meeting.slot), size, calls_.byte,
-                                                               const_cast<float*>(of(meeting.slot, 0)), size,
-                                                               calls_.byte, calls_.comm, &request);
+    const int code = std::bit_cast<Call>(calls_.iallgather)(own(meeting.slot), size, calls_.byte,
+                                                            const_cast<float*>(of(meeting.slot, 0)), size, calls_.byte,
+                                                            calls_.comm, &request);
     if (code != 0)
       fail("MPI_Iallgather says error " + std::to_string(code));
     else
@@ -104,7 +105,7 @@ void MpiGroup::close() {
 void MpiGroup::broadcast(void* data, size_t bytes, uintptr_t& request) const {
   using Call = int (*)(void*, int, uintptr_t, int, uintptr_t, uintptr_t*);
   request = 0;
-  const auto call = reinterpret_cast<Call>(calls_.ibcast);
+  const auto call = std::bit_cast<Call>(calls_.ibcast);
   require(call(data, static_cast<int>(bytes), calls_.byte, 0, calls_.comm, &request), "MPI_Ibcast");
 }
 
@@ -112,7 +113,7 @@ bool MpiGroup::done(uintptr_t& request) const {
   using Call = int (*)(uintptr_t*, int*, void*);
   alignas(16) std::byte status[kStatusBytes];
   int flag = 0;
-  require(reinterpret_cast<Call>(calls_.test)(&request, &flag, status), "MPI_Test");
+  require(std::bit_cast<Call>(calls_.test)(&request, &flag, status), "MPI_Test");
   return flag != 0;
 }
 

@@ -14,6 +14,7 @@
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <system_error>
 
 namespace ingot {
 namespace {
@@ -84,7 +85,7 @@ Window::Window(const std::string& path, int rank, const WindowShape& shape, doub
     throw std::invalid_argument("a window has slots, room for a batch and a time to wait");
   file_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
   const auto refused = [&](const std::string& what) {
-    const std::string why = std::strerror(errno);
+    const std::string why = std::generic_category().message(errno);
     if (file_ >= 0) ::close(file_);
     return RankError(rank_word(rank) + " cannot use the window of the ranks, " + path + ": " + what + why);
   };
