@@ -74,7 +74,7 @@ We had no GPU. So nobody has tried:
 - that whole models give the right tokens and layers under the real driver, cuBLASLt and graph capture
 - any speed on a GPU: decode, prefill, paged attention
 - that the full TensorRT builds, reads back and runs an engine
-- several GPUs: an engine has one rank
+- several GPUs: an engine for them has one rank
 
 `python -m tests.gpu_proof --work DIR` does the first four on an H100 or H200 ([NVIDIA GPUs](gpu.md)).
 """
