@@ -1,14 +1,16 @@
-"""What every target does that runs the steps of a plan: each one that this machine has, and GPUs as they are emulated.
+"""What every target does: each one that this machine has, and GPUs as they are emulated.
 
-A new target is tested by being there. What compiles the Graph instead (TensorRT) shows no insides and is tested by the
-tokens of `ref` (tests/plugins/tensorrt).
+A new target is tested by being there. What compiles the Graph (TensorRT) shows no insides and promises no bits: its
+sessions are held to what remains, on an emulated library.
 """
 
+import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from ingot.builder.build import build
@@ -21,16 +23,21 @@ from ingot.plan import Plan
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target, targets
 from ingot.plugins.target import CompilesGraph, SessionOptions
-from ingot.step_io import Float32, StepBatch, TapSession
+from ingot.step_io import Float32, Session, StepBatch, TapSession
 from tests.handmade import TINY_LLAMA, write_model
 from tests.plugins.cpu.one_step import batch_of
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.conftest import gpu as gpu
 from tests.plugins.cuda.conftest import real_context as real_context
+from tests.plugins.tensorrt.emulated_target import EmulatedLibrary
 
 pytestmark = pytest.mark.native
 
-NAMES = [target.name for target in targets() if not isinstance(target, CompilesGraph)]
+STEPWISE = [target.name for target in targets() if not isinstance(target, CompilesGraph)]
+COMPILED = [target.name for target in targets() if isinstance(target, CompilesGraph)]
+# Of targets that run the steps of a plan. Emulated GPUs compute alike: one of them shows its insides.
+INSIDE = [name for name in STEPWISE if name == "cuda/sm90" or not name.startswith("cuda/")]
+OF_STEPS = pytest.mark.parametrize("name", INSIDE, indirect=True)
 BLOCKS, TABLES = 8, [[3, 0, 5], [1, 4, 2]]
 TOLERANCE = 2e-5  # of the range of what is compared
 
@@ -43,21 +50,38 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoint"
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*STEPWISE, *COMPILED])
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A target that runs here."""
     found: str = request.param
-    if found.startswith("cuda/"):
-        monkeypatch.setenv("INGOT_EMULATED_SM", found.removeprefix("cuda/sm"))
+    if find_target(found).on_gpu:
+        monkeypatch.setenv("INGOT_EMULATED_SM", found.partition("/sm")[2] or "89")
         request.getfixturevalue("gpu")
+        if found in COMPILED:
+            request.getfixturevalue("library")
     if (reason := find_target(found).run_blocker()) is not None:
         pytest.skip(f"this machine lacks {found.removeprefix('cpu/')}: {reason}")
     return found
 
 
 @pytest.fixture
-def engine(name: str, checkpoint: Path) -> Iterator[Engine]:
+def library(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> EmulatedLibrary:
+    """In the place of TensorRT."""
+    return EmulatedLibrary(gpu, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, onnx.ModelProto]:
+    """What was compiled for a target."""
+    return {}
+
+
+@pytest.fixture
+def engine(
+    name: str, checkpoint: Path, networks: dict[str, onnx.ModelProto], request: pytest.FixtureRequest
+) -> Iterator[Engine]:
     folder = checkpoint.with_name(name.replace("/", "-"))
+    library: EmulatedLibrary | None = request.getfixturevalue("library") if name in COMPILED else None
     if not folder.is_dir():
         config = BuildConfig(
             target=name,
@@ -69,22 +93,26 @@ def engine(name: str, checkpoint: Path) -> Iterator[Engine]:
             max_num_tokens=48,
         )
         build(config, checkpoint, folder)
+        if library is not None:
+            networks[name] = library.networks[-1]
+    if library is not None:
+        library.load(folder, networks[name])
     with open_engine(folder) as opened:
         yield opened
 
 
-Open = Callable[[Plan], TapSession]
+Open = Callable[[Plan], Session]
 
 
 @pytest.fixture
 def opened(name: str, engine: Engine) -> Iterator[Open]:
     """Opens sessions of the target on plans of the engine's weights."""
-    sessions: list[TapSession] = []
+    sessions: list[Session] = []
 
-    def open_plan(plan: Plan) -> TapSession:
+    def open_plan(plan: Plan) -> Session:
         options = SessionOptions(num_blocks=plan.in_each(BLOCKS), directory=engine.directory)
         session = find_target(name).open_session(plan, engine.weights, options)
-        assert isinstance(session, TapSession)
+        assert isinstance(session, TapSession) == (name in STEPWISE)
         sessions.append(session)
         return session
 
@@ -109,7 +137,7 @@ def _batch(lengths: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]]) 
     return batch_of(lengths, tables, range(len(ids)), want_logits=True, ids=ids)
 
 
-def _logits(session: TapSession, steps: Sequence[StepBatch]) -> list[Float32]:
+def _logits(session: Session, steps: Sequence[StepBatch]) -> list[Float32]:
     found = []
     for batch in steps:
         logits = session.run(batch).logits
@@ -129,6 +157,7 @@ def test_logits_are_those_of_ref(engine: Engine, opened: Open) -> None:
     assert all(map(_close, found, wanted))
 
 
+@OF_STEPS
 def test_a_sequence_has_the_same_bits_alone(engine: Engine, opened: Open) -> None:
     together = _logits(opened(engine.plan), _steps())
     session = opened(engine.plan)
@@ -137,10 +166,12 @@ def test_a_sequence_has_the_same_bits_alone(engine: Engine, opened: Open) -> Non
         np.testing.assert_array_equal(alone, both[-len(alone) :])
 
 
+@OF_STEPS
 def test_taps_show_what_ref_shows_and_change_nothing(engine: Engine, opened: Open) -> None:
     plan, batch = engine.plan, _steps()[0]
     names = [step.name for step in plan.steps]
     session = opened(plan)
+    assert isinstance(session, TapSession)
     (plain,) = _logits(session, [batch])
     result, tapped = session.run_tapped(batch, names)
     _, expected = _ref(engine).run_tapped(batch, names)
@@ -154,8 +185,10 @@ def test_taps_show_what_ref_shows_and_change_nothing(engine: Engine, opened: Ope
     assert session.run_tapped(batch, names[3:4])[1].keys() == {names[3]}
 
 
+@OF_STEPS
 def test_keys_and_values_are_those_of_ref(engine: Engine, opened: Open) -> None:
     session, ref, (group,) = opened(engine.plan), _ref(engine), engine.plan.caches
+    assert isinstance(session, TapSession)
     for each in (session, ref):
         each.run(_steps()[0])
     for layer in group.layers:
@@ -165,6 +198,7 @@ def test_keys_and_values_are_those_of_ref(engine: Engine, opened: Open) -> None:
                 assert _close(got[:, :used], wanted[:, :used])
 
 
+@OF_STEPS
 def test_layers_that_share_a_cache(engine: Engine, opened: Open) -> None:
     """The last layer's attention reads what the first layer has written."""
     plan = engine.plan

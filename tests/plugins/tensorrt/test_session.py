@@ -1,15 +1,12 @@
 """Sessions of TensorRT engines on the emulated GPU: the tokens of `ref`, the real plugin and kernels in between."""
 
 import ctypes
-import dataclasses
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from ingot.builder.build import build
@@ -24,15 +21,10 @@ from ingot.engine import Engine, open_engine
 from ingot.errors import CapacityError, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.step_tables import StepTables
-from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
-from ingot.plugins.target import File, Progress, SessionOptions
-from ingot.plugins.tensorrt import target as target_module
+from ingot.plugins.target import SessionOptions
 from ingot.plugins.tensorrt import tensors
-from ingot.plugins.tensorrt.library import Library
-from ingot.plugins.tensorrt.lowering import lower
-from ingot.plugins.tensorrt.target import TensorRtRtxTarget
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import LoadedEngine
 from ingot.step_io import Session, StepBatch
@@ -40,30 +32,18 @@ from tests.hall.planted import Bytes, replant
 from tests.handmade import write_model
 from tests.plugins.cuda.decode_steps import compare_decode
 from tests.plugins.tensorrt.emulated_runtime import EmulatedContext, EmulatedTensorRt
+from tests.plugins.tensorrt.emulated_target import LIBRARY, EmulatedLibrary, header
 
 NAME = "tensorrt-rtx/sm89"
-LIBRARY = Library(name="TensorRT-RTX", version="1.7.1.116", module="emulated_tensorrt", folder=Path("nowhere"))
 PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
 TOLERANCE = {"f32": 2e-5, "bf16": 3e-2}  # of the range of the logits
-
-
-def _header(version: tuple[int, ...] = (1, 7, 1, 116)) -> bytes:
-    return struct.pack("<4s12xQ4B4sI28x", b"vtrt", 69, *version, b"vtrt", 8)
 
 
 @pytest.fixture
 def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A GPU of sm_89 and an emulated library. Gives: (folder, family, options) → an engine."""
     monkeypatch.setenv("INGOT_EMULATED_SM", "89")
-    monkeypatch.setattr(target_module, "find_rtx", lambda: LIBRARY)
-    files = (File(suffix=".plan", data=_header() + b"whole"), File(suffix=".plan.json", data=b"{}"))
-    networks: list[onnx.ModelProto] = []
-
-    def compile_graph(self: TensorRtRtxTarget, graph: OpGraph, plan: Plan, progress: Progress) -> tuple[File, ...]:
-        networks.append(lower(graph, plan))
-        return files
-
-    monkeypatch.setattr(TensorRtRtxTarget, "compile", compile_graph)
+    library = EmulatedLibrary(gpu, monkeypatch)
 
     def make(folder: Path, family: str, **options: Any) -> Path:
         config = dict(find_family(family).tiny)
@@ -75,8 +55,7 @@ def rtx(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
         convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c", dtype=stored))
         options = {"target": NAME, "tokens_per_block": 16, "max_batch_size": 6, "max_num_tokens": 48, **options}
         build(BuildConfig(**options), folder / "c", folder / "e")
-        plan = open_engine(folder / "e").plan
-        monkeypatch.setitem(sys.modules, LIBRARY.module, EmulatedTensorRt(gpu, plan, networks[-1]))
+        library.load(folder / "e", library.networks[-1])
         return folder / "e"
 
     return make
@@ -127,15 +106,6 @@ def test_the_tokens_of_ref(rtx: Callable[..., Path], family: str, precision: str
     assert {name for name, _ in steps} == {"mixed", "decode"}
     assert _emulated().replays == sum(name == "decode" for name, _ in steps), "every decode step is a graph"
     assert max(tokens for name, tokens in steps if name == "decode") == 4, "three sequences fill a bucket of four"
-
-
-def test_a_step_without_wanted_rows_runs(rtx: Callable[..., Path], tmp_path: Path) -> None:
-    """Chunks of a prompt before the last give no logits."""
-    engine = rtx(tmp_path, "llama", precision="f32", max_num_tokens=16)
-    assert (
-        _generate(engine, _open, [list(range(3, 40))], 3)["output_ids"].tolist()
-        == _generate(engine, _ref, [list(range(3, 40))], 3)["output_ids"].tolist()
-    )
 
 
 @pytest.mark.parametrize("group", [1, 32])
@@ -216,8 +186,8 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
     network = engine.directory / "rank0.plan"
     whole = network.read_bytes()
     for data, word in (
-        (_header() + b"torn", "cannot read the engine"),
-        (_header((1, 7, 0, 9)) + b"whole", "exactly the version"),
+        (header() + b"torn", "cannot read the engine"),
+        (header((1, 7, 0, 9)) + b"whole", "exactly the version"),
         (b"no engine at all" * 8, "no TensorRT-RTX engine"),
         (b"", "cut short"),
     ):
@@ -225,13 +195,6 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
         with pytest.raises(EngineError, match=word):
             _open(engine)
     network.write_bytes(whole)
-    asked = dataclasses.replace(engine.plan.inputs[0], name="adapters")
-    with pytest.raises(EngineError, match=r"asks for an input(.|\n)*inputs.adapters"):
-        find_target(NAME).open_session(
-            dataclasses.replace(engine.plan, inputs=(asked,)),
-            engine.weights,
-            SessionOptions(num_blocks=(4,), directory=engine.directory),
-        )
     with pytest.raises(UsageError, match="threads"):
         find_target(NAME).open_session(
             engine.plan,
