@@ -86,6 +86,12 @@ def is_signed_bytes(tensor: gs.Tensor) -> bool:
     return proto is not None and len(proto.dims) == 2 and bool(proto.data_type == onnx.TensorProto.INT8)
 
 
+def is_f8(tensor: gs.Tensor) -> bool:
+    """Whether a tensor is stored FP8 codes."""
+    proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
+    return proto is not None and len(proto.dims) == 2 and bool(proto.data_type == onnx.TensorProto.FLOAT8E4M3FN)
+
+
 def is_copy(tensor: gs.Tensor, dtype: DType) -> bool:
     """Whether an expression only moves stored values of `dtype` about: rounding it to that type changes nothing."""
     if isinstance(tensor, gs.Constant):

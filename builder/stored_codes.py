@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ingot.builder.expressions import Float32, WeightReader, check_sources, is_signed_bytes, stored_dtypes
+from ingot.builder.expressions import Float32, WeightReader, check_sources, is_f8, is_signed_bytes, stored_dtypes
 from ingot.builder.graph import Graph, producer, weight_shape
 from ingot.builder.kept import read_grid
 from ingot.checkpoint import Checkpoint
-from ingot.dtypes import DType
+from ingot.dtypes import DType, from_float32
 from ingot.errors import UnsupportedModelError
 
 Numbers = npt.NDArray[Any]
@@ -29,6 +29,7 @@ class StoredCodes:
     """W[n, k] = (value - zero[n, j]) * scale[n, j], j = k // group; the value is the code, or table[code].
 
     bits    4 or 8
+    floats  codes are the bits of E4M3FN numbers
     signed  whether codes are; those of a table never are
     codes   (begin, end) -> int8 or uint8 [rows, columns]
     scale, zero  (begin, end) -> float32 [rows, groups]; zero None: none
@@ -41,6 +42,7 @@ class StoredCodes:
     codes: Rows
     scale: Rows
     zero: Rows | None
+    floats: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,14 +114,28 @@ class CheckpointWeights:
         def floats(tensor: gs.Tensor) -> Rows:
             return lambda begin, end: np.asarray(self._reader.read_numbers(tensor, begin, end), np.float32)
 
+        def bits(tensor: gs.Tensor) -> Rows:
+            return lambda begin, end: from_float32(self._reader.read_numbers(tensor, begin, end), DType.F8)
+
         node = producer(value)
-        if node is not None and node.op == "DequantizeLinear" and is_signed_bytes(node.inputs[0]):
+        if (
+            node is not None
+            and node.op == "DequantizeLinear"
+            and (is_signed_bytes(node.inputs[0]) or is_f8(node.inputs[0]))
+        ):
             codes, scale, *zero = node.inputs
             group = node.attrs.get("block_size", 0)
             if zero or not group or node.attrs.get("axis", 1) not in (1, -1) or len(weight_shape(value)) != 2:
                 return None
             return StoredCodes(
-                bits=8, signed=True, group=group, table=(), codes=rows(codes), scale=floats(scale), zero=None
+                bits=8,
+                signed=True,
+                group=group,
+                table=(),
+                codes=bits(codes) if is_f8(codes) else rows(codes),
+                scale=floats(scale),
+                zero=None,
+                floats=is_f8(codes),
             )
         grid = read_grid(value) if len(weight_shape(value)) == 2 else None
         if grid is None or grid.offset is not None or grid.factor is not None:

@@ -8,20 +8,22 @@ from ingot.configs.read import nearest
 from ingot.configs.recipe import NOT_YET, SHIPPED, LayerRule, Recipe
 from ingot.errors import UsageError
 
-RECIPES = ("w4g128", "w4g64", "w4g32", "w8", "w8a8")
+RECIPES = ("w4g128", "w4g64", "w4g32", "w8", "w8a8", "f8")
 CODES = ("auto", "symmetric", "asymmetric")
 DEFAULT_TOKENS = 8192
+WAYS = ("nearest", "gptq", "folded")  # of making a product's weight; "plain" is one to compare with
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizeOptions:
-    """precision: of every product but lm_head; w8a8 is w8 made for inputs that are int8.
+    """precision: of every product but lm_head; w8a8 is w8 made for inputs that are int8, f8 is E4M3.
 
     layers              rules that come after it; the last one that fits a product counts
     codes               of 4 bits: symmetric: whole numbers, or what loses less of these and a table of uneven levels
                         (auto); asymmetric: whole numbers and a zero point for each group
     calibration_tokens  of the text, at most
     max_mem             bytes the work may use
+    ways                that are tried for each product; "folded" brings "gptq" with it
     """
 
     output_dir: Path
@@ -30,6 +32,7 @@ class QuantizeOptions:
     codes: str = "auto"
     calibration_tokens: int = DEFAULT_TOKENS
     max_mem: int | None = None
+    ways: tuple[str, ...] = WAYS
 
     def __post_init__(self) -> None:
         for where, precision in (("the recipe", self.precision), *((r.pattern, r.precision) for r in self.layers)):
@@ -42,6 +45,8 @@ class QuantizeOptions:
                 )
         if self.codes not in CODES:
             raise UsageError("unknown codes", expected=", ".join(CODES), got=self.codes)
+        if not self.ways or not {*self.ways} <= {*WAYS, "plain"}:
+            raise UsageError("unknown ways", expected=f"some of {', '.join(WAYS)}, plain", got=", ".join(self.ways))
         if self.calibration_tokens < 1:
             raise UsageError("calibration_tokens must be at least 1", got=str(self.calibration_tokens))
 

@@ -12,6 +12,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType, from_float32, round_to_f8, to_float32
+
 Float32 = npt.NDArray[np.float32]
 
 _CUTS = np.linspace(0.7, 1.06, 13, dtype=np.float32)  # of the step that holds a group's extreme
@@ -23,12 +25,14 @@ _UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Levels:
-    """table: levels in ascending order; nothing where codes are levels. zeros: whether groups have zero points."""
+    """table: levels in ascending order; nothing where codes are levels. zeros: whether groups have zero points.
+    floats: levels are FP8 numbers (E4M3FN), and codes their bits."""
 
     lowest: int
     highest: int
     table: tuple[int, ...] = ()
     zeros: bool = False
+    floats: bool = False
 
     def nearest(self, ratios: Float32, zero: Float32 | None) -> Float32:
         """The levels, less the zero point, that are nearest to numbers in units of the scale."""
@@ -36,6 +40,8 @@ class Levels:
             table = np.array(self.table, np.float32)
             found: Float32 = table[np.searchsorted((table[1:] + table[:-1]) / 2, ratios)]
             return found
+        if self.floats:
+            return round_to_f8(ratios)
         rounded = np.rint(ratios)
         if zero is None:
             return np.clip(rounded, self.lowest, self.highest, out=rounded)
@@ -45,12 +51,22 @@ class Levels:
         """What is stored for levels less their zero points."""
         if self.table:
             return np.searchsorted(np.array(self.table, np.float32), levels).astype(np.int8)
+        if self.floats:
+            return from_float32(levels, DType.F8).view(np.int8)
         return (levels if zero is None else levels + zero).astype(np.int8)
 
     @property
     def kind(self) -> str:
         """For people."""
+        if self.floats:
+            return "f8"
         return "table4" if self.table else ("u4" if self.zeros else "i4") if self.highest < 16 else "i8"
+
+    def values(self, codes: npt.NDArray[np.int8]) -> Float32:
+        """The levels of stored codes; zero points are not taken away."""
+        if self.floats:
+            return to_float32(codes.view(np.uint8), DType.F8)
+        return np.array(self.table, np.float32)[codes] if self.table else codes.astype(np.float32)
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -61,6 +77,7 @@ EVEN = Levels(lowest=-8, highest=7)
 SHIFTED = Levels(lowest=0, highest=15, zeros=True)
 UNEVEN = Levels(lowest=0, highest=15, table=_UNEVEN)
 BYTES = Levels(lowest=-127, highest=127)
+E4M3 = Levels(lowest=-448, highest=448, floats=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +108,19 @@ def search_scales(rows: Float32, squares: Float32, group: int, levels: Levels) -
         if zero is not None:
             zero[part] = shift
     return Scales(scale=scale, zero=zero)
+
+
+def largest_scales(rows: Float32, group: int, levels: Levels) -> Scales:
+    """Scales under which the largest weight of each group has the last code: rounding without any search."""
+    n, k = rows.shape
+    padded = np.zeros((n, -(-k // group) * group), np.float32)
+    padded[:, :k] = rows
+    values = padded.reshape(n, -1, group)
+    high, low = np.maximum(values.max(axis=2), 0), np.minimum(values.min(axis=2), 0)
+    if not levels.zeros:
+        return Scales(scale=round_scale(np.maximum(high, -low) / np.float32(levels.ends[1])), zero=None)
+    scale = round_scale((high - low) / np.float32(levels.highest))
+    return Scales(scale=scale, zero=np.clip(np.rint(-low * _inverse(scale)), levels.lowest, levels.highest))
 
 
 def round_scale(scale: Float32) -> Float32:

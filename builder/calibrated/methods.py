@@ -1,6 +1,7 @@
 """One product's weight, quantised in several ways on its own inputs; the way that loses least stays.
 
-    nearest    each weight to the nearest level, under scales that fit the weights alone
+    plain      each weight to the nearest level, under scales that hold the largest one: to compare with
+    nearest    the same under scales that fit the weights best
     gptq       scales that fit where inputs are loud, with errors fed back and sweeps where a row gains by it
     folded     any of these of W * s, where inputs become x / s: loud columns take finer steps (AWQ, arXiv:2306.00978;
                with int8 inputs SmoothQuant, arXiv:2211.10438). Only where something before the product takes 1 / s
@@ -16,7 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.builder.calibrated.feedback import Floats, Rounded, damped, feedback_of
-from ingot.builder.calibrated.levels import BYTES, EVEN, SHIFTED, UNEVEN, Float32, Levels, Scales, search_scales
+from ingot.builder.calibrated.levels import (
+    BYTES,
+    E4M3,
+    EVEN,
+    SHIFTED,
+    UNEVEN,
+    Float32,
+    Levels,
+    Scales,
+    largest_scales,
+    search_scales,
+)
+from ingot.configs.quantize import WAYS
 from ingot.plugins.quantised import round_to_int8
 
 ROWS = 1024  # of a weight worked on at a time
@@ -37,16 +50,18 @@ class Wanted:
     levels: tuple[Levels, ...]
     group: int
     int8_inputs: bool = False
+    ways: Sequence[str] = WAYS
 
     @classmethod
-    def of(cls, precision: str, codes: str, columns: int) -> "Wanted":
-        """precision: w8, w8a8 or w4gG; codes: auto, symmetric or asymmetric."""
+    def of(cls, precision: str, codes: str, columns: int, ways: Sequence[str] = WAYS) -> "Wanted":
+        """precision: w8, w8a8, f8 or w4gG; codes: auto, symmetric or asymmetric; ways: those to try."""
         if not precision.startswith("w4"):
-            return cls(levels=(BYTES,), group=columns, int8_inputs=precision == "w8a8")
+            levels = E4M3 if precision == "f8" else BYTES
+            return cls(levels=(levels,), group=columns, int8_inputs=precision == "w8a8", ways=ways)
         group = min(int(precision.removeprefix("w4g")), columns)
         # a table's groups are reshaped in the Graph, so none may be shorter
         tables = (UNEVEN,) if codes == "auto" and columns % group == 0 else ()
-        return cls(levels=(SHIFTED,) if codes == "asymmetric" else (EVEN, *tables), group=group)
+        return cls(levels=(SHIFTED,) if codes == "asymmetric" else (EVEN, *tables), group=group, ways=ways)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +90,7 @@ class Found:
     def rows(self, begin: int, end: int) -> Float32:
         """Values [end - begin, K] of the weight itself."""
         codes = self.codes[begin:end]
-        numbers = np.array(self.levels.table, np.float32)[codes] if self.levels.table else codes.astype(np.float32)
-        k = codes.shape[1]
+        numbers, k = self.levels.values(codes), codes.shape[1]
         if self.scales.zero is not None:
             numbers -= np.repeat(self.scales.zero[begin:end], self.group, axis=1)[:, :k]
         numbers *= np.repeat(self.scales.scale[begin:end], self.group, axis=1)[:, :k]
@@ -140,13 +154,19 @@ def quantise_product(
     column takes in a fold; None: there is no fold."""
     hessian = damped(inputs.squares())
     energy = sum(float(np.einsum("nk,nk->", (w @ hessian), w, dtype=np.float64)) for w in _blocks(read, rows))
-    best = plain = _measured(_nearest(read, rows, hessian, wanted), read, inputs, wanted)
-    found = [] if tied is None else list(_folds(read, rows, inputs, wanted, tied))
-    for fold in (None, *_promising(found, read, rows, hessian, inputs, wanted)):
+    nearest = _measured(_nearest(read, rows, hessian, wanted), read, inputs, wanted)
+    tried = [nearest] if "nearest" in wanted.ways else []
+    if "plain" in wanted.ways:
+        tried.append(_measured(_nearest(read, rows, hessian, wanted, plain=True), read, inputs, wanted))
+    foldable = tied if "folded" in wanted.ways else None
+    found = [] if foldable is None else list(_folds(read, rows, inputs, wanted, foldable))
+    unfolded = () if not {"gptq", "folded"} & {*wanted.ways} else (None,)
+    for fold in (*unfolded, *_promising(found, read, rows, hessian, inputs, wanted)):
         with _of_folded(hessian, fold):
             made = _measured(_ways(read, rows, hessian, wanted, fold), read, inputs, wanted)
-        best = min(best, made, key=lambda each: each.loss)
-    return dataclasses.replace(best, plain=plain.loss, energy=energy)
+        tried = [min([*tried, made], key=lambda each: each.loss)]
+    best = min(tried, key=lambda each: each.loss)
+    return dataclasses.replace(best, plain=nearest.loss, energy=energy)
 
 
 def _promising(
@@ -223,14 +243,15 @@ def _largest(values: Float32, tied: npt.NDArray[np.intp]) -> Float32:
     return found
 
 
-def _nearest(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted) -> Found:
+def _nearest(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted, *, plain: bool = False) -> Found:
     """What is made without any regard to inputs."""
-    even, levels = np.ones(len(hessian), np.float32), wanted.levels[0]
+    even, levels, group = np.ones(len(hessian), np.float32), wanted.levels[0], wanted.group
 
     def make(block: Float32) -> Rounded:
-        return Rounded.start(block, search_scales(block, even, wanted.group, levels), levels, wanted.group)
+        scales = largest_scales(block, group, levels) if plain else search_scales(block, even, group, levels)
+        return Rounded.start(block, scales, levels, group)
 
-    return _gathered(map(make, _blocks(read, rows)), hessian, None, "nearest")
+    return _gathered(map(make, _blocks(read, rows)), hessian, None, "plain" if plain else "nearest")
 
 
 def _ways(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted, fold: Float32 | None) -> Found:

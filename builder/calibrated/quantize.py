@@ -204,7 +204,7 @@ class _Work:
 
 def _quantised(product: _Product, options: QuantizeOptions, weight: StoredWeight, parts: Parts) -> list[Found]:
     rows, columns = weight.shape[-2:]
-    wanted = Wanted.of(product.precision, options.codes, columns)
+    wanted = Wanted.of(product.precision, options.codes, columns, options.ways)
     if len(weight.shape) == 3:
         return quantise_stack(
             weight.read, rows, weight.shape[0], lambda expert: Inputs(parts.get(expert, ()), columns), wanted
@@ -243,7 +243,7 @@ def _fingerprint(
     """What the products are made of."""
     sums = {name: [each.nbytes, each.crc32] for name, each in checkpoint.config.weights.items()}
     graph = hashlib.sha256(checkpoint.graph_path.read_bytes()).hexdigest()
-    made_of = [__version__, graph, sums, windows, precisions, options.codes]
+    made_of = [__version__, graph, sums, windows, precisions, options.codes, options.ways]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 

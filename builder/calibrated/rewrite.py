@@ -174,8 +174,9 @@ class StoredGraph:
         codes, scale = tensors["codes"], tensors["scale"]
         rows, columns = leaf.rows, leaf.columns
         kind = TensorProto.UINT4 if levels.lowest == 0 else TensorProto.INT4
-        whole = levels.highest > 15
-        self._external(codes, TensorProto.INT8 if whole else kind, (rows, columns))
+        if levels.highest > 15:
+            kind = TensorProto.FLOAT8E4M3FN if levels.floats else TensorProto.INT8
+        self._external(codes, kind, (rows, columns))
         self._external(scale, TensorProto.FLOAT, scale.shape)
         path = leaf.name
         if levels.table:

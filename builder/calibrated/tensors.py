@@ -43,7 +43,7 @@ def pieces(
 
     def codes() -> Iterator[Bits]:
         stored = rows(lambda each: each.codes)
-        yield _nibbles(stored) if packed else stored
+        yield _nibbles(stored) if packed else stored.view(whole.storage)
 
     def scale() -> Iterator[Bits]:
         stored, divisor = np.asarray(rows(lambda each: each.scales.scale), np.float32), divisors.get(leaf.name)
@@ -54,7 +54,8 @@ def pieces(
             spec=TensorSpec(name=f"{leaf.name}/{kind}", dtype=dtype, shape=(leaf.rows, columns)), read=read
         )
 
-    dtype, columns = (DType.U8, leaf.columns // 2) if packed else (DType.I8, leaf.columns)
+    whole = DType.F8 if found[0].levels.floats else DType.I8
+    dtype, columns = (DType.U8, leaf.columns // 2) if packed else (whole, leaf.columns)
     made = {"codes": piece("codes", dtype, columns, codes)}
     made["scale"] = piece("scale", DType.F32, groups, scale)
     if found[0].levels.zeros:

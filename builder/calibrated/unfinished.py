@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ingot.builder.calibrated.levels import BYTES, EVEN, SHIFTED, UNEVEN, Scales
+from ingot.builder.calibrated.levels import BYTES, E4M3, EVEN, SHIFTED, UNEVEN, Scales
 from ingot.builder.calibrated.methods import Found
 from ingot.errors import CapacityError, UsageError
 
-_LEVELS = {"bytes": BYTES, "even": EVEN, "shifted": SHIFTED, "uneven": UNEVEN}
+_LEVELS = {"bytes": BYTES, "even": EVEN, "shifted": SHIFTED, "uneven": UNEVEN, "f8": E4M3}
 
 
 class Unfinished:

@@ -1,7 +1,7 @@
 """The element types that ingot stores, with their names in numpy, ONNX and safetensors.
 
 bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. f8 (E4M3FN) is
-carried as uint8 and only read. w8, w4, w4t and w4ts are quantised rows: integers that share scales, bytes that mean
+carried as uint8. w8, w4, w4t and w4ts are quantised rows: integers that share scales, bytes that mean
 something only in their layout (`plugins/layouts.py`).
 """
 
@@ -156,6 +156,7 @@ def _f8_values() -> npt.NDArray[np.float32]:
 
 
 _F8 = _f8_values()
+_F8_NAN = 0x7F  # the largest number is the one before
 
 
 def bf16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
@@ -184,6 +185,15 @@ def round_to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return bf16_to_float32(float32_to_bf16(values))
 
 
+def round_to_f8(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The nearest numbers of f8, to even ones where two are as near; what is larger becomes the largest."""
+    size = np.minimum(np.abs(values), _F8[_F8_NAN - 1])
+    _, exponent = np.frexp(size)
+    step = np.ldexp(np.float32(1), np.maximum(exponent - 4, -9))
+    found: npt.NDArray[np.float32] = np.copysign(np.rint(size / step) * step, values).astype(np.float32)
+    return found
+
+
 def count_nonfinite(bits: npt.NDArray[np.generic], dtype: DType) -> int:
     """How many stored values are NaN or infinite; integers never are."""
     if dtype not in _NONFINITE:
@@ -205,4 +215,8 @@ def from_float32(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[n
     """float32 values as stored bits of `dtype`, rounded to nearest even."""
     if dtype is DType.BF16:
         return float32_to_bf16(values)
+    if dtype is DType.F8:
+        size = np.abs(round_to_f8(values))
+        codes = np.searchsorted(_F8[:_F8_NAN], size).astype(np.uint8) | (np.signbit(values).astype(np.uint8) << 7)
+        return np.where(np.isnan(values), np.uint8(_F8_NAN), codes)
     return values.astype(dtype.storage)

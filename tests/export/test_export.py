@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -82,14 +83,16 @@ def test_a_gguf_file_has_the_same_values(tmp_path: Path, precision: str, codes: 
     np.testing.assert_array_equal(found, ours)
 
 
-@pytest.mark.parametrize(("precision", "codes"), [("w4g32", "symmetric"), ("w4g32", "asymmetric"), ("w8", "auto")])
+@pytest.mark.parametrize(
+    ("precision", "codes"), [("w4g32", "symmetric"), ("w4g32", "asymmetric"), ("w8", "auto"), ("f8", "auto")]
+)
 def test_compressed_tensors_have_the_same_values(tmp_path: Path, precision: str, codes: str) -> None:
     checkpoint = quantised(tmp_path, precision, codes)
     report = export(checkpoint, tmp_path / "x", "compressed-tensors")
     assert report.floats == ()
     assert_same(checkpoint, tmp_path / "x", tmp_path / "back")
     config = json.loads((tmp_path / "x" / "config.json").read_text())["quantization_config"]
-    assert config["format"] == ("int-quantized" if precision == "w8" else "pack-quantized")
+    assert config["format"] == {"w8": "int-quantized", "f8": "float-quantized"}.get(precision, "pack-quantized")
     assert "lm_head" in config["ignore"]
     tensors = read_header(tmp_path / "x" / "model.safetensors")
     name = "model.layers.0.mlp.up_proj"
@@ -99,6 +102,8 @@ def test_compressed_tensors_have_the_same_values(tmp_path: Path, precision: str,
         ours = CheckpointWeights(opened, reader).find("layers.0/mlp/up/weight").read(0, len(scale))
     if precision == "w8":
         numbers = read_rows(tensors[f"{name}.weight"]).view(np.int8).astype(np.float32)
+    elif precision == "f8":
+        numbers = read_rows(tensors[f"{name}.weight"]).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     else:
         words = read_rows(tensors[f"{name}.weight_packed"]).view(np.uint32)
         fields = (words[:, :, None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15).reshape(len(words), -1)

@@ -17,8 +17,7 @@ from tests.programs.text_quality import TextQuality, windows_of
 
 model, text = Path(sys.argv[1]), Path(sys.argv[2])
 quality = TextQuality(windows_of(model, text))
-print(f"{len(quality.targets)} tokens\n| precision | weights | perplexity | KL from f32 | same first choice |")
-print("|---|---|---|---|---|")
+print(f"{len(quality.targets)} tokens\n{quality.head('precision')}")
 with tempfile.TemporaryDirectory() as work:
     checkpoint = Path(work) / "checkpoint"
     convert(ConvertOptions(model_dir=model, output_dir=checkpoint))

@@ -66,7 +66,7 @@ def test_each_precision_has_a_row(tmp_path: Path) -> None:
     table = run("precisions", tmp_path / "m", text)
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == ["| `f32`", "| `bf16`", "| `w8`", "| `w4g32`", "| `w4g64`", "| `w4g128`"]
-    sizes, errors = ([float(row[column].split()[0]) for row in rows] for column in (1, 3))
+    sizes, errors = ([float(row[column].split()[0]) for row in rows] for column in (1, 4))
     assert sizes[0] > 1.9 * sizes[1] > 3 * sizes[2] > 3 * sizes[3]
     assert errors[0] <= errors[1] < errors[2] < errors[3]
 

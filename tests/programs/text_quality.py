@@ -39,19 +39,37 @@ def log_probs(engine: Path, windows: list[list[int]]) -> npt.NDArray[np.float64]
     return rows
 
 
+COLUMNS = ("size", "perplexity", "more than the exact one's", "KL from it", "same first choice")
+
+
 class TextQuality:
     """Rows of a table. The first engine is the exact one."""
 
     def __init__(self, windows: list[list[int]]) -> None:
         self._windows = windows
+        self._starts = np.cumsum([0, *(len(window) - 1 for window in windows)])[:-1]
         self.targets = np.concatenate([window[1:] for window in windows])
         self._exact: npt.NDArray[np.float64] | None = None
 
+    @staticmethod
+    def head(what: str) -> str:
+        """The first lines of the table."""
+        return f"| {what} | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}"
+
     def row(self, what: str, weight_bytes: int, engine: Path) -> str:
-        """| what | size | perplexity | KL from the exact engine | same first choice |"""
+        """The difference of perplexities has a standard error, with each window as one sample: tokens of a text go
+        together."""
         found = log_probs(engine, self._windows)
         exact = self._exact = found if self._exact is None else self._exact
-        perplexity = np.exp(-found[np.arange(len(self.targets)), self.targets].mean())
+        tokens = np.arange(len(self.targets))
+        perplexity = np.exp(-found[tokens, self.targets].mean())
+        lost = exact[tokens, self.targets] - found[tokens, self.targets]
+        by_window = np.add.reduceat(lost - lost.mean(), self._starts)
+        error = perplexity * np.sqrt(np.square(by_window).sum()) / len(lost)
+        more = perplexity * (1 - np.exp(-lost.mean()))
         divergence = (np.exp(exact) * (exact - found)).sum(axis=1).mean()
         same = (exact.argmax(axis=1) == found.argmax(axis=1)).mean()
-        return f"| {what} | {weight_bytes / 1e6:.2f} MB | {perplexity:.3f} | {divergence:.5f} | {same:.1%} |"
+        return (
+            f"| {what} | {weight_bytes / 1e6:.2f} MB | {perplexity:.3f} | {more:+.3f} ± {error:.3f} | "
+            f"{divergence:.5f} | {same:.1%} |"
+        )

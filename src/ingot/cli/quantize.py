@@ -28,7 +28,7 @@ from ingot.convert.convert import convert
     "--recipe",
     required=True,
     metavar="NAME|FILE",
-    help="Quantise to w4g128, w4g64, w4g32, w8 or w8a8, or by layer as a TOML file says.",
+    help="Quantise to w4g128, w4g64, w4g32, w8, w8a8 or f8, or by layer as a TOML file says.",
 )
 @click.option(
     "--calibration",

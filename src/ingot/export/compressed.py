@@ -4,6 +4,7 @@ codes                              format           tensors of a module
 4 bits, whole numbers              pack-quantized   weight_packed I32, weight_scale, weight_shape
 4 bits, whole zero points          pack-quantized   and weight_zero_point I32, packed along the rows
 8 bits, a scale for each row       int-quantized    weight I8, weight_scale
+FP8, a scale for each row          float-quantized  weight F8_E4M3, weight_scale
 floats                             none             weight
 """
 
@@ -81,10 +82,12 @@ def _settings(schemes: Mapping[str, Sequence[str]], kept: Sequence[str]) -> dict
     groups = {}
     for number, (scheme, modules) in enumerate(schemes.items()):
         targets = ["Linear"] if len(schemes) == 1 else list(modules)
-        form = "int-quantized" if json.loads(scheme)["num_bits"] == 8 else "pack-quantized"
+        read = json.loads(scheme)
+        whole = "float-quantized" if read["type"] == "float" else "int-quantized"
+        form = whole if read["num_bits"] == 8 else "pack-quantized"
         groups[f"group_{number}"] = {
             "targets": targets,
-            "weights": json.loads(scheme),
+            "weights": read,
             "input_activations": None,
             "output_activations": None,
             "format": form,
@@ -105,7 +108,7 @@ def _scheme(codes: StoredCodes, columns: int) -> dict[str, object]:
     whole = codes.group >= columns
     return {
         "num_bits": codes.bits,
-        "type": "int",
+        "type": "float" if codes.floats else "int",
         "symmetric": codes.zero is None,
         "strategy": "channel" if whole else "group",
         "group_size": None if whole else codes.group,
@@ -134,7 +137,8 @@ def _module(module: str, weight: CheckpointWeight, codes: StoredCodes) -> list[t
 
     scale = (spec("weight_scale", DType.F32, n, groups), functools.partial(_blocks, codes.scale, n))
     if codes.bits == 8:
-        return [(spec("weight", DType.I8, n, k), functools.partial(_blocks, codes.codes, n)), scale]
+        kind = DType.F8 if codes.floats else DType.I8
+        return [(spec("weight", kind, n, k), functools.partial(_blocks, codes.codes, n)), scale]
     packed = spec("weight_packed", DType.I32, n, -(-k // 8))
     shape = np.array([n, k], np.int64)
     found: list[tuple[TensorSpec, Read]] = [

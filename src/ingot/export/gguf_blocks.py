@@ -32,6 +32,8 @@ def block_kind(codes: StoredCodes, columns: int) -> tuple[str, str]:
     if codes.table:
         kind = _TABLES.get(codes.table, "")
         return kind, "" if kind else "no type has this table of levels"
+    if codes.floats:
+        return "", "no type has FP8 codes"
     if codes.bits == 8:
         return "Q8_0", ""
     if codes.zero is not None:

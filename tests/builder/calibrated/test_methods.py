@@ -1,5 +1,6 @@
 """One matrix: GPTQ beside the textbook's, losses that never grow, codes and scales within what engines keep."""
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from ingot.builder.calibrated.feedback import Rounded, damped, feedback_of
 from ingot.builder.calibrated.levels import EVEN, SHIFTED, UNEVEN, Float32, Levels, search_scales
 from ingot.builder.calibrated.methods import Inputs, Wanted, quantise_product, quantise_stack
-from ingot.dtypes import Precision
+from ingot.dtypes import DType, Precision, from_float32, round_to_f8
 from ingot.plugins.quantised import round_to_int8
 
 N, K, GROUP = 37, 172, 32  # the last group is shorter
@@ -94,6 +95,34 @@ def test_the_best_is_never_worse_than_the_nearest_and_codes_fit(codes: str) -> N
     assert low <= found.codes.min() <= found.codes.max() <= high
     half = found.scales.scale / np.float32(2.0 ** np.floor(np.log2(np.abs(found.scales.scale).max())))
     np.testing.assert_array_equal(half.astype(np.float16).astype(np.float32), half)
+
+
+@pytest.mark.parametrize("precision", ["w4g32", "w8", "f8", "w8a8"])
+@pytest.mark.parametrize("codes", ["symmetric", "asymmetric"])
+def test_each_way_loses_less_than_the_one_before(precision: str, codes: str) -> None:
+    weights, x = made_up()
+    ways = [("plain",), ("nearest",), ("gptq",), ("nearest", "gptq", "folded")]
+    found = [
+        quantise_product(
+            lambda begin, end: weights[begin:end], N, Inputs([x], K), Wanted.of(precision, codes, K, each), np.arange(K)
+        )
+        for each in ways
+    ]
+    assert [each.method for each in found][:3] == ["plain", "nearest", "gptq"]
+    losses = [each.loss for each in found]
+    assert losses[0] > losses[2] >= losses[3]
+    assert found[1].loss == found[0].plain
+    assert precision == "f8" or losses[0] > losses[1] > losses[2]
+
+
+def test_fp8_levels_are_those_of_the_format() -> None:
+    draw = np.random.default_rng(2)
+    values = np.concatenate([draw.normal(0, scale, 4000) for scale in (1e-3, 0.1, 30)]).astype(np.float32)
+    values = np.concatenate([values, [0, 448, -448, 2**-9, 2**-10, 1.5 * 2**-9, 1.0625, 1.1875]]).astype(np.float32)
+    expected = values.astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(from_float32(values, DType.F8), expected.view(np.uint8))
+    np.testing.assert_array_equal(round_to_f8(values), expected.astype(np.float32))
+    assert from_float32(np.array([1e9, np.nan], np.float32), DType.F8).tolist() == [0x7E, 0x7F]
 
 
 def test_smoothing_is_for_int8_inputs() -> None:

@@ -97,6 +97,21 @@ def test_onnxruntime_and_an_engine_compute_what_was_made(
     assert max(added) < 1e-6
 
 
+def test_fp8_codes_are_read_by_onnxruntime_and_their_values_built(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path)
+    report = quantised(tmp_path, checkpoint, "f8")
+    assert {each.format.split(",")[0] for each in report.products} == {"ingot f8"}
+    assert all(1e-4 < each.loss <= each.plain < 0.05 for each in report.products)
+    onnx.checker.check_model(str(tmp_path / "q" / "model.onnx"), full_check=True)
+    ids = np.array([[" abcdefghijklmnopqrstuvwxyz".index(letter) + 3 for letter in TEXT[0][:34]]]).reshape(2, 17)
+    exact, found = logits_of_graph(checkpoint, ids), logits_of_graph(tmp_path / "q", ids)
+    assert 1e-6 < np.sqrt(np.square(found - exact).mean()) / np.ptp(exact) < 0.02
+    build(BuildConfig(target="ref", precision="f32"), tmp_path / "q", tmp_path / "f")
+    assert np.abs(engine_logits(tmp_path / "f", ids) - found).max() < 1e-4 * np.ptp(exact)
+    built = build(BuildConfig(target="ref", activations="f32"), tmp_path / "q", tmp_path / "e")
+    assert built.precision == "w8"
+
+
 def test_a_run_that_was_interrupted_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path)
     options = QuantizeOptions(output_dir=tmp_path / "q", precision="w4g32")
@@ -141,6 +156,8 @@ def test_what_cannot_be_quantised_is_refused_in_words(tmp_path: Path, monkeypatc
         quantize(QuantizeOptions(output_dir=tmp_path / "q", precision="w8"), checkpoint, [" "])
     with pytest.raises(UsageError, match="no weights of this precision"):
         QuantizeOptions(output_dir=tmp_path / "q", precision="fp8")
+    with pytest.raises(UsageError, match="unknown ways"):
+        QuantizeOptions(output_dir=tmp_path / "q", precision="w8", ways=("gtpq",))
     with pytest.raises(UsageError, match="fits no product"):
         quantised(tmp_path, checkpoint, layers=(LayerRule(pattern="layers.*/nothing", precision="w8"),))
     (tmp_path / "q").mkdir()
