@@ -72,7 +72,8 @@ $(VENV)/bin/pip: | preflight
 
 dist/.built: $(SOURCES) | preflight $(VENV)/bin/pip
 	@mkdir -p dist && rm -f dist/ingot-*.whl build/wheel/ingot-*.whl
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --no-deps -w build/wheel .
+	@echo "Building the wheel: kernels of every instruction set are compiled, $(JOBS) at a time. This takes some minutes."
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --no-deps -w build/wheel .
 	@.ci/manylinux $(VENV)/bin/python build/wheel dist
 	@touch $@
 

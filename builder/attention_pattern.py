@@ -105,7 +105,7 @@ def read_window(graph: Graph, mask: gs.Tensor) -> int | str:
     less = producer(mask)
     window = scalar(less.inputs[1]) if less is not None and is_op(less, "Less") else None
     if less is None or window is None or window < 1 or not is_distance(graph, less.inputs[0]):
-        return "the attention takes a mask that is no sliding window"
+        return "the attention takes a mask that is not a sliding window"
     return int(window)
 
 
@@ -133,12 +133,12 @@ def read_rotation(graph: Graph, node: gs.Node) -> Rotation | str:
         return "cosines and sines are not of the same angles"
     angle = producer(cos[0])
     if angle is None or not is_op(angle, "Mul"):
-        return "the rotary angles are no product of positions and frequencies"
+        return "the rotary angles are not a product of positions and frequencies"
     frequencies = [tensor for tensor in angle.inputs if is_weight(tensor)]
     others = [tensor for tensor in angle.inputs if not is_weight(tensor)]
     positions = position_count(graph, others[0]) if len(others) == 1 else None
     if positions is None:
-        return "the rotary angles are no product of positions and frequencies"
+        return "the rotary angles are not a product of positions and frequencies"
     half = weight_shape(frequencies[0])[-1]
     wanted = node.attrs.get("rotary_embedding_dim", 0)
     if wanted not in (0, 2 * half):

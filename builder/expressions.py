@@ -126,7 +126,7 @@ def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
     if len(longer) <= 1:
         return (longer[0] if longer else 1), 1
     if len(shape) != 3:
-        raise BuildError("a weight is no vector, matrix or stack of matrices", where=str(shape))
+        raise BuildError("a weight is not a vector, a matrix or a stack of matrices", where=str(shape))
     return shape[0] * shape[1], shape[2]
 
 

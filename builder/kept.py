@@ -235,7 +235,7 @@ def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) ->
 
 
 def _powers(scale: Float32, offset: Float32 | None) -> Float32:
-    """For each row a power of two, over which its numbers fill the range of float16; NaN where one is no number."""
+    """For each row a power of two, over which its numbers fill the range of float16; NaN where one is not a number."""
     top = np.abs(scale).max(axis=1, initial=0)
     if offset is not None:
         top = np.maximum(top, np.abs(offset).max(axis=1, initial=0))

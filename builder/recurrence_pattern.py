@@ -218,7 +218,7 @@ def _read_steps(decay: gs.Tensor, strength: gs.Tensor | None) -> _Steps | str:
     """What a decay is made of. strength: where the steps are that too, else None."""
     node = producer(decay)
     if not is_op(node, "Mul"):
-        return "the decay is no product"
+        return "the decay is not a product"
     sides: Sequence[gs.Tensor] = sorted(node.inputs, key=lambda each: is_op(producer(each), "Neg"))
     rate, made = producer(sides[1]), sides[0]
     exponential = producer(rate.inputs[0]) if is_op(rate, "Neg") else None
@@ -228,7 +228,7 @@ def _read_steps(decay: gs.Tensor, strength: gs.Tensor | None) -> _Steps | str:
     if is_op(clip, "Clip"):
         bounds = [scalar(each) for each in clip.inputs[1:3]]
         if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
-            return "the bounds of the steps are no numbers"
+            return "the bounds of the steps are not numbers"
         clip, least, most = producer(clip.inputs[0]), bounds[0], min(bounds[1], LARGEST_STEP)
     if not is_op(clip, "Softplus") or not is_op(exponential, "Exp") or not is_weight(exponential.inputs[0]):
         return "the decay is no -exp(weight) * softplus(.)"

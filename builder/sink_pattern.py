@@ -56,7 +56,7 @@ def read_sinks(graph: Graph, attention: gs.Node) -> Sinks | str:
 
 def _read_seen(graph: Graph, tensor: gs.Tensor) -> int | str:
     """The window of a mask that is 0 where a row sees a column, else minus infinity; 0 where it sees all before it."""
-    wrong = "the attention takes a mask that is no sliding window"
+    wrong = "the attention takes a mask that is not a sliding window"
     where = producer(tensor)
     if where is None or not is_op(where, "Where"):
         return wrong

@@ -25,7 +25,7 @@ class GraphSummary:
 
 
 def summarise(path: Path) -> GraphSummary:
-    """Raises CheckpointError if the file is no graph of a language model."""
+    """Raises CheckpointError if the file is not a graph of a language model."""
     graph = Graph.load(path).surgeon
     ops = Counter(f"{node.domain}::{node.op}" if node.domain else str(node.op) for node in graph.nodes)
     weights: Counter[str] = Counter()

@@ -18,7 +18,7 @@ class TimingCache:
     """Times of one machine; those of others in the file are kept as they are."""
 
     def __init__(self, machine: str, path: Path | None) -> None:
-        """Raises UsageError for a file that is no timing cache, rather than overwrite it."""
+        """Raises UsageError for a file that is not a timing cache, rather than overwrite it."""
         self._machine, self._path = machine, path
         self._all = _read(path) if path is not None and path.exists() else {}
         self.times: dict[str, Times] = self._all.setdefault(machine, {})
@@ -53,7 +53,7 @@ def _read(path: Path) -> dict[str, dict[str, Times]]:
         return {str(name): _times(entries) for name, entries in document["machines"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            "--timing_cache names a file that is no timing cache of this version",
+            "--timing_cache names a file that is not a timing cache of this version",
             where=str(path),
             got=repr(error),
             hint="name another file, or delete it: a new one is written",

@@ -39,7 +39,7 @@ class Tuning:
 
 
 def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress | None = None) -> Tuning:
-    """Time what the cache does not know. Raises UsageError for a file that is no timing cache."""
+    """Time what the cache does not know. Raises UsageError for a file that is not a timing cache."""
     if not isinstance(target, Tunable) or target.run_blocker() is not None:
         why = "its products have one way each"
         if (reason := target.run_blocker()) is not None:

@@ -102,7 +102,7 @@ class BuildConfig:
                     f"{name} is more than a step can have", expected=f"at most {MAX_ROWS}", got=str(getattr(self, name))
                 )
         if self.max_output_len is not None and self.max_seq_len is not None:
-            raise UsageError("max_output_len and max_seq_len say the same", hint="give one of them")
+            raise UsageError("max_output_len and max_seq_len set the same limit", hint="give one of them")
         if self.timing_cache is not None and not self.autotune:
             raise UsageError("a timing cache serves autotuning", hint="leave timing_cache or no_autotune out")
         self._check_ranks()

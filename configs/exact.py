@@ -123,7 +123,7 @@ def _integer(value: object) -> int:
 
 def _number(value: object) -> float:
     if type(value) is not float or not math.isfinite(value):
-        raise _UnfitError("a finite number with a point", value)
+        raise _UnfitError("a finite number with a decimal point", value)
     return value
 
 

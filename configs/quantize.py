@@ -71,7 +71,7 @@ def read_recipe(name: str) -> tuple[str, tuple[LayerRule, ...]]:
             "there is no such recipe",
             got=name,
             expected=f"{', '.join(RECIPES)}, a TOML file, or one of {', '.join(sorted(shipped))}",
-            hint=nearest(name, [*RECIPES, *shipped]),
+            hint=nearest(name, [*RECIPES, *shipped]) or "give the path of a TOML file, or one of these names",
         )
     recipe = Recipe.load(Path(name))
     said = {"lm_head_precision": recipe.lm_head_precision, "activations": recipe.activations}
@@ -79,7 +79,7 @@ def read_recipe(name: str) -> tuple[str, tuple[LayerRule, ...]]:
     for key, value in said.items():
         if value is not None and (key, value) != ("lm_head_precision", "w8"):
             raise UsageError(
-                "a recipe of quantize says nothing of what only a build decides",
+                "this setting belongs to ingot build, not to ingot quantize",
                 where=f"{name}: {key}",
                 got=value,
                 hint=f"leave {key.split()[0]} out, and give it to ingot build",

@@ -206,7 +206,7 @@ class Section:
 def read_record(record: type[Record], section: Section) -> Record:
     """A section as a dataclass of int, float, bool, str, enums, dataclasses, `X | Y` and `X | None`; unknown keys are
     errors."""
-    assert dataclasses.is_dataclass(record), f"{record} is no dataclass"
+    assert dataclasses.is_dataclass(record), f"{record} is not a dataclass"
     hints = typing.get_type_hints(record)
     required = {
         field.name

@@ -93,7 +93,7 @@ def isa_includes(isa: str) -> tuple[str, ...]:
 
 
 def read_path(name: str, value: object) -> Path:
-    """A directory or file as users name it. Raises UsageError for what is no path."""
+    """A directory or file as users name it. Raises UsageError for what is not a path."""
     if not isinstance(value, (str, os.PathLike)):
         raise UsageError(f"{name} must be a path", got=repr(value)[:100])
     return Path(value)

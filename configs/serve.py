@@ -17,7 +17,7 @@ class ServeConfig:
     tool_parser, reasoning_parser  the format in which the model writes calls, and reasoning, by name; "none"; None: as
                           the chat template has it
     special_tokens_in_content  whether what reads like a control token is one in the messages of chats, too
-    skip_unsupported_tools  leave out tools of responses and messages that are no functions of the client, instead of
+    skip_unsupported_tools  leave out tools of responses and messages that are not functions of the client, instead of
                           refusing them
     max_queue             sequences that may wait beside those that run; more are answered 429
     max_body_bytes        of one request
@@ -70,7 +70,7 @@ class ServeConfig:
         for origin in self.cors_origins:
             _check_origin(origin)
         if self.otlp_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_endpoint):
-            raise UsageError("the OTLP endpoint is no URL", expected="http://collector:4318", got=self.otlp_endpoint)
+            raise UsageError("the OTLP endpoint is not a URL", expected="http://collector:4318", got=self.otlp_endpoint)
         if any(not name.strip() or name != name.strip() for name in self.model_names):
             raise UsageError("a model name is empty, or has spaces around it")
         if len(set(self.model_names)) < len(self.model_names):

@@ -26,7 +26,7 @@ def read_token_ids(directory: Path) -> TokenIds:
 
 
 def token_ids(section: Section) -> TokenIds:
-    """Raises ConfigError for what is no id; -1 is how old files say that there is none."""
+    """Raises ConfigError for what is not an id; -1 is how old files say that there is none."""
     bos, eos, pad = (_ids(section, key) for key in KEYS)
     for key, ids in (("bos_token_id", bos), ("pad_token_id", pad)):
         if len(ids) > 1:

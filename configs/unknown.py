@@ -35,7 +35,7 @@ def refuse_unknown(
 
 
 def named_arguments_only(ways: Mapping[str, str], kind: type[IngotError]) -> Callable[[Class], Class]:
-    """Decorates a dataclass: making one raises `kind` for what is no field, where Python would raise a TypeError."""
+    """Decorates a dataclass: making one raises `kind` for what is not a field, where Python would raise a TypeError."""
 
     def decorate(cls: Class) -> Class:
         make: Callable[..., None] = cls.__init__  # type: ignore[misc]

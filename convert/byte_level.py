@@ -223,5 +223,5 @@ def _special(folder: Path, settings: Section, kind: _Kind) -> list[str]:
 def _content(section: Section, key: str, value: object) -> str:
     content = value.get("content") if isinstance(value, dict) else value
     if not isinstance(content, str):
-        raise ConfigError("a token is no text", where=section.place(key), got=type(value).__name__)
+        raise ConfigError("a token is not a text", where=section.place(key), got=type(value).__name__)
     return content

@@ -256,7 +256,7 @@ def _same_bits(head: StoredTensor, table: StoredTensor) -> bool:
 
 def _generation(config: Section, vocab_size: int, folder: Path | None = None) -> dict[str, object]:
     """Token ids that older models keep in config.json. Raises ConfigError where they, or those of the folder's
-    generation_config.json, which has the last word, are no tokens of the model."""
+    generation_config.json, which has the last word, are not tokens of the model."""
     ids = token_ids(config)
     if folder is not None and (folder / "generation_config.json").is_file():
         check_token_ids(folder, vocab_size)

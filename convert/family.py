@@ -198,7 +198,7 @@ def find_family(model_type: str) -> Family:
             f"models of type {model_type!r} are not supported"
             + (f": they need {' and '.join(MISSING[model_type])}" if model_type in MISSING else ""),
             expected=", ".join((*family_names(), *WRAPPERS)),
-            hint=f"{guess + ' ' if guess else ''}A new family is one file: convert/families/<model_type>.py",
+            hint=f"{guess or 'convert another model'} (docs/how-to/add.md says how to add a family, in one file)",
         )
     family = importlib.import_module(f"ingot.convert.families.{model_type}").FAMILY
     assert isinstance(family, Family), f"families/{model_type}.py must define FAMILY"
@@ -264,7 +264,7 @@ def _refuse_nulls(section: Section, family: Family) -> None:
     for key in section.nulls_read():
         if key.rpartition(".")[2] not in (*NULLABLE, *family.nullable):
             raise ConfigError(
-                "null is no value of this key",
+                "null is not a value of this key",
                 where=section.place(key),
                 hint="write what the model was trained with, or leave the key out to get the family's default",
             )

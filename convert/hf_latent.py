@@ -43,7 +43,7 @@ def read_latent(
     hidden, heads = section.integer("hidden_size", minimum=1), section.integer("num_attention_heads", minimum=1)
     if (stated := read_kv_heads(section, heads, kv_heads)) != heads:
         raise ConfigError(
-            "all heads read one latent, each with keys of its own",
+            "latent attention needs as many key heads as query heads",
             where=section.place("num_key_value_heads"),
             expected=str(heads),
             got=str(stated),
@@ -121,7 +121,7 @@ def _read_training(section: Section) -> None:
         section.has(key)
     if section.has("moe_layer_freq") and section.raw("moe_layer_freq") != 1:
         raise UnsupportedModelError(
-            "only some layers have experts", where=section.place("moe_layer_freq"), expected="1"
+            "layers with experts at intervals are not supported", where=section.place("moe_layer_freq"), expected="1"
         )
 
 
@@ -129,7 +129,9 @@ def _fours(section: Section, key: str, default: int) -> int:
     """A size that rows of the cache are made of."""
     size = section.integer(key, default, minimum=4)
     if size % 4:
-        raise UnsupportedModelError("a size of the latent is no multiple of 4", where=section.place(key), got=str(size))
+        raise UnsupportedModelError(
+            "a size of the latent is not a multiple of 4", where=section.place(key), got=str(size)
+        )
     return size
 
 
@@ -155,13 +157,13 @@ def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
         )
     if not section.boolean("rope_interleave", True):
         raise UnsupportedModelError(
-            "pairs of dimensions that rotate lie side by side in every model of this family",
+            "rotary pairs that do not lie side by side are not supported in this family",
             where=section.place("rope_interleave"),
             expected="true",
         )
     if model.latent is not None and not model.latent.q_rank:
         raise ConfigError(
-            "what chooses tokens reads the latent of the queries, which the model lacks",
+            "sparse attention needs a latent of the queries",
             where=section.place("q_lora_rank"),
             expected="at least 1",
             got="null",

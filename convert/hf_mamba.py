@@ -58,7 +58,7 @@ def read_step_bounds(section: Section) -> tuple[float, float]:
         raise ConfigError(
             "a value is not usable",
             where=section.place("time_step_limit"),
-            expected="a list of the least and the most step",
+            expected="a list of two numbers, the least and the greatest time step",
             got=repr(given)[:200],
         )
     return values[0], values[1] if values[1] <= float(np.finfo(np.float32).max) else 0.0

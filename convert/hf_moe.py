@@ -88,14 +88,14 @@ def read_groups(section: Section, experts: int, per_token: int, usual: tuple[int
     groups, top = (section.integer(key, default, minimum=1) for key, default in keys)
     if groups > 1 and (experts % groups or experts < 2 * groups):
         raise ConfigError(
-            "the experts cannot be shared evenly among the groups, two or more to each",
+            "the experts cannot be divided into equal groups of two or more",
             where=section.place("n_group"),
             expected=f"a divisor of {experts}, at most {experts // 2}",
             got=str(groups),
         )
     if top > groups or per_token > experts // groups * top:
         raise ConfigError(
-            "a token cannot take its experts of so many groups",
+            "a token cannot take its experts from this many groups",
             where=section.place("topk_group"),
             expected=f"{-(-per_token * groups // experts)} to {groups}",
             got=str(top),

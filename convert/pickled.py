@@ -103,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
         match pid:
             case ("storage", _StorageType() as kind, str(key), *_):
                 return _Storage(kind, key)
-        raise pickle.UnpicklingError("it refers to something else than a storage")
+        raise pickle.UnpicklingError("it refers to something other than a storage")
 
 
 def read_pickled(path: Path) -> dict[str, StoredTensor]:
@@ -111,7 +111,7 @@ def read_pickled(path: Path) -> dict[str, StoredTensor]:
     try:
         with path.open("rb") as file:
             if file.read(4) != _ZIP:
-                raise _refused(path, "it is no zip archive; torch before 1.6 wrote none")
+                raise _refused(path, "it is not a zip archive, which torch writes since 1.6")
             state, members = _read_archive(file)
             if not isinstance(state, _Names | dict):
                 raise _refused(path, f"it holds a {type(state).__name__}, not tensors by name")
@@ -186,10 +186,10 @@ def _stored(path: Path, name: object, value: object, members: Mapping[str, _Rang
             pass
         case _:
             raise CheckpointError(
-                "an entry of the pickle is no tensor",
+                "an entry of the pickle is not a tensor",
                 where=where,
                 expected="tensors by name",
-                got="a tensor whose sizes are no numbers" if isinstance(value, _Tensor) else type(value).__name__,
+                got="a tensor whose sizes are not numbers" if isinstance(value, _Tensor) else type(value).__name__,
                 hint=HINT,
             )
     member, elements = members.get(key), math.prod(shape)

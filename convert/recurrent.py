@@ -250,7 +250,7 @@ def _scan(nodes: Nodes, body: onnx.GraphProto, tensors: Sequence[str], state: Se
 
 
 def times(nodes: Nodes, x: str, factor: float, path: str) -> str:
-    """x times a number, which is no node where it is 1."""
+    """x times a number, which is not a node where it is 1."""
     if factor == 1:
         return x
     return nodes.node("Mul", [x, nodes.constant(f"const/factor_{factor!r}", np.float32(factor))], f"{path}/scale")

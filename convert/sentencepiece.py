@@ -35,7 +35,7 @@ class TokenPiece:
 def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
     """The tokenizer.json that gives the same ids. settings: tokenizer_config.json.
 
-    Raises CheckpointError where the file is no sentencepiece model, or one of another kind than byte pairs.
+    Raises CheckpointError where the file is not a sentencepiece model, or one of another kind than byte pairs.
     """
     if path.stat().st_size > _MAX_MODEL:
         raise CheckpointError(
@@ -53,7 +53,7 @@ def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
         trainer, normalizer = (_message(_first(message, field, b"")) for field in (2, 3))
     except (ValueError, struct.error, IndexError) as error:
         raise CheckpointError(
-            "the tokenizer is no sentencepiece model", where=str(path), got=str(error), hint=HINT
+            "the tokenizer is not a sentencepiece model", where=str(path), got=str(error), hint=HINT
         ) from error
     _check(path, trainer, normalizer)
     bos = _first(trainer, 41, 1)

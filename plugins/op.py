@@ -206,7 +206,7 @@ class Call:
         value = self.inputs[index]
         if value is None or not isinstance(value, np.ndarray):
             return None if value is None else value.values
-        assert value.dtype == np.float32, f"input {index} is no activation or weight"
+        assert value.dtype == np.float32, f"input {index} is not an activation or a weight"
         return value.astype(np.float32, copy=False)
 
     def integers(self, index: int) -> Int32:

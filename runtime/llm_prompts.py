@@ -56,7 +56,7 @@ def read_requests(
     """One per prompt. prompt_token_ids: in place of prompts, the token ids of one or of several."""
     if (prompts is None) == (prompt_token_ids is None):
         raise RequestError(
-            "prompts or prompt_token_ids: one of them says what to continue",
+            "give either prompts or prompt_token_ids",
             expected=f"{_FORMS}, or a list of these",
             got="neither" if prompts is None else "both",
         )

@@ -31,7 +31,7 @@ class Wanted:
         asked = any(getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "as_dict")
         if asked and not self.as_dict:
             raise RequestError(
-                "log probabilities and logits are part of the dictionary",
+                "log probabilities and logits are returned only in a dictionary",
                 expected="return_dict=True",
                 hint="add return_dict=True, or leave the output_... arguments out",
             )

@@ -46,7 +46,7 @@ class TextEvent:
     prompt_logprobs  one table per prompt token, None for the first, where asked: in the first event of sequence 0
     finish_reason    set in the last event of a sequence
     stop_reason      the stop text or token that ended it; None for the model's own end tokens
-    end_token        whether the last of token_ids ended the request and is no part of the text
+    end_token        whether the last of token_ids ended the request and is not a part of the text
     num_reasoning    how many of token_ids are reasoning
     deltas           what the text says: content, reasoning, calls; None where nobody looks for these
     error            why it failed; then it is the last event too

@@ -22,7 +22,7 @@ from ingot.runtime.special_tokens import read_special_tokens
 from ingot.runtime.template_text import TemplateText
 
 _HALF = "\ufffd"  # what the decoder puts where bytes are no character (yet)
-_REPAIR = "the engine's tokenizer.json is no good: convert the model again, with files that work elsewhere"
+_REPAIR = "convert the model again, with a tokenizer.json that works elsewhere"
 _MANY = 1000  # tokens
 _LONGEST = 8  # tokens: those of one character, 4 bytes at most, and special ones between them
 _PATIENCE = 16  # pending tokens after which bytes that are still no character will not become one
@@ -101,7 +101,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                "the text is not Unicode: half of a surrogate pair is no character",
+                "the text is not Unicode: half of a surrogate pair is not a character",
                 got=f"U+{ord(text[error.start]):04X} at place {error.start}",
                 hint="give whole characters; bytes that were not UTF-8 become such halves",
             ) from error
@@ -150,7 +150,7 @@ class Tokenizer:
 
     @property
     def halves_apart(self) -> bool:
-        """Whether each byte that is no character is decoded for itself, and not one for all parts of a character."""
+        """Whether each byte that is not a character is decoded for itself, and not one for all parts of a character."""
         return self._hf.token_to_id("<0x00>") is not None
 
     def forms(self, word: str) -> list[tuple[int, ...]]:

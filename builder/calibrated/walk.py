@@ -65,7 +65,7 @@ def walk(
 def weight_name(step: Step) -> str:
     """The weight of a product."""
     packed = find_op(step.op).packed
-    assert packed is not None, f"{step.name} is no product"
+    assert packed is not None, f"{step.name} is not a product"
     return step.inputs[packed]
 
 

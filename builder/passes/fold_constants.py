@@ -1,6 +1,6 @@
 """Computes what depends on small inline constants alone, and drops Identity.
 
-Uses ONNX's own reference evaluator, so that every standard op folds. Weights are no inline constants: they stay
+Uses ONNX's own reference evaluator, so that every standard op folds. Weights are not inline constants: they stay
 expressions and are evaluated when they are packed.
 """
 

@@ -19,7 +19,7 @@ def _rewrite_factor(graph: Graph, match: Match) -> None:
 
 
 def _check_gating(graph: Graph, match: Match) -> str | None:
-    return "a square is no gating" if match["a"] is match["b"] else None
+    return "a square is not a gate" if match["a"] is match["b"] else None
 
 
 def _rewrite_gating(graph: Graph, match: Match) -> None:

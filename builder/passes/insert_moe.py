@@ -81,7 +81,7 @@ def _check_weights(graph: Graph, match: Match) -> str | None:
         return "the zeros have another shape than the shares"
     if scatter.attrs.get("axis", 0) not in (-1, 2) or match["by_expert"].attrs.get("perm") != _SWAPPED:
         return "the weights are laid out along another axis"
-    return None if ours(producer(route.logits), "Matmul") else "the router is no product with a weight"
+    return None if ours(producer(route.logits), "Matmul") else "the router is not a product with a weight"
 
 
 def _check_products(graph: Graph, match: Match) -> str | None:

@@ -13,7 +13,7 @@ def _always(graph: Graph, match: Match) -> str | None:
 
 def _check_swish(graph: Graph, match: Match) -> str | None:
     alpha = match.root.attrs.get("alpha", 1.0)
-    return None if alpha == 1.0 else f"a Swish with alpha {alpha} is no silu"
+    return None if alpha == 1.0 else f"a Swish with alpha {alpha} is not silu"
 
 
 def _check_gelu(graph: Graph, match: Match) -> str | None:
@@ -42,7 +42,7 @@ def _check_relu2(graph: Graph, match: Match) -> str | None:
     for tensor in match.root.inputs:
         node = producer(tensor)
         if node is not None and (node.attrs.get("activation") != "relu" or len(node.inputs) > 1):
-            return f"the square of {node.attrs.get('activation')} is no activation"
+            return f"the square of {node.attrs.get('activation')} is not an activation"
     return None
 
 
@@ -52,7 +52,7 @@ def _relu2(graph: Graph, match: Match) -> None:
 
 def _check_cap(graph: Graph, match: Match) -> str | None:
     caps = [scalar(match[name]) for name in ("cap", "factor")]
-    return None if caps[0] == caps[1] and (caps[0] or 0) > 0 else f"{caps[1]} * Tanh(x / {caps[0]}) is no cap"
+    return None if caps[0] == caps[1] and (caps[0] or 0) > 0 else f"{caps[1]} * Tanh(x / {caps[0]}) is not a cap"
 
 
 def _rewrite_cap(graph: Graph, match: Match) -> None:

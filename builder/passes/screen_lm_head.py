@@ -33,7 +33,7 @@ class ScreenLmHead:
     target: Target
 
     def __call__(self, program: Program) -> tuple[Program, PassReport]:
-        """Raises BuildError where the last step is no product that can be screened, or the target has no kernel."""
+        """Raises BuildError where the last step is not a product that can be screened, or the target has no kernel."""
         head = program.steps[-1]
         kernel, estimate = _kernels(self.target)
         use = _screenable(head, self.lowering)
@@ -55,7 +55,7 @@ def _kernels(target: Target) -> tuple[str, str]:
         return choose_kernel(target, OP.name, "w8a8"), choose_kernel(target, "matmul", "w4a8")
     except NoKernelError as error:
         raise BuildError(
-            f"{target.name} screens no lm_head",
+            f"{target.name} cannot screen lm_head",
             where="--screen_lm_head",
             expected="a CPU target",
             got=error.what,

@@ -128,7 +128,7 @@ def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeCon
     pairs = int(part * head_dim // 2)
     if head_dim % 2 or not 1 <= pairs <= head_dim // 2:
         raise ConfigError(
-            "the part of a head that turns is no number of pairs",
+            "the part of a head that rotates is not a whole number of pairs",
             where=rope.place("partial_rotary_factor"),
             expected=f"{2 / head_dim:g} to 1, of heads of even size",
             got=f"{part:g} of {head_dim}",

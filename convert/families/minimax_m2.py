@@ -31,7 +31,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
             )
     if any(kind != 1 for kind in section.numbers("attn_type_list")):
         raise UnsupportedModelError(
-            "the model has layers of linear attention", where=section.place("attn_type_list"), expected="1 in each"
+            "layers of linear attention are not supported in this family",
+            where=section.place("attn_type_list"),
+            expected="a list of ones: 1 stands for attention",
         )
     for key in ("use_mtp", "mtp_transformer_layers", "num_mtp_modules"):  # of layers that no file holds
         section.has(key)

@@ -36,7 +36,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     kinds = _kinds(section)
     for key in _WITHOUT_EFFECT:
         if section.is_null(key) and key not in _NULLABLE:
-            raise ConfigError("null is no value of this key", where=section.place(key))
+            raise ConfigError("null is not a value of this key", where=section.place(key))
         section.has(key)
     for key, found, usual in (
         ("mamba_hidden_act", section.text("mamba_hidden_act", "silu"), "silu"),

@@ -110,7 +110,7 @@ class _Reader:
         return Header(path=self._path, settings=values, tensors=made)
 
     def _require_magic(self) -> None:
-        """Raise for what is no GGUF file of a version that is read."""
+        """Raise for what is not a GGUF file of a version that is read."""
         magic = self._bytes(4)
         if magic != _MAGIC:
             raise CheckpointError(
@@ -139,7 +139,7 @@ class _Reader:
             raise self._broken("the size of a tensor is not usable", name, "at least 1 in every dimension", str(shape))
         if shape[-1] % kind.size:
             raise self._broken(
-                "the rows of a tensor are no whole blocks", name, f"a multiple of {kind.size}", str(shape[-1])
+                "the rows of a tensor are not whole blocks", name, f"a multiple of {kind.size}", str(shape[-1])
             )
         return kind, shape, int(self._number("Q"))
 

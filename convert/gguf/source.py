@@ -90,7 +90,10 @@ def open_gguf(path: Path) -> GgufSource:
     name = main.settings.get("general.architecture")
     if kind != "model" or not isinstance(name, str):
         raise UnsupportedModelError(
-            "the file is no language model", where=str(main.path), expected="general.type model", got=repr(kind)[:100]
+            "the file is not a language model",
+            where=str(main.path),
+            expected="general.type model",
+            got=repr(kind)[:100],
         )
     architecture = find_architecture(name, where)
     stored = {key: tensor for header in headers for key, tensor in header.tensors.items()}

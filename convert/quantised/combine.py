@@ -38,7 +38,7 @@ def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
     if isinstance(expr, Unpair):
         return [unpaired(part, expr.heads) for part in _parts(expr.of, tensors)]
     raise UnsupportedModelError(
-        "a weight of this family is stored in another order, which is not supported where it is quantised",
+        "this family stores a weight in another order, and a quantised weight cannot be reordered",
         where=", ".join(sources(expr)[:4]),
         got=type(expr).__name__,
         hint="convert the model's original weights",

@@ -36,7 +36,9 @@ def matches(pattern: str, module: str) -> bool:
     try:
         found = re.compile(pattern) if len(pattern) <= _LONGEST else None
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError("a pattern of the quantization config is no regular expression", got=pattern[:200]) from error
+        raise ConfigError(
+            "a pattern of the quantization config is not a regular expression", got=pattern[:200]
+        ) from error
     steps = math.inf if found is None or len(module) > _LONGEST else _steps(pattern, len(module))
     if found is None or steps > _MOST_STEPS:
         raise ConfigError(

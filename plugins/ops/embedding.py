@@ -23,7 +23,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """The tables must have the same number of columns."""
     tables = [shape for shape in shapes if shape is not None]
     if any(len(shape) != 2 for shape in tables) or len({shape[-1] for shape in tables}) != 1:
-        return f"tables {tables} are no matrices of one width"
+        return f"tables {tables} are not matrices of one width"
     return None
 
 

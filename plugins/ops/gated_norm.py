@@ -33,7 +33,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """Groups of the same size, and as many gates as columns."""
     (cols,), group = shapes[0] or (0,), int(attrs["columns"])
     if cols % group:
-        return f"{cols} columns are no multiple of groups of {group}"
+        return f"{cols} columns are not a multiple of groups of {group}"
     if shapes[2] not in (None, (group,), (cols,)):
         return f"weight has shape {shapes[2]} instead of ({group},), one group, or ({cols},), all columns"
     return unequal("gate", shapes[1], cols)

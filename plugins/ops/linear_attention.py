@@ -75,7 +75,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """Key heads serve as many heads each; a step, a strength, a decay and a skip for each head."""
     heads, key_heads = int(attrs["heads"]), int(attrs["key_heads"])
     if heads % key_heads:
-        return f"{heads} heads are no multiple of {key_heads} key heads"
+        return f"{heads} heads are not a multiple of {key_heads} key heads"
     width = 2 * key_heads * int(attrs["key_dim"]) + heads * int(attrs["value_dim"])
     problem = unequal("x", shapes[0], width)
     if attrs["by_dim"] and shapes[2] is None:

@@ -55,7 +55,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """KV heads share the heads evenly, and queries have a column for each dimension of each head."""
     heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
     if heads % kv_heads:
-        return f"{heads} heads are no multiple of {kv_heads} KV heads"
+        return f"{heads} heads are not a multiple of {kv_heads} KV heads"
     return unequal("q", shapes[0], heads * dim) or unequal("sinks", shapes[1], heads)
 
 

@@ -142,7 +142,7 @@ def ranking(logits: Array) -> npt.NDArray[np.int64]:
 
 
 def log_softmax(logits: Array) -> npt.NDArray[np.float64]:
-    """Natural logarithms of the probabilities, float64 [vocab]; NaN where the row is no distribution."""
+    """Natural logarithms of the probabilities, float64 [vocab]; NaN where the row is not a distribution."""
     wide = logits.astype(np.float64)
     top = wide.max()
     if not np.isfinite(top):
@@ -152,7 +152,7 @@ def log_softmax(logits: Array) -> npt.NDArray[np.float64]:
 
 
 def _token(logits: Array, draw: Draw) -> int:
-    """The known token, or the drawn one; -1 if the rules leave none; argmax where the logits are no distribution."""
+    """The known token, or the drawn one; -1 if the rules leave none; argmax where the logits are not a distribution."""
     if draw.known >= 0:
         return draw.known
     if not np.isfinite(logits.max()):

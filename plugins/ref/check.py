@@ -45,7 +45,7 @@ class _Checker:
         """What is wrong with a step, or None."""
         op = find_op(step.op) if step.op in op_names() else None
         if op is None or not op.is_step:
-            return f"op {step.op} is no step of a plan"
+            return f"op {step.op} cannot be a step of a plan"
         if (found := op.problem(step.inputs, step.attrs)) is not None:
             return found
         if op.collective is not None and step.attrs["ranks"] != self._ranks:

@@ -31,10 +31,10 @@ class PlanHeader:
 
 
 def read_header(data: bytes | memoryview, where: str) -> PlanHeader:
-    """Raises EngineError for what is no TensorRT-RTX engine, or one cut short."""
+    """Raises EngineError for what is not a TensorRT-RTX engine, or one cut short."""
     if len(data) < HEADER_BYTES:
         raise EngineError("the TensorRT engine is cut short", where=where, got=f"{len(data)} bytes")
     magic, nbytes, *version, again, mask = _HEADER.unpack(bytes(data[:HEADER_BYTES]))
     if magic != _MAGIC or again != _MAGIC:
-        raise EngineError("this is no TensorRT-RTX engine", where=where, expected=repr(_MAGIC), got=repr(magic))
+        raise EngineError("this is not a TensorRT-RTX engine", where=where, expected=repr(_MAGIC), got=repr(magic))
     return PlanHeader(nbytes=nbytes, version=".".join(map(str, version)), mask=mask)

@@ -6,6 +6,7 @@ import string
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
+from ingot.configs.read import nearest
 from ingot.configs.sampling import SamplingParams
 from ingot.errors import RequestError, UsageError
 from ingot.runtime.answers.formats import REASONING_FORMATS, WIRE_FORMATS
@@ -164,7 +165,12 @@ def _choose(name: str | None, rows: Sequence[Form], texts: Sequence[str], option
         if row.name == name:
             return row
     raise UsageError(
-        "there is no such format", where=option, expected=", ".join(["none", *(row.name for row in rows)]), got=name
+        "there is no such format",
+        where=option,
+        expected=", ".join(["none", *(row.name for row in rows)]),
+        got=name,
+        hint=nearest(name, [row.name for row in rows])
+        or "leave it out: the chat template shows the format; docs/how-to/tools.md has a table of models",
     )
 
 

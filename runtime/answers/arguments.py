@@ -69,7 +69,7 @@ def _value(scanner: Scanner, ends: Sequence[str], kinds: frozenset[str], emit: E
 
 
 def as_json(text: str, kinds: frozenset[str]) -> str:
-    """The JSON text of a raw value. kinds: types of the schema; empty: unsaid. What is no JSON is a string."""
+    """The JSON text of a raw value. kinds: types of the schema; empty: unsaid. What is not JSON is a string."""
     stripped = text.strip()
     if "boolean" in kinds and stripped in ("True", "False"):
         return stripped.lower()

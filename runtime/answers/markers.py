@@ -2,7 +2,7 @@
 
     <tool_call>\\n<function=      a token, and six letters and more        \\ud800\\n<function=
 
-Half of a surrogate pair is no character, and no tokenizer makes one; so letters that read like a token stay letters.
+Half of a surrogate pair is not a character, and no tokenizer makes one; so letters that read like a token stay letters.
 """
 
 import re
@@ -13,7 +13,7 @@ MOST = 0x800
 
 
 class Markers:
-    """Characters for tokens of one tokenizer. characters: by token. special: characters of tokens that are no text."""
+    """Characters for tokens of one tokenizer. characters: by token. special: characters of tokens that are not text."""
 
     def __init__(self, tokens: Mapping[str, int], texts: Iterable[str], special_ids: Container[int] = ()) -> None:
         """tokens: text → id of the control tokens. texts: of the formats in use."""

@@ -26,7 +26,9 @@ def with_tools(params: SamplingParams, use: ToolUse, formats: AnswerFormats, gui
     if not use.constrained and asked is None:
         return params
     if asked is not None and use.needs:
-        raise RequestError("tool_choice: an answer that must call a tool has no other form", hint="leave one out")
+        raise RequestError(
+            "tool_choice: an answer that must call a tool cannot have another form", hint="leave one out"
+        )
     other = None if asked is None else _rule(asked)
     text = ToolGrammar(formats.wire, use, guides.wire, formats.reasoning).text(other)
     found = StructuredOutputs(grammar=text)

@@ -32,7 +32,7 @@ class Parameters:
 
     after_type  where the wire tells the type: begin KEY after_key TYPE after_type VALUE end
     types       what it says of a string, and of all else where it does not name the type
-    trim        a line break around the value is no part of it
+    trim        a line break around the value is not a part of it
     """
 
     begin: str
@@ -72,7 +72,7 @@ class WireFormat:
     signs       texts by which a chat template is known, one tuple of them in full; those of earlier rows come first
     section     around all calls of an answer
     around      around each call, from outside to inside
-    prefix      what may stand before a name, and is no part of it
+    prefix      what may stand before a name, and is not a part of it
     after_name  behind the name; "" where the coding has the name
     number_end  where a number stands behind `after_name`: behind the number. Then prefix, name and number are the id
                 where `numbered_ids` says so

@@ -186,7 +186,7 @@ class CountTokensRequest(Body):
 
     def as_chat(self, variables: Container[str], *, reasons: bool, skip_tools: bool = False) -> ChatRequest:
         """The chat. variables: of the chat template; reasons: the model is known to reason; skip_tools: leave out tools
-        that are no functions of the client. Raises ApiError."""
+        that are not functions of the client. Raises ApiError."""
         return validated(ChatRequest, self._chat(variables, reasons=reasons, skip_tools=skip_tools))
 
     def _chat(self, variables: Container[str], *, reasons: bool, skip_tools: bool) -> dict[str, Any]:

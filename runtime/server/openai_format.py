@@ -70,7 +70,7 @@ class Choice:
     stop_reason: str | int | None = None
 
     def add(self, event: TextEvent) -> None:
-        """Add an event. An end token is no text, and has no place among the tokens of the text."""
+        """Add an event. An end token is not text, and has no place among the tokens of the text."""
         self.stop_reason = event.stop_reason
         self.pieces.append(event.text)
         self.deltas += event.deltas or ()
@@ -105,7 +105,7 @@ NO_EXTRAS = Extras()
 class ChunkBuilder(ABC):
     """One answer. Feed it events; then take pieces as they come, or the whole at the end. For one thread at a time.
 
-    prompt_alone: nothing but the prompt was asked for; the token that came with it is no part of the answer.
+    prompt_alone: nothing but the prompt was asked for; the token that came with it is not a part of the answer.
     with_usage: a stream ends with the counts of tokens. last: what stands behind the last piece of a stream.
     """
 

@@ -1,4 +1,4 @@
-"""Tools that are no functions of the client: agents send them, and this server has none of them.
+"""Tools that are not functions of the client: agents send them, and this server has none of them.
 
 They are refused by name. With `--skip_unsupported_tools` they are left out, and a header of the answer names them.
 """

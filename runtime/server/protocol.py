@@ -37,7 +37,7 @@ _TEXT_ONLY = "the engine reads and writes text only"
 REFUSED: Mapping[str, str] = {
     "functions": "say tools",
     "function_call": "say tool_choice",
-    "best_of": "n gives several completions; ranking them is the client's; only 1 is taken, with one completion",
+    "best_of": "the server does not rank completions: give n and choose one yourself (best_of 1 with n 1 is accepted)",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "prediction": f"speculation: {_NOT_YET}",

@@ -175,7 +175,7 @@ class ResponsesRequest(Body):
     prompt_cache_key: str | None = None
 
     def as_chat(self, *, skip_tools: bool = False) -> ChatRequest:
-        """The chat. skip_tools: leave out tools that are no functions. Raises ApiError."""
+        """The chat. skip_tools: leave out tools that are not functions. Raises ApiError."""
         chat: dict[str, Any] = {
             "model": self.model,
             "messages": self._messages(),

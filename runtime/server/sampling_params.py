@@ -22,7 +22,9 @@ _COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in completions
 def completion_params(asked: CompletionRequest, defaults: GenerationDefaults) -> SamplingParams:
     """OpenAI's parameters of a completion."""
     if asked.echo and asked.logprobs is not None and asked.n > 1 and asked.stream:
-        raise ApiError(400, "echo with logprobs streams one completion only", param="n", code="unsupported_value")
+        raise ApiError(
+            400, "a stream with echo and logprobs can have only one completion", param="n", code="unsupported_value"
+        )
     prompt_logprobs = asked.logprobs if asked.echo else None
     if asked.suffix is not None:
         _check_suffix(asked)
@@ -34,7 +36,7 @@ def _check_suffix(asked: CompletionRequest) -> None:
     if any(not isinstance(each, str) for each in asked.prompts()):
         raise ApiError(400, "suffix needs a prompt that is text", param="suffix", code="invalid_value")
     if asked.echo:
-        raise ApiError(400, "echo repeats no prompt that has a suffix", param="echo", code="unsupported_value")
+        raise ApiError(400, "echo cannot be combined with suffix", param="echo", code="unsupported_value")
 
 
 def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingParams:

@@ -6,11 +6,11 @@ from ingot.runtime.tokenizer import Tokenizer
 
 
 class TextOffsets:
-    """Tokens that are parts of one character stand where it stands; bytes that are no character stand for U+FFFD.
+    """Tokens that are parts of one character stand where it stands; bytes that are not characters stand for U+FFFD.
 
     begins_with          what the text is known to begin with: the first word of a text has no space before it in some
                          tokenizers
-    skip_special_tokens  special tokens are no text
+    skip_special_tokens  special tokens are not text
     """
 
     def __init__(self, tokenizer: Tokenizer, begins_with: str | None = None, *, skip_special_tokens: bool) -> None:

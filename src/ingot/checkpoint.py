@@ -89,7 +89,7 @@ class CheckpointConfig:
                 where=str(path.parent),
                 hint="convert a Hugging Face directory first: ingot convert --model_dir ... --output_dir ..."
                 if section.has("model_type")
-                else None,
+                else "give the output directory of ingot convert",
             )
         if section.has("format"):
             raise CheckpointError(
@@ -130,7 +130,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path) -> "Checkpoint":
-        """Raises CheckpointError or ConfigError if `path` is no Checkpoint of this schema."""
+        """Raises CheckpointError or ConfigError if `path` is not a Checkpoint of this schema."""
         if not path.is_dir():
             raise MissingModelError("there is no such Checkpoint directory", where=str(path), hint=spelled(path))
         if not (path / "config.json").is_file():

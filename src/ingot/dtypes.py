@@ -77,9 +77,9 @@ class Precision:
 
     @classmethod
     def parse(cls, name: str) -> "Precision":
-        """Inverse of `str`. Raises ValueError for what is no precision."""
+        """Inverse of `str`. Raises ValueError for what is not a precision."""
         if name not in STORED:
-            raise ValueError(f"{name!r} is no precision")
+            raise ValueError(f"{name!r} is not a precision")
         dtype, _, group = name.partition("g")
         return cls(dtype=DType(dtype), group=int(group or 0))
 

@@ -47,7 +47,7 @@ class TargetEntry:
     activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
                   where it could not be measured. Only of products that had the choice
     weight_errors by quantised weight: what packing it has changed, root of the squared changes over that of the squares
-                  of the Checkpoint's values; those that hold what is no number are left out
+                  of the Checkpoint's values; those that hold what is not a number are left out
     weight_sources  by weight that was quantised in the Checkpoint already: how, for people
     passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
     """
@@ -202,13 +202,22 @@ def _document(data: bytes, where: str) -> dict[str, Any]:
         where=where,
         expected=f'"format": "{FORMAT}"',
         got=_guess(document),
-        hint=REBUILD,
+        hint=_FIRST.get(_guess(document), REBUILD),
     )
+
+
+_FIRST = {
+    "a Checkpoint": "build an engine from it: ingot build --checkpoint_dir ... --output_dir ...",
+    "the config.json of a Hugging Face model": "convert the model, then build it: ingot convert --model_dir ... "
+    "--output_dir ...",
+}
 
 
 def _guess(document: object) -> str:
     if not isinstance(document, dict):
         return f"a JSON {type(document).__name__}"
     if "architectures" in document or "model_type" in document:
-        return "the config.json of a Hugging Face model (convert, then build it)"
+        return "the config.json of a Hugging Face model"
+    if "schema_version" in document and "weights" in document:
+        return "a Checkpoint"
     return f"a JSON object with format {document.get('format')!r}"[:200]

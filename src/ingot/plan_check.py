@@ -128,7 +128,7 @@ def _arena(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "arena_bytes", f"{plan.arena_bytes}, its buffers end at {end}"
     logits = next((each for each in plan.buffers if each.name == plan.logits), None)
     if logits is None or (logits.rows, logits.cols, logits.dtype) != (Rows.LOGITS, plan.vocab_size, DType.F32):
-        yield "logits", f"{plan.logits} is no buffer of logit rows with {plan.vocab_size} columns of f32"
+        yield "logits", f"{plan.logits} is not a buffer of logit rows with {plan.vocab_size} columns of f32"
 
 
 def _weights(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -216,7 +216,7 @@ def _calls(plan: Plan, variant: Variant) -> Iterable[str]:
         begin = at + 1
         for name in call.inside:
             if name in inside or order.get(name, at) >= at:
-                yield f"{call.step} computes {name}, which is there already, comes later, or is no step"
+                yield f"{call.step} computes {name}, which is there already, comes later, or is not a step"
             inside.add(name)
     called = variant.called()
     for step in plan.steps:

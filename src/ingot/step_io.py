@@ -120,7 +120,7 @@ class Ending(enum.IntEnum):
 
     STOP    an end token or a stop word
     LENGTH  as many tokens as it may have
-    FAILED  no token: the rules left none, or the logits are no numbers. Nothing was added to it
+    FAILED  no token: the rules left none, or the logits are not numbers. Nothing was added to it
     """
 
     NONE = 0

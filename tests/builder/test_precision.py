@@ -24,7 +24,7 @@ def test_names_come_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["w4", "w8g32", "w4g16", "f32g32", "int8", ""])
 def test_what_is_no_precision(name: str) -> None:
-    with pytest.raises(ValueError, match="is no precision"):
+    with pytest.raises(ValueError, match="is not a precision"):
         Precision.parse(name)
 
 

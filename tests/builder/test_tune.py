@@ -193,7 +193,7 @@ def test_each_machine_has_its_own_times(tmp_path: Path) -> None:
 def test_what_is_no_cache_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     cache = tmp_path / "cache.json"
     cache.write_text(text)
-    with pytest.raises(UsageError, match="no timing cache of this version"):
+    with pytest.raises(UsageError, match="not a timing cache of this version"):
         tune(_plan(), Stopwatch(), cache)
     assert cache.read_text() == text
 

@@ -165,3 +165,16 @@ def test_bench_serve_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str], 
     assert "--url URL, or --offline" in capsys.readouterr().err
     assert app.run([*args, "--offline"]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+def test_a_file_of_an_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is missing or damaged, and what to do, before an engine is opened."""
+    broken = tmp_path / "schema.json"
+    broken.write_text("{")
+    run = ["run", "--engine_dir", str(tmp_path), "--prompt", "a", "--json_schema"]
+    assert app.run([*run, str(tmp_path / "absent.json")]) == 2
+    assert "look at how the path is spelled" in capsys.readouterr().err
+    assert app.run([*run, str(broken)]) == 1
+    said = capsys.readouterr().err
+    assert "the JSON schema is not JSON" in said
+    assert str(broken) in said

@@ -67,7 +67,9 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     with CliConsole(Level.INFO, screen) as console:
         console.progress_bytes("weights", 0, 4000 << 20)
         console.progress_bytes("weights", 1000 << 20, 4000 << 20)
-        time.sleep(0.15)  # rich draws ten times a second
+        deadline = time.perf_counter() + 10  # rich draws ten times a second, later on a busy machine
+        while "25%" not in screen.getvalue() and time.perf_counter() < deadline:
+            time.sleep(0.05)
         console.progress_bytes("packing", 4000 << 20, 4000 << 20)
         console.hide()
     said = screen.getvalue()

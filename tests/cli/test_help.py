@@ -19,7 +19,7 @@ def _help(capsys: pytest.CaptureFixture[str], *names: str) -> str:
 def test_a_topic_fits_a_terminal(
     topic: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.cli.console.terminal_width", lambda: 80)
+    monkeypatch.setattr("ingot.cli.console.terminal_width", lambda *_: 80)
     out = _help(capsys, topic)
     assert max(map(len, out.splitlines())) <= 80
     assert len(out) > 200
@@ -27,7 +27,7 @@ def test_a_topic_fits_a_terminal(
 
 
 def test_topics_name_everything_there_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.cli.console.terminal_width", lambda: 0)
+    monkeypatch.setattr("ingot.cli.console.terminal_width", lambda *_: 0)
     said = " ".join(_help(capsys, topic) for topic in ("families", "targets", "precisions"))
     wanted = [*family_names(), *(target.name for target in targets()), *PRECISIONS]
     assert [name for name in wanted if name not in said] == []
@@ -59,3 +59,28 @@ def test_rows_stay_below_each_other() -> None:
     )
     assert wrapped("a name of more than twenty  x y z w", 24).splitlines()[1][0] != " "
     assert wrapped(text, 0) == text.removesuffix("\n"), "no terminal: for programs"
+
+
+@pytest.mark.parametrize("names", [[name] for name in app.COMMANDS] + [["bench", "serve"], ["bench", "kernels"]])
+def test_help_fits_100_columns_and_is_not_cut(
+    names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert app.run([*names, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 100] == []
+    cut = [line for line in lines if line.endswith("...") and not line.startswith(("Usage", "  help"))]
+    assert cut == []
+    assert [line for line in lines if " RANGE" in line] == []
+
+
+def test_an_error_fits_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a label is indented; a path or a command is never broken."""
+    monkeypatch.setattr("ingot.cli.app.terminal_width", lambda *_: 60)
+    assert app.run(["help", "nonsense"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[2].startswith("      "), lines
+    command = "  next    ingot run --engine_dir " + "x" * 80
+    assert wrapped(command, 60) == command
+    assert "x" * 80 in wrapped("  where: " + "x" * 80, 60)

@@ -26,7 +26,7 @@ from ingot.errors import UsageError
         ({"tokens_per_block": 24}, "tokens_per_block"),
         ({"tokens_per_block": 512}, "tokens_per_block"),
         ({"max_output_len": 0}, "max_output_len must be"),
-        ({"max_output_len": 5, "max_seq_len": 9}, "max_output_len and max_seq_len say the same"),
+        ({"max_output_len": 5, "max_seq_len": 9}, "max_output_len and max_seq_len set the same limit"),
     ],
 )
 def test_refused(given: dict[str, Any], words: str) -> None:

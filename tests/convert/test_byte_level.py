@@ -105,7 +105,7 @@ def test_a_conversion_makes_it(tmp_path: Path) -> None:
         ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": 1, "b": 1}'}, "the same id"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": "b"}'}, r"vocab\.json:a"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"added_tokens.json": '{"<pad>": 300}'}, "expected: id 266"),
-        ({"tokenizer_class": "GPT2Tokenizer", "eos_token": 5}, {}, "a token is no text"),
+        ({"tokenizer_class": "GPT2Tokenizer", "eos_token": 5}, {}, "a token is not a text"),
         ({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x": {"content": "y"}}}, {}, "no id"),
     ],
 )

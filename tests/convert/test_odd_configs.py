@@ -300,7 +300,7 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("llama", {"hidden_act": None}, "null is no value of this key(.|\n)*config.json:hidden_act"),
+        ("llama", {"hidden_act": None}, "null is not a value of this key(.|\n)*config.json:hidden_act"),
         ("llama", {"rope_theta": None}, "config.json:rope_theta"),
         ("gemma2", {"final_logit_softcapping": 1e-60}, "soft cap is too small"),
         ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "list of 5 numbers above 0"),
@@ -335,7 +335,7 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
         ("gemma4_text", {"num_kv_shared_layers": 2}, "none of their kind comes before them"),
         ("gemma4_text", {"num_kv_shared_layers": -1}, "num_kv_shared_layers"),
         ("gemma4_text", {"global_head_dim": 1 << 20}, "heads of the model are too large"),
-        ("gemma4_text", {"global_head_dim": 21}, "no number of pairs(.|\n)*of 21"),
+        ("gemma4_text", {"global_head_dim": 21}, "not a whole number of pairs(.|\n)*of 21"),
         ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "4 query heads, 3 key"),
         ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 12}}}, "heads of different sizes"),
         ("gemma4_text", {"per_layer_config": {"0": {"num_key_value_heads": 1}}}, "heads of different sizes"),

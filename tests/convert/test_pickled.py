@@ -118,8 +118,8 @@ def rewritten(path: Path, member: str, edit: Callable[[bytes], bytes], compressi
     [
         ({"a": Attack()}, "asks for (posix|os).mkdir, which weights do not need"),
         ({"a": torch.nn.Linear(2, 2)}, "asks for torch.nn.modules.linear.Linear"),
-        ({"state_dict": {"a": torch.ones(2)}}, "is no tensor(.|\n)*state_dict(.|\n)*got: dict"),
-        ({3: torch.ones(2)}, "is no tensor"),
+        ({"state_dict": {"a": torch.ones(2)}}, "is not a tensor(.|\n)*state_dict(.|\n)*got: dict"),
+        ({3: torch.ones(2)}, "is not a tensor"),
         ([torch.ones(2)], "holds a list"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "torch.ComplexFloatStorage"),
     ],
@@ -136,7 +136,11 @@ def test_what_is_more_than_weights_is_refused(
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.bin"
-    for data, words in ((b"", "no zip archive"), (pickle.dumps({"a": 1}), "no zip archive"), (b"PK\3\4", "zip file")):
+    for data, words in (
+        (b"", "not a zip archive"),
+        (pickle.dumps({"a": 1}), "not a zip archive"),
+        (b"PK\3\4", "zip file"),
+    ):
         file.write_bytes(data)
         with pytest.raises(CheckpointError, match=words):
             read_pickled(file)

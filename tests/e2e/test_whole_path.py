@@ -111,7 +111,7 @@ def test_lines_end_in_line_feeds_and_null_is_nothing(shipped_engine: Path) -> No
     first, second, third = [json.loads(line) for line in done.out.split("\n")[:-1]]
     assert (done.code, first["prompt"], len(second["token_ids"])) == (1, "a\u2028b\x85c", 3)
     assert (third["prompt"], third["finish_reason"]) == ("\ud800", "abort")
-    assert "half of a surrogate pair is no character\n  got: U+D800 at place 0" in third["error"]
+    assert "half of a surrogate pair is not a character\n  got: U+D800 at place 0" in third["error"]
 
 
 @pytest.mark.parametrize("stdin", ["", "\n"])
@@ -183,7 +183,7 @@ def test_doctor_knows_every_target() -> None:
 
 
 def test_doctor_is_one_screen_and_all_has_every_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.cli.console.terminal_width", lambda: 80)
+    monkeypatch.setattr("ingot.cli.console.terminal_width", lambda *_: 80)
     short, whole = ingot("doctor").succeeds().out, ingot("doctor", "--all").succeeds().out
     for out in (short, whole):
         assert max(map(len, out.splitlines())) <= 80
@@ -319,7 +319,7 @@ def test_precision_by_any_of_its_names(
         (["--config", "recipe.toml"], "the recipe cannot be read"),
         (["--timing_cache", "f", "--no_autotune"], "serves autotuning"),
         (["--max_beam_width", "4"], "beam search"),
-        (["--max_seq_len", "40", "--max_output_len", "4"], "say the same"),
+        (["--max_seq_len", "40", "--max_output_len", "4"], "set the same limit"),
         (["--target", "cpu/avx9"], "there is no target"),
         (["--max_mem", "lots"], "amount of memory"),
         (["--max_batch_size", "0"], "max_batch_size"),
@@ -334,7 +334,7 @@ def test_what_is_not_there_is_refused(options: list[str], words: str, tiny_check
 def test_a_file_that_is_no_timing_cache_is_kept(tiny_checkpoint: Path, tmp_path: Path) -> None:
     build = ("build", "--checkpoint_dir", tiny_checkpoint, "--output_dir", tmp_path / "e", "--timing_cache")
     (tmp_path / "letter").write_text("Dear reader")
-    ingot(*build, tmp_path / "letter").fails("no timing cache", code=2)
+    ingot(*build, tmp_path / "letter").fails("not a timing cache", code=2)
     assert (tmp_path / "letter").read_text() == "Dear reader"
     assert not (tmp_path / "e").exists()
     ingot(*build, tmp_path / "cache").succeeds()

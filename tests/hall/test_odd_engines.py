@@ -225,7 +225,7 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "two buffers of logits": (on("buffers", lambda b: [*b, b[-1] | {"offset": 0}]), "two are called logits"),
     "a weight called as a buffer": (first("weights", name="x"), "two are called x"),
     "a weight without name": (first("weights", name=""), "a name"),
-    "no logits": (on("logits", lambda name: "kept"), "kept is no buffer of logit rows"),
+    "no logits": (on("logits", lambda name: "kept"), "kept is not a buffer of logit rows"),
     "logits in a number": (on("logits", lambda name: 3), "a string"),
     "a buffer of nothing": (first("buffers", cols=0), r"buffers\.0\.cols"),
     "a buffer in words": (first("buffers", offset="0"), r"buffers\.0\.offset"),

@@ -65,7 +65,7 @@ def test_rows_are_as_the_table_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["w4", "w8g32", "w4t", "w4g16", "w4g", "w4g032", "int8", "", "bf16g32"])
 def test_other_names_are_no_precision(name: str) -> None:
-    with pytest.raises(ValueError, match="is no precision"):
+    with pytest.raises(ValueError, match="is not a precision"):
         Precision.parse(name)
 
 

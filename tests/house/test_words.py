@@ -19,6 +19,7 @@ AVOID = {
     r"\b(is|are|be) none\b": "there is no",
     r"\bto be had\b": "can be installed, exists",
     r"\b[Oo]ne must\b": "say who must",
+    r"(?<![Tt]here )\b(?:is|are) no (?!longer|more|less|wider)\w+": "is not a ...",
     r"\b(stays?|is|are) of use\b": "is useful",
     r"\bbut where\b": "except where",
     r"\bsave (?:where|that)\b": "except where",
@@ -145,6 +146,7 @@ def test_sources() -> None:
         "It runs. Of the two, one stays.",
         "Run so many requests at once.",
         "The layers are held against the graph.",
+        "The file is no tensor.",
     ],
 )
 def test_each_phrase_is_noticed(text: str) -> None:

@@ -51,4 +51,4 @@ def test_a_product_of_two_activations_is_gating_without_a_function() -> None:
 def test_a_square_is_refused() -> None:
     g = GraphMaker()
     x = g.input()
-    assert fuse(g.finish(g.node("Mul", x, x))).refused == {"a square is no gating": 1}
+    assert fuse(g.finish(g.node("Mul", x, x))).refused == {"a square is not a gate": 1}

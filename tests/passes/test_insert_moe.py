@@ -171,7 +171,7 @@ def test_other_routers(score: str, bias: bool, groups: bool) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"router": False}, "the router is no product with a weight"),
+        ({"router": False}, "the router is not a product with a weight"),
         ({"softmax_axis": 1}, "the experts are not taken by a softmax over all, nor by sigmoids"),
         ({"score": "Tanh"}, "the experts are not taken by a softmax over all, nor by sigmoids"),
         ({"bias": True, "keys_as_weights": True}, "the weights go elsewhere than where they come from"),

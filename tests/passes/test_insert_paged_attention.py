@@ -92,7 +92,7 @@ def test_a_mask_is_refused() -> None:
     q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
     mixed = g.node("Attention", q, k, v, g.constant(np.zeros((7, 7), np.float32)), is_causal=1)
     merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, 16]))
-    assert run_pass(PASS, g.finish(merged)).refused == {"the attention takes a mask that is no sliding window": 1}
+    assert run_pass(PASS, g.finish(merged)).refused == {"the attention takes a mask that is not a sliding window": 1}
 
 
 @pytest.mark.parametrize("options", [{"limit": 3}, {"axes": (0, 1)}])
@@ -100,7 +100,7 @@ def test_windows_of_other_positions_are_refused(options: dict[str, Any]) -> None
     g = GraphMaker()
     mask = g.window(3, **options)
     graph = g.finish(g.attention(parts(g, g.input()), HEADS, KV_HEADS, DIM, mask=mask))
-    assert PASS.run(graph).refused == {"the attention takes a mask that is no sliding window": 1}
+    assert PASS.run(graph).refused == {"the attention takes a mask that is not a sliding window": 1}
 
 
 def test_a_window_and_a_cap() -> None:
@@ -309,8 +309,8 @@ def test_sinks(window: int) -> None:
     ("changes", "reason"),
     [
         ({"ones": True}, "the attention is not causal"),
-        ({"after": 1}, "the attention takes a mask that is no sliding window"),
-        ({"never": -1e9}, "the attention takes a mask that is no sliding window"),
+        ({"after": 1}, "the attention takes a mask that is not a sliding window"),
+        ({"never": -1e9}, "the attention takes a mask that is not a sliding window"),
         ({"is_causal": 1}, "a causal attention has a key or value of zeros"),
     ],
 )

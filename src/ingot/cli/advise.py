@@ -120,7 +120,7 @@ def command(
 
     \b
     Example: ingot advise --model_dir Llama-3.2-1B --measured figures.json
-    Example: ingot advise --model_dir Llama-3.2-1B --kl_budget 0.01 --batch 32 --output_recipe recipe.toml
+    Example: ingot advise --model_dir Llama-3.2-1B --kl_budget 0.01 --output_recipe recipe.toml
     """
     options = AdviseOptions(**given)  # type: ignore[arg-type]
     if output_recipe is not None and not options.picks:

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 import ingot
 from ingot.cli.absent_options import ABSENT
+from ingot.cli.console import terminal_width, wrapped
 from ingot.cli.exit_codes import READER_LEFT, TERMINATED, exit_code
 from ingot.errors import IngotError
 
@@ -47,6 +48,19 @@ def _underscores(name: str) -> str:
 CONTEXT = {"token_normalize_func": _underscores, "help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
+def _short_names(command: click.Command) -> None:
+    """Help says `--port N` and `--min_p X`, not `INTEGER RANGE` and `FLOAT`."""
+    for each in command.params:
+        if each.metavar is None and isinstance(each, click.Option) and not each.is_flag:
+            each.metavar = _SHORT.get(each.type.name)
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _short_names(inner)
+
+
+_SHORT = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}
+
+
 class Commands(click.Group):
     """Finds the command NAME in `ingot/cli/NAME.py`; answers a typo with the nearest name."""
 
@@ -58,6 +72,7 @@ class Commands(click.Group):
             return None
         command = importlib.import_module(f"ingot.cli.{cmd_name}").command
         assert isinstance(command, click.Command), f"ingot/cli/{cmd_name}.py must define command"
+        _short_names(command)
         return command
 
     def resolve_command(
@@ -117,6 +132,13 @@ def _os_error(error: OSError) -> IngotError:
     return IngotError((error.strerror or str(error)).lower(), where=where, hint=hint)
 
 
+def _plain(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption):
+        near = f": did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        return f"there is no option {error.option_name}{near}"
+    return error.format_message().strip().removesuffix(".")
+
+
 def _usage_error(error: click.ClickException) -> IngotError:
     """click's words in the form of ours; an option of TensorRT-LLM gets ingot's way."""
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -124,12 +146,14 @@ def _usage_error(error: click.ClickException) -> IngotError:
         name = error.option_name.lstrip("-").replace("-", "_")
         if name in ABSENT:
             return IngotError(f"--{name} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[name])
-    words = error.format_message().strip().removesuffix(".")
+    words = _plain(error)
     for theirs, plain in _CLICK_WORDS.items():
         words = words.replace(theirs, plain)
     of_group = context is not None and isinstance(context.command, click.Group)
     what = "commands" if of_group and not isinstance(error, click.NoSuchOption) else "options"
     hint = None if context is None else f"`{context.command_path} --help` lists the {what}"
+    if "No such file" in words:
+        hint = "look at how the path is spelled"
     return IngotError(words[:1].lower() + words[1:], hint=hint)
 
 
@@ -169,7 +193,7 @@ def run(args: Sequence[str]) -> int:
     except Exception as error:
         if "--traceback" in args:
             traceback.print_exc()
-        print(f"error: {_in_words(error)}", file=sys.stderr)
+        print(wrapped(f"error: {_in_words(error)}", terminal_width(sys.stderr)), file=sys.stderr)
         return exit_code(error)
 
 

@@ -14,7 +14,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.step_table import aligned
 
 
-@click.command()
+@click.command(short_help="Where the time of a step goes, op by op, beside this machine's limits.")
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
 @click.option(
     "--input_len",
@@ -78,13 +78,14 @@ def _show(report: KernelsReport, *, everything: bool) -> None:
         peaks = ", ".join(f"{name} {each / 1e9:,.1f} Gop/s" for name, each in phase.peaks.items())
         print(
             wrapped(
-                f"limits: {phase.machine_gbs:.2f} GB/s from a buffer of {report.buffer_bytes:,} bytes; {peaks}; "
-                f"calls: {' and '.join(each or 'one by one' for each in phase.variants)}; {phase.barriers} barriers, "
-                f"{1e3 * phase.barrier_seconds:.3f} ms where nobody is late"
+                f"limits of this machine: {phase.machine_gbs:.2f} GB/s (a buffer of {report.buffer_bytes:,} bytes), "
+                f"{peaks}\n"
+                f"{phase.barriers} barriers take {1e3 * phase.barrier_seconds:.3f} ms if no thread is late; "
+                f"variant of the plan: {' and '.join(each or 'one by one' for each in phase.variants)}"
             )
         )
     if not everything:
-        print(wrapped("\nof limit: how near the time comes to what this machine allows. --all adds calls, operations"))
+        print(wrapped("\nof limit: how near an op comes to what this machine allows. --all adds columns"))
 
 
 def _short_table(phase: Phase) -> list[str]:

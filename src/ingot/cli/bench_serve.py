@@ -107,58 +107,64 @@ _ONLINE = (
     "rates",
     type=_above_zero,
     multiple=True,
-    help="--url: send this many requests per second (open loop). Give it again for more runs.",
+    help="With --url: send this many requests per second (open loop). Give it again for more runs.",
 )
 @click.option(
     "--concurrency",
     "concurrencies",
     type=positive,
     multiple=True,
-    help="--url: keep this many requests running (closed loop). Give it again for more runs.",
+    help="With --url: keep this many requests running (closed loop). Give it again for more runs.",
 )
-@click.option("--model", help="--url: ask for this model. Default: the first that the server lists.")
-@click.option("--api_key", help="--url: send this key.")
-@click.option("--chat", is_flag=True, default=None, help="--url: ask for chat completions instead of completions.")
-@click.option("--input_len", type=positive, help="--url without --trace: send prompts of about this many tokens (128).")
-@click.option("--output_len", type=positive, help="--url without --trace: ask for at most this many tokens (64).")
+@click.option("--model", help="With --url: ask for this model. Default: the first that the server lists.")
+@click.option("--api_key", help="With --url: send this key.")
+@click.option("--chat", is_flag=True, default=None, help="With --url: ask for chat completions instead of completions.")
+@click.option(
+    "--input_len", type=positive, help="With --url and without --trace: send prompts of about this many tokens (128)."
+)
+@click.option(
+    "--output_len", type=positive, help="With --url and without --trace: ask for at most this many tokens (64)."
+)
 @click.option(
     "--ignore_eos",
     is_flag=True,
     default=None,
-    help="--url: let answers go on after end tokens, to exactly --output_len; not every server can.",
+    help="With --url: let answers go on after end tokens, to exactly --output_len; not every server can.",
 )
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), help="--url: send this temperature with every request (0)."
+    "--temperature", type=click.FloatRange(min=0), help="With --url: send this temperature with every request (0)."
 )
-@click.option("--timeout", type=_above_zero, help="--url: give up a request after this many seconds (600).")
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="--url: draw the latencies.")
-@click.option("--engine_dir", type=click.Path(path_type=Path), help="--offline: measure this Engine.")
+@click.option("--timeout", type=_above_zero, help="With --url: give up a request after this many seconds (600).")
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="With --url: draw the latencies."
+)
+@click.option("--engine_dir", type=click.Path(path_type=Path), help="With --offline: measure this Engine.")
 @click.option(
     "--start_rate",
     type=_above_zero,
-    help="--offline: begin the search at this many requests per second. Default: half of what the engine can do.",
+    help="With --offline: begin the search at this many requests per second. Default: half of what the engine can do.",
 )
 @click.option(
     "--rate_precision",
     type=click.FloatRange(min=0.01, max=1),
-    help="--offline: end the search when the rate is known to this share (0.1).",
+    help="With --offline: end the search when the rate is known to within this share (0.1 means 10 %).",
 )
 @click.option(
     "--tpot_target",
     type=_milliseconds,
-    help="--offline: aim at this time per output token, in ms, as `ingot serve --tpot_target`.",
+    help="With --offline: aim at this time per output token, in ms, as `ingot serve --tpot_target`.",
 )
 @click.option(
     "--max_batch_size",
     type=positive,
-    help="--offline: run at most this many requests at once. Default: the engine's limit.",
+    help="With --offline: run at most this many requests at once. Default: the engine's limit.",
 )
 @click.option(
     "--max_num_tokens",
     type=positive,
-    help="--offline: compute at most this many tokens per step. Default: as `ingot serve`.",
+    help="With --offline: compute at most this many tokens per step. Default: as `ingot serve`.",
 )
-@click.option("--threads", type=positive, help="--offline: use this many threads. Default: every core.")
+@click.option("--threads", type=positive, help="With --offline: use this many threads. Default: every core.")
 @target_isa
 @as_json
 @log_level
@@ -172,8 +178,8 @@ def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
     and mixed steps.
 
     \b
-    Example: ingot bench serve --url http://127.0.0.1:8000 --concurrency 16 --rate 4 --plot latency.png
-    Example: ingot bench serve --offline --engine_dir ENGINE --trace conv.csv --ttft_ms 500 --tpot_ms 50
+    Example: ingot bench serve --url http://127.0.0.1:8000 --rate 4 --plot latency.png
+    Example: ingot bench serve --offline --engine_dir ENGINE --trace conv.csv --tpot_ms 50
     """
     if offline == (options["url"] is not None):
         raise UsageError("say what is measured", expected="--url URL, or --offline --engine_dir ENGINE")

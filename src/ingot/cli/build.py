@@ -48,13 +48,14 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "is small, else bf16.",
 )
 @click.option(
-    "--lm_head_precision", help="Store the last product (lm_head) so. Default: w8 in w4 engines, else as --precision."
+    "--lm_head_precision",
+    help="Store lm_head, the last product, in this precision. Default: w8 in w4 engines, else as --precision.",
 )
 @click.option(
     "--screen_lm_head",
     is_flag=True,
-    help="Store a w8 lm_head in 4 bits too: greedy steps of at most 4 sequences read half of it to find the "
-    "tokens that can be the best, and compute these exactly. Tokens are the same.",
+    help="Store a w8 lm_head in 4 bits too. Greedy steps of at most 4 sequences read the 4 bits to "
+    "find the few most likely tokens, and compute only these exactly. The chosen tokens stay the same.",
 )
 @click.option("--max_batch_size", type=positive, help="Run at most this many requests at once (64).")
 @click.option("--max_input_len", type=positive, help="Take prompts of at most this many tokens (2048).")
@@ -85,8 +86,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--sum_parts",
     type=positive,
-    help="Make the sums of the products behind attention and activations in this many parts, a power of two. Another "
-    "number gives other bits. Default: tp_size.",
+    help="Compute products after attention and activations in this many parts, a power of two, so that ranks can "
+    "share them. Another number gives other bits. Default: tp_size.",
 )
 @click.option("--tp_size", type=positive, help="Divide each layer among this many ranks, on CPU targets and ref.")
 @click.option("--pp_size", type=positive, help="Divide the layers among this many ranks; only 1 yet.")
@@ -113,13 +114,13 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "--max_mem",
     type=byte_size("--max_mem"),
     metavar="SIZE",
-    help="Refuse to start if the build needs more memory, e.g. 8GiB.",
+    help="Refuse to start if the build needs more memory than this, e.g. 8GiB.",
 )
 @click.option(
     "--timing_cache",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take the times of kernels from this file, and add those that this build measures. TensorRT's own go to "
+    help="Take the times of kernels from this file, and add those that this build measures. TensorRT's own times go to "
     "FILE.tensorrt-sm90.",
 )
 @click.option(
@@ -335,7 +336,8 @@ def _result(report: BuildReport) -> list[str]:
             )
         lines += [f"  forecast  {one} (not measured)" for one in forecasts(each.plan, each.target)]
     if not report.dry_run:
-        lines.append(
-            f'  next    ingot run --engine_dir {shlex.quote(str(report.output_dir))} --prompt "Once upon a time"'
-        )
+        names = ",".join(each.target for each in report.targets)
+        here = any(target.run_blocker() is None for target in find_targets(names))
+        run = f'ingot run --engine_dir {shlex.quote(str(report.output_dir))} --prompt "Once upon a time"'
+        lines.append(f"  next    {run}" if here else f"  next    on a machine that runs {names}: {run}")
     return lines

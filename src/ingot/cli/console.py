@@ -137,8 +137,9 @@ class CliConsole:
     def _say(self, text: str) -> None:
         """Work goes on where its log cannot: the disk is full, or the terminal is gone."""
         with contextlib.suppress(OSError):
+            text = wrapped(text, terminal_width(self._stream))
             if self._bar is not None:
-                self._bar.console.print(text, markup=False, highlight=False)
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
             else:
                 print(text, file=self._stream, flush=True)
 
@@ -155,14 +156,17 @@ def _pace(seconds: float, done: int, left: int, spell: Callable[[float], str] | 
     return ", ".join(said)
 
 
-def terminal_width() -> int:
-    """Columns of the terminal that stdout is; 0 where it is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+def terminal_width(stream: TextIO | None = None) -> int:
+    """Columns of the terminal that `stream` (stdout unless given) writes to; 0 if it is not a terminal."""
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else 0
 
 
 def wrapped(text: str, width: int | None = None) -> str:
-    """`text` with every line wrapped to the terminal; the words of a row, which two spaces divide from its name, stay
-    below each other. Where stdout is no terminal lines stay as they are, for programs."""
+    """`text` with every line wrapped to the terminal, for people. A width of 0 leaves it as it is, for programs.
+
+    The words of a row, which two spaces divide from its name, stay below each other. What follows a label (`next: `)
+    is indented further. A row of the next command stays one line, so that it can be copied.
+    """
     width = terminal_width() if width is None else width
     return "\n".join(_wrapped(line, min(width, _WIDEST)) if width else line for line in text.splitlines())
 
@@ -171,5 +175,16 @@ def _wrapped(line: str, width: int) -> str:
     text = line.lstrip()
     lead = len(line) - len(text)
     name, gap, words = text.partition("  ")
+    if name == "next":
+        return line
     below = lead + len(text) - len(words.lstrip()) if gap and len(name) <= _WORD else lead
-    return textwrap.fill(text, width, initial_indent=" " * lead, subsequent_indent=" " * below, break_on_hyphens=False)
+    if lead and text.split(" ", 1)[0].endswith(":"):
+        below = lead + 4
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=" " * lead,
+        subsequent_indent=" " * below,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

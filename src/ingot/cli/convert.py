@@ -32,7 +32,7 @@ from ingot.convert.convert import convert
     "--max_mem",
     type=byte_size("--max_mem"),
     metavar="SIZE",
-    help="Refuse to start if the conversion needs more memory, e.g. 8GiB.",
+    help="Refuse to start if the conversion needs more memory than this, e.g. 8GiB.",
 )
 @click.option(
     "--config",

@@ -29,6 +29,7 @@ from ingot.export.export import FORMATS, export
     "form",
     type=click.Choice(FORMATS),
     required=True,
+    metavar="|".join(FORMATS),
     help="Write a GGUF file for llama.cpp, or a Hugging Face directory of compressed-tensors for transformers "
     "and vLLM.",
 )
@@ -42,7 +43,7 @@ from ingot.export.export import FORMATS, export
 def command(checkpoint_dir: Path, output: Path, form: str, as_floats: bool, log_level: str) -> None:
     """Checkpoint to a GGUF file or a directory of compressed-tensors, with tokenizer and settings.
 
-    Codes and scales are written as they are: what reads the file computes with the same values.
+    Codes and scales are written unchanged, so what reads the file computes with the same values.
 
     \b
     Example: ingot export --checkpoint_dir quantised --output model.gguf --format gguf

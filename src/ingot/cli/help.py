@@ -44,7 +44,7 @@ def _command_help(parent: click.Context, names: tuple[str, ...]) -> str:
             raise UsageError(
                 f"there is no topic or command {' '.join(names)!r}",
                 expected=", ".join(known),
-                hint=nearest(name, known),
+                hint=nearest(name, known) or "`ingot help` lists topics and commands",
             )
         found, context = child, click.Context(child, info_name=name, parent=context, **child.context_settings)
     return found.get_help(context)

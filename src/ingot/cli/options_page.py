@@ -18,7 +18,8 @@ _SPELLINGS_HEAD = """
 ## Coming from TensorRT-LLM
 
 `trtllm-build` and `convert_checkpoint.py` options that `ingot build` and `ingot convert` know. *same*: does the same
-here. *always on*: what it asks for is how ingot works; other values are refused. *refused*: with the way to go instead.
+here. *always on*, *always off*, *only VALUE*: that is how ingot works; other values are refused. *refused*: the refusal
+says what to do instead.
 
 | option | here | what happens |
 |---|---|---|

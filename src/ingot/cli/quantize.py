@@ -42,21 +42,21 @@ from ingot.convert.convert import convert
     type=positive,
     default=DEFAULT_TOKENS,
     show_default=True,
-    help="Take this many of its tokens at most.",
+    help="Use at most this many tokens of the text.",
 )
 @click.option(
     "--codes",
     type=click.Choice(CODES),
     default="auto",
     show_default=True,
-    help="Let codes of 4 bits stand for whole numbers (symmetric), for these with a zero point (asymmetric), or for "
-    "what loses less of whole numbers and a table (auto).",
+    help="Make codes of 4 bits whole numbers (symmetric), whole numbers minus a zero point "
+    "(asymmetric), or the better of symmetric and a table of values (auto).",
 )
 @click.option(
     "--max_mem",
     type=byte_size("--max_mem"),
     metavar="SIZE",
-    help="Refuse to start if the work needs more memory, e.g. 8GiB.",
+    help="Refuse to start if the work needs more memory than this, e.g. 8GiB.",
 )
 @log_level
 def command(
@@ -71,7 +71,7 @@ def command(
 ) -> None:
     """A model to a Checkpoint whose weights are quantised, calibrated on a text.
 
-    An interrupted run goes on where it was when the same command runs again.
+    If a run is interrupted, run the same command again: it continues.
 
     \b
     Example: ingot quantize --model_dir Llama-3.2-1B --output_dir quantised --recipe w4g128

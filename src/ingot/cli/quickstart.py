@@ -116,7 +116,7 @@ def next_commands(engine: Path | None, *, can_serve: bool = find_spec("uvicorn")
         first = f"{ingot} serve --engine_dir {shlex.quote(str(engine))}"
     else:
         first = f'{ingot} run --engine_dir {shlex.quote(str(engine))} --prompt "The prince" --stream'
-    return [first, f"{ingot} convert --model_dir MODEL --output_dir checkpoint   # MODEL: a Hugging Face directory"]
+    return [first, f"{ingot} convert --model_dir MODEL --output_dir checkpoint   # MODEL: a directory"]
 
 
 def _program() -> str:

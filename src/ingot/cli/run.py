@@ -17,8 +17,8 @@ from ingot.cli.values import as_json, byte_size, log_level, positive, ranks, tar
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
-from ingot.configs.structured_outputs import StructuredOutputs
-from ingot.errors import IngotError, RequestError, UsageError
+from ingot.configs.structured_outputs import StructuredOutputs, read_json
+from ingot.errors import ConfigError, IngotError, RequestError, UsageError
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import join_ranks, load_engine
@@ -67,9 +67,13 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 @click.option("--min_tokens", type=int, help="Generate at least this many tokens.")
 @click.option("--ignore_eos", is_flag=True, default=None, help="Go on after the model's end tokens.")
 @click.option("--seed", type=int, help="Seed the sampling: the same seed gives the same text.")
-@click.option("--json_schema", type=click.File(), metavar="FILE", help="Write JSON that this JSON schema holds for.")
-@click.option("--regex", help="Write a text that this regular expression matches as a whole.")
-@click.option("--grammar", type=click.File(), metavar="FILE", help="Write a text of this grammar, Lark or GBNF.")
+@click.option(
+    "--json_schema", type=click.File(), metavar="FILE", help="Answer with JSON that fits the JSON schema in this file."
+)
+@click.option("--regex", help="Answer with a text that this regular expression matches as a whole.")
+@click.option(
+    "--grammar", type=click.File(), metavar="FILE", help="Answer with a text of the grammar in this file, Lark or GBNF."
+)
 @click.option(
     "--stream", is_flag=True, help="Print text as it is generated; with --json, each object when its request ends."
 )
@@ -78,7 +82,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),
     metavar="SIZE",
-    help="Use at most so much memory for the KV cache, e.g. 2GiB.",
+    help="Use at most this much memory for the KV cache, e.g. 2GiB.",
 )
 @use_mmap
 @ranks
@@ -107,7 +111,10 @@ def command(
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream
     """
     for name in ("json_schema", "grammar"):
-        sampling[name] = None if sampling[name] is None else sampling[name].read()
+        file = sampling[name]
+        sampling[name] = None if file is None else file.read()
+        if name == "json_schema" and file is not None:
+            _check_json(file.name, sampling[name])
     options = Sampling(**sampling)
     if prompts or input_file is None:  # a line of a file may yet say otherwise
         _check(options)
@@ -130,6 +137,14 @@ def command(
         printer = _JsonPrinter(requests, stream) if as_json else _TextPrinter(len(requests), stream)
         with contextlib.closing(stream_text(runner, Tokenizer.from_dir(engine_dir), requests)) as events:
             return _print_all(events, printer, len(requests), console)
+
+
+def _check_json(path: str, text: str) -> None:
+    """Raises ConfigError, with the file's name, before an engine is opened."""
+    try:
+        read_json("the JSON schema", text)
+    except RequestError as error:
+        raise ConfigError(error.what, where=path, got=error.got, hint="correct the file") from error
 
 
 def _check(options: Sampling) -> None:

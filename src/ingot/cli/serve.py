@@ -69,15 +69,15 @@ _seconds = click.FloatRange(min=0)
 @click.option(
     "--skip_unsupported_tools",
     is_flag=True,
-    help="Leave out tools of responses and messages that are no functions of the client, as Codex sends them; a header "
-    "names them. Default: refuse them.",
+    help="Leave out tools of responses and messages that are not functions of the client. Codex sends such tools. A "
+    "header of the answer names them. Default: refuse the request.",
 )
 @click.option(
     "--served_model_name",
     "model_names",
     multiple=True,
     metavar="NAME,...",
-    help="Call the model so in the API. Default: the name of the directory.",
+    help="Give the model this name in the API. Default: the name of the directory.",
 )
 @click.option(
     "--max_queue",
@@ -138,7 +138,7 @@ _seconds = click.FloatRange(min=0)
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),
     metavar="SIZE",
-    help="Use at most so much memory for the KV cache, e.g. 2GiB.",
+    help="Use at most this much memory for the KV cache, e.g. 2GiB.",
 )
 @click.option(
     "--max_batch_size",

@@ -30,9 +30,9 @@ def _targets() -> str:
 A target is a kind of machine. `ingot build --target T` packs weights and chooses kernels for it.
 
 cpu           the best instruction set of the machine that builds. This is the default.
-cpu/avx2      any x86-64 CPU since Haswell. Name it where engines must run on other CPUs than the one that builds.
-cpu/avxvnni   the same with AVX-VNNI.
-cpu/avx512    AVX-512 with VNNI; cpu/avx512bf16 adds BF16, cpu/amx adds tiles.
+cpu/avx2      any x86-64 CPU since Haswell. Name it if the engine must run on older CPUs than the one that builds.
+cpu/avxvnni   cpu/avx2 and AVX-VNNI
+cpu/avx512    AVX-512 with VNNI; cpu/avx512bf16 adds BF16, cpu/amx adds tiles
 cuda/smXX     an NVIDIA GPU of compute capability X.X
 ref           numpy, slow, for comparison
 
@@ -47,13 +47,13 @@ def _precisions() -> str:
     return """\
 A precision says how weights are stored. `ingot build --precision P`:
 
-f32, bf16     as they are; f16 on GPUs
+f32, bf16     floats of 32 and 16 bits; f16 on GPUs
 w8            8 bits, one scale per row: half the memory of bf16
 w4g128        4 bits, groups of 128: about a quarter of bf16; w4g64 and w4g32 are larger and closer to the source
-auto          what the Checkpoint stores, codes of quantised ones (w4tgG, w4tsgG) included. This is the default.
+auto          as the Checkpoint stores them; codes of quantised models become w4tgG or w4tsgG. This is the default.
 
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
---lm_head_precision sets the last product alone; --activations says what products round their inputs to.
+--lm_head_precision sets the last product alone; --activations sets how products round their inputs.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
 GPU targets take f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, ...) `auto` keeps codes of up to \
 4 bits, and makes w8 of all others."""
@@ -96,11 +96,11 @@ TTFT      time to first token: from the request to its first token
 TPOT      time per output token: (last token - first token) / (tokens - 1)
 ITL       inter-token latency: every single gap between two tokens
 good      a request that keeps both limits: TTFT <= --ttft_ms and TPOT <= --tpot_ms
-goodput   the highest rate, in requests per second, at which 90 % of the requests are good. \
-`ingot bench serve --offline` searches it. `ingot bench serve --url` reports the rate of good requests of each load \
-that you give; goodput is the highest load whose share of good requests is 90 % or more.
-of limit  time that the bytes and operations need at the speed of this machine, measured in the same run, divided by \
-the time taken"""
+goodput   the highest rate of arrivals, in requests per second, at which 90 % of the requests are good. \
+`ingot bench serve --offline` searches for it. `ingot bench serve --url` prints the highest of your rates that \
+reaches it.
+of limit  how near an op comes to what this machine allows: the time that its bytes or operations need at the \
+measured speed of memory or arithmetic, over the time that it took"""
 
 
 def _families() -> str:
@@ -109,15 +109,15 @@ def _families() -> str:
 
 {", ".join(family_names())}
 
-Of these, which take images too, it converts the text model: {", ".join(WRAPPERS)}
+These take images too, and ingot converts their text model: {", ".join(WRAPPERS)}
 
 A new family is one file, convert/families/<model_type>.py.
-`ingot convert` reads config.json first: one that downloads it alone learns whether the model is supported."""
+`ingot convert` reads config.json first: download that file alone to learn whether a model is supported."""
 
 
 def _trtllm() -> str:
-    rows = [f"--{each.name}: {each.fate}. {each.way}" for each in SPELLINGS]
-    rows += [f"--{name}: refused. {way}" for name, way in ABSENT.items()]
+    rows = [f"--{each.name}: {each.fate}; {each.way}" for each in SPELLINGS]
+    rows += [f"--{name}: refused; {way}" for name, way in ABSENT.items()]
     return "Options of trtllm-build and convert_checkpoint.py, and what ingot does with them.\n\n" + "\n".join(rows)
 
 

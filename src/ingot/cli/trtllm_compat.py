@@ -34,7 +34,15 @@ class Spelling:
 
     @property
     def fate(self) -> str:
-        return "always on" if self.accepted else "refused"
+        match self.accepted:
+            case ():
+                return "refused"
+            case ("disable",):
+                return "always off"
+            case (value,) if value not in ("enable", "set"):
+                return f"only {value}"
+            case _:
+                return "always on"
 
 
 def _switch(name: str, way: str) -> Spelling:
@@ -147,7 +155,10 @@ SPELLINGS = (
     _never("lora_plugin", "adapters do not exist yet: merge the adapter into the weights before ingot convert"),
     _never("dora_plugin", "adapters do not exist yet: merge the adapter into the weights before ingot convert"),
     _never("bert_attention_plugin", "encoder models are not supported: ingot runs decoder-only models"),
-    _never("mamba_conv1d_plugin", "models with a recurrent state are not supported: see `ingot help families`"),
+    _never(
+        "mamba_conv1d_plugin",
+        "the convolution of Mamba 2 always runs in a kernel of its own; there is nothing to choose",
+    ),
     _never("lookup_plugin", "the token table is read by a kernel of its own; there is nothing to choose"),
     _never("low_latency_gemm_plugin", "--precision chooses the kernels; the build times them for few and many rows"),
     _never("low_latency_gemm_swiglu_plugin", "gate and up projections are always one product; the build times it"),

@@ -85,7 +85,8 @@ def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:
     target = click.option(
         "--target",
         metavar="NAME",
-        help="Run this target of an engine with several, or a family of them (cpu). Default: the one that fits "
+        help="Run this target of an engine that has several, or the best one of a family (cpu). "
+        "Default: the one that fits "
         "this machine best.",
     )
     return target(isa(function))

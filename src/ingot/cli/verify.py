@@ -61,7 +61,7 @@ def command(
     """
     if against is None and (text is not None or tokens is not None or store or target is not None):
         raise UsageError(
-            "--text, --tokens, --target and --store_passport go with --against", hint="say what to compare with"
+            "--text, --tokens, --target and --store_passport go with --against", hint="add --against CHECKPOINT"
         )
     options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa, target=target)
     with CliConsole(LEVELS[log_level]) as console:

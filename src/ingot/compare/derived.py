@@ -47,7 +47,7 @@ def wrong_row(step: Step, packed: PackedWeights, threads: int) -> WrongRow | Non
 
 
 def _differ(one: QuantisedRows, other: QuantisedRows) -> np.typing.NDArray[np.bool_]:
-    """bool [rows]: the scale or an integer of the row; a scale that is no number is one in both."""
+    """bool [rows]: the scale or an integer of the row; a scale that is not a number is one in both."""
     scales = (one.scale != other.scale) & ~(np.isnan(one.scale) & np.isnan(other.scale))
     different: np.typing.NDArray[np.bool_] = scales | (one.integers != other.integers).any(axis=1)
     return different

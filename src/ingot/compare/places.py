@@ -1,4 +1,4 @@
-"""Where values are no finite numbers: NaN and infinities of a source are compared by place.
+"""Where values are not finite numbers: NaN and infinities of a source are compared by place.
 
 Which of the two a sum becomes depends on its order, so they are taken for the same.
 """

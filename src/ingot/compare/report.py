@@ -167,7 +167,7 @@ def _share(value: float) -> str:
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no word for what is no number: null."""
+    """JSON has no word for what is not a number: null."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }

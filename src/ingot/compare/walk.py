@@ -187,7 +187,7 @@ def relative(
     got: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating], *, where_both: bool = False, together: int = 1
 ) -> float:
     """Root mean square of the difference over that of `wanted`, where both are finite numbers. Infinite where only one
-    of them is, unless `where_both` says that this does not matter. together: columns of which one that is no finite
+    of them is, unless `where_both` says that this does not matter. together: columns of which one that is not a finite
     number spoils the others."""
     here, there = are_numbers(got), are_numbers(wanted)
     both = here & there

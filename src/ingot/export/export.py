@@ -206,7 +206,7 @@ def _publish_gguf(
 
 
 def _gguf_kind(weight: CheckpointWeight) -> tuple[str, str]:
-    """(type, why its codes are no blocks)"""
+    """(type, why its codes are not blocks)"""
     if weight.codes is None:
         assert weight.dtype is not None, "floats have a type"
         return (weight.dtype.safetensors if len(weight.shape) == 2 else "F32"), ""

@@ -198,7 +198,7 @@ def test_recipes_by_layer(tmp_path: Path) -> None:
     )
     assert [path.name for path in (tmp_path / "q").glob("*.safetensors")] == [WEIGHTS_FILE]
     recipe.write_text('precision = "w4g32"\nactivations = "int8"\n')
-    with pytest.raises(UsageError, match="only a build decides"):
+    with pytest.raises(UsageError, match="belongs to ingot build"):
         read_recipe(str(recipe))
     with pytest.raises(UsageError, match=r"no such recipe(.|\n)*w4g32(.|\n)*did you mean 'w4g128'"):
         read_recipe("w4g129")

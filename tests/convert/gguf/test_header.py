@@ -77,7 +77,7 @@ def test_settings_that_are_not_usable(tmp_path: Path, settings: dict[str, object
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
-        ((12, (3, 250), bytes(432)), "no whole blocks"),
+        ((12, (3, 250), bytes(432)), "not whole blocks"),
         ((0, (1 << 40, 1 << 40), b""), "size of a tensor"),
         ((0, (0, 3), b""), "size of a tensor"),
         ((0, (1, 1, 1, 1, 1), bytes(4)), "dimensions"),

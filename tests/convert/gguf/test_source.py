@@ -1,4 +1,4 @@
-"""GGUF files as sources: parts, directories, kinds that are no language model, scales that are no numbers."""
+"""GGUF files as sources: parts, directories, kinds that are not language models, scales that are no numbers."""
 
 from pathlib import Path
 
@@ -82,8 +82,8 @@ def test_a_directory(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"general.architecture": "clip"}, "architecture 'clip'(.|\n)*llama"),
-        ({"general.architecture": 3}, "no language model"),
-        ({"general.architecture": "llama", "general.type": "adapter"}, "no language model(.|\n)*adapter"),
+        ({"general.architecture": 3}, "not a language model"),
+        ({"general.architecture": "llama", "general.type": "adapter"}, "not a language model(.|\n)*adapter"),
         ({"general.architecture": "llama"}, "llama.block_count"),
         (llama_settings(32, 64), "no token table"),
     ],

@@ -296,7 +296,7 @@ def test_the_command_line(library: Library, monkeypatch: pytest.MonkeyPatch, tmp
         ("rank0.plan", 32, 0x7E, ("header of the TensorRT engine is not the one", "8.0, 8.6, 8.9, 12.0, 12.1, newer")),
         ("rank0.plan", 25, 8, ("header of the TensorRT engine is not the one", "expected: ", "by 1.8.")),
         ("rank0.plan", 16, 0, ("header of the TensorRT engine is not the one",)),
-        ("rank0.plan", 0, 0, ("this is no TensorRT-RTX engine",)),
+        ("rank0.plan", 0, 0, ("this is not a TensorRT-RTX engine",)),
         ("rank0.plan.json", 0, ord("["), ("the engine is damaged: SHA-256 differs", "rank0.plan.json")),
     ):
         whole = (engine / name).read_bytes()

@@ -95,7 +95,7 @@ def test_the_header_is_read() -> None:
     data = struct.pack("<4s12xQ4B4sI28x", b"vtrt", 1234, 1, 7, 1, 116, b"vtrt", 0x18 | 0x100)
     header = read_header(data, "a file")
     assert (header.nbytes, header.version, header.capabilities) == (1234, "1.7.1.116", ("8.9", "12.0", "0x100"))
-    for damaged, word in ((data[:63], "cut short"), (b"x" + data[1:], "no TensorRT-RTX engine")):
+    for damaged, word in ((data[:63], "cut short"), (b"x" + data[1:], "not a TensorRT-RTX engine")):
         with pytest.raises(EngineError, match=word):
             read_header(damaged, "a file")
 

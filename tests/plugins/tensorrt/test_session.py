@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
     for data, word in (
         (header() + b"torn", "cannot read the engine"),
         (header((1, 7, 0, 9)) + b"whole", "exactly the version"),
-        (b"no engine at all" * 8, "no TensorRT-RTX engine"),
+        (b"no engine at all" * 8, "not a TensorRT-RTX engine"),
         (b"", "cut short"),
     ):
         network.write_bytes(data)

@@ -21,7 +21,7 @@ from tests.hall.test_engine import make_plan
 def test_both_words_of_a_header_are_looked_at() -> None:
     for first, second in ((b"vtrt", b"vtrx"), (b"xtrt", b"vtrt")):
         data = struct.pack("<4s12xQ4B4sI28x", first, 1234, 1, 7, 1, 116, second, 1)
-        with pytest.raises(EngineError, match="no TensorRT-RTX engine"):
+        with pytest.raises(EngineError, match="not a TensorRT-RTX engine"):
             read_header(data, "a file")
 
 

@@ -166,7 +166,7 @@ def test_promises_become_a_grammar_and_nothing_else_does(texts: Texts) -> None:
     assert texts.takes("12", grammar.grammar)
     assert texts.takes('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', grammar.grammar)
     assert not texts.takes("x", grammar.grammar)
-    with pytest.raises(RequestError, match="no other form"):
+    with pytest.raises(RequestError, match="cannot have another form"):
         with_tools(either, read_tools([tool()], "required"), found, texts.guides)
 
 

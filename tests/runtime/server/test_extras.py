@@ -73,7 +73,7 @@ def test_a_prompt_is_cut_from_the_left(served: Served) -> None:
         ("completions", {"prompt": "a", "truncate_prompt_tokens": 0}, "at least 1"),
         ("completions", {"prompt": "a", "suffix": "b"}, "no tokens for filling in the middle"),
         ("completions", {"prompt": [1], "suffix": "b"}, "a prompt that is text"),
-        ("completions", {"prompt": "a", "suffix": "b", "echo": True}, "echo repeats no prompt"),
+        ("completions", {"prompt": "a", "suffix": "b", "echo": True}, "echo cannot be combined with suffix"),
         ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 2}, "differ"),
     ],
 )
