@@ -166,7 +166,7 @@ class RankPlace:
 
     @classmethod
     def here(cls, directory: Path) -> "RankPlace":
-        """This process. Raises EngineError where the directory is no engine."""
+        """This process. Raises EngineError where the directory is not an engine."""
         read_manifest(directory)
         digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
         boot = Path("/proc/sys/kernel/random/boot_id")
