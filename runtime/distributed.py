@@ -15,12 +15,16 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import pickle
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+
+import numpy as np
 
 from ingot.engine import read_manifest
 from ingot.errors import IngotError, RankError, UsageError
@@ -37,6 +41,7 @@ _MPIRUN_SETTINGS = {
     "OMPI_MCA_btl": "self,tcp",
 }
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_OPENING_SECONDS = 600.0  # that ranks wait for each other while they read their weights
 
 Said = TypeVar("Said")
 
@@ -52,9 +57,20 @@ class MpiLink:
             atexit.register(self._end_all)
 
     def exchange(self, said: Any) -> list[Any]:
-        """All that the ranks say, in their order."""
-        heard: list[Any] = self._world.allgather(said)
-        return heard
+        """All that the ranks say, in their order. Raises RankError where one of them does not come for ten minutes."""
+        data = np.frombuffer(pickle.dumps(said), np.uint8)
+        sizes = np.zeros(self.count, np.int64)
+        self._wait(self._world.Iallgather(np.array([len(data)], np.int64), sizes))
+        heard = np.empty(sizes.sum(), np.uint8)
+        self._wait(self._world.Iallgatherv(data, [heard, sizes.tolist(), None, self._mpi.BYTE]))
+        return [pickle.loads(each.tobytes()) for each in np.split(heard, np.cumsum(sizes)[:-1])]
+
+    def _wait(self, request: Any) -> None:
+        end = time.monotonic() + _OPENING_SECONDS
+        while not request.Test():
+            if time.monotonic() > end:
+                raise RankError("a rank does not open the engine", got=f"nothing in {_OPENING_SECONDS:g} s")
+            time.sleep(0.001)
 
     def mpi_calls(self) -> tuple[int, int, int, int, int]:
         """Functions of the library that mpi4py has loaded, and a communicator that nothing else uses."""

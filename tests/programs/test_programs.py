@@ -179,3 +179,7 @@ def test_the_way_of_input_ids() -> None:
         "| Plan | `embedding` |",
     ]
     assert [line.split(":")[0] for line in lines[9:]] == ["| step", "| session"]
+
+
+def test_ranks_are_taken_away_at_random_moments() -> None:
+    assert "3 rounds, the longest" in run("rank_faults", "--rounds", 3)

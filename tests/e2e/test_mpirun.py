@@ -1,0 +1,53 @@
+"""Commands on an engine of two ranks, as MPI starts them; skipped where mpi4py or mpirun is missing."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.quickstart import SHIPPED
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None, reason="needs mpi4py and mpirun"
+)
+PROMPT = ("--prompt", "The prince", "--max_output_len", "12", "--temperature", "0.8", "--seed", "3")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("mpirun")
+    convert(ConvertOptions(model_dir=SHIPPED, output_dir=work / "c"))
+    for name, ranks in (("whole", 1), ("e", 2)):
+        build(BuildConfig(target="cpu", tp_size=ranks, sum_parts=2, autotune=False), work / "c", work / name)
+    return work / "e"
+
+
+def ingot(*args: object, launcher: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    command = [*launcher, sys.executable, "-m", "ingot", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("collectives", ["shm", "mpi"])
+def test_the_text_of_one_rank(collectives: str, engine: Path) -> None:
+    expected = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT)
+    found = ingot("run", "--engine_dir", engine, *PROMPT, "--collectives", collectives)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == expected.stdout
+    assert "starting 2 ranks: " in found.stderr
+
+
+def test_refusals(engine: Path) -> None:
+    found = ingot("run", "--engine_dir", engine, *PROMPT, "--kv_cache_memory", "1KiB")
+    assert found.returncode != 0
+    assert "error: " in found.stderr
+    many = ("mpirun", "--allow-run-as-root", "-n", "2")
+    found = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT, launcher=many)
+    assert found.returncode != 0
+    assert "2 processes are started for an engine of one rank" in found.stderr
