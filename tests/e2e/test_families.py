@@ -13,6 +13,7 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.runtime.model_runner import ModelRunner
 from tests.builder.engines import engine_logits
+from tests.families import covering_families
 from tests.tiny import tiny_model
 
 TOLERANCE = 1e-4  # of the range of the logits
@@ -135,7 +136,8 @@ def test_logits_and_tokens_are_those_of_transformers(name: str, changes: dict[st
     before it."""
     model = tiny_model(tmp_path / "m", {**find_family(name).tiny, **changes})
     convert(ConvertOptions(model_dir=model.folder, output_dir=tmp_path / "c"))
-    for target in ("cpu", "ref"):
+    targets = ("cpu", "ref") if changes or name in covering_families() else ("cpu",)
+    for target in targets:
         build(BuildConfig(target=target, precision="f32", tokens_per_block=16), tmp_path / "c", tmp_path / target)
     prompts = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in PROMPTS]
     with ModelRunner.from_dir(tmp_path / "cpu", threads=1) as runner:
@@ -153,5 +155,6 @@ def test_logits_and_tokens_are_those_of_transformers(name: str, changes: dict[st
         found = np.concatenate([out["context_logits"][index], out["generation_logits"][index][0][1:]])
         assert np.abs(found - expected).max() < TOLERANCE * np.ptp(expected)
         assert expected[len(prompt) - 1 :].argmax(axis=-1).tolist() == text[len(prompt) :].tolist()
-    by_ref = engine_logits(tmp_path / "ref", text[None, :-1].astype(np.int64))[0]
-    assert np.abs(by_ref - expected).max() < TOLERANCE * np.ptp(expected)
+    if "ref" in targets:
+        by_ref = engine_logits(tmp_path / "ref", text[None, :-1].astype(np.int64))[0]
+        assert np.abs(by_ref - expected).max() < TOLERANCE * np.ptp(expected)
