@@ -88,14 +88,14 @@ def row_bytes(k: int, dtype: DType) -> int:
     return SCALE_BYTES + -(-k // 4) * 4 if dtype.weight_format is TABLE_FORMAT else k * dtype.itemsize
 
 
-def pack_panels(rows: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.generic]:
+def pack_panels(weight_rows: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.generic]:
     """[n, K] stored bits of `dtype` (n <= any) → [ceil(n/16), ...] panels, C-contiguous."""
-    n, k = rows.shape
+    n, k = weight_rows.shape
     panels = -(-n // PANEL)
-    padded = rows
-    if (panels * PANEL, padded_k(k, dtype)) != rows.shape or not rows.flags.c_contiguous:
+    padded = weight_rows
+    if (panels * PANEL, padded_k(k, dtype)) != weight_rows.shape or not weight_rows.flags.c_contiguous:
         padded = np.zeros((panels * PANEL, padded_k(k, dtype)), dtype=dtype.storage)
-        padded[:n, :k] = rows
+        padded[:n, :k] = weight_rows
     words = padded.view(np.uint32).reshape(panels, PANEL, -1)  # a float32, or a pair of bf16 that stay neighbours
     packed = np.ascontiguousarray(words.transpose(0, 2, 1)).view(dtype.storage)
     return packed if dtype is DType.F32 else packed.reshape(panels, -1, PANEL, 2)
@@ -105,53 +105,55 @@ def unpack_panels(panels: npt.NDArray[np.generic], n: int, k: int, dtype: DType)
     """Inverse of `pack_panels`: any array holding the packed elements → [n, K] stored bits."""
     flat = panels.reshape(-1, padded_k(k, dtype) * PANEL)
     if dtype is DType.F32:
-        rows = flat.reshape(len(flat), -1, PANEL).transpose(0, 2, 1)
+        weight_rows = flat.reshape(len(flat), -1, PANEL).transpose(0, 2, 1)
     else:
-        rows = flat.reshape(len(flat), -1, PANEL, 2).transpose(0, 2, 1, 3).reshape(len(flat), PANEL, -1)
-    return np.ascontiguousarray(rows.reshape(len(flat) * PANEL, -1)[:n, :k])
+        weight_rows = flat.reshape(len(flat), -1, PANEL, 2).transpose(0, 2, 1, 3).reshape(len(flat), PANEL, -1)
+    return np.ascontiguousarray(weight_rows.reshape(len(flat) * PANEL, -1)[:n, :k])
 
 
-def pack_quantised(rows: WeightRows, *, gated: bool = False) -> Bytes:
+def pack_quantised(weight_rows: WeightRows, *, gated: bool = False) -> Bytes:
     """Rows of any number → panels [ceil(n/16), panel_bytes]. gated: gate rows, then up rows."""
-    if isinstance(rows, GroupedRows):
-        return _pack_grouped(interleave_quantised(rows) if gated else rows)
-    rows = interleave_quantised(rows) if gated else rows
-    n, k = rows.shape
-    dtype = DType(rows.format.dtype)
+    if isinstance(weight_rows, GroupedRows):
+        return _pack_grouped(interleave_quantised(weight_rows) if gated else weight_rows)
+    weight_rows = interleave_quantised(weight_rows) if gated else weight_rows
+    n, k = weight_rows.shape
+    dtype = DType(weight_rows.format.dtype)
     count = -(-n // PANEL)
-    panels = np.zeros((count, panel_bytes(k, dtype, rows.group)), np.uint8)
-    panels[:, :64] = _padded(rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
-    sums = _padded(rows.integers.sum(axis=1, dtype=np.int32), count * PANEL)
+    panels = np.zeros((count, panel_bytes(k, dtype, weight_rows.group)), np.uint8)
+    panels[:, :64] = _padded(weight_rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
+    sums = _padded(weight_rows.integers.sum(axis=1, dtype=np.int32), count * PANEL)
     panels[:, 64:HEADER_BYTES] = sums.reshape(count, PANEL).view(np.uint8)
-    tiles = _tiles(_padded(rows.codes, count * PANEL, padded_k(k, dtype)))
-    if rows.multipliers is None:
+    tiles = _tiles(_padded(weight_rows.codes, count * PANEL, padded_k(k, dtype)))
+    if weight_rows.multipliers is None:
         panels[:, HEADER_BYTES:] = tiles.view(np.uint8).reshape(count, -1)
         return panels
-    groups = -(-padded_k(k, dtype) // rows.group)
-    multipliers = _padded(rows.multipliers, count * PANEL, groups)
+    groups = -(-padded_k(k, dtype) // weight_rows.group)
+    multipliers = _padded(weight_rows.multipliers, count * PANEL, groups)
     multipliers[multipliers == 0] = 1
     by_group = multipliers.reshape(count, PANEL, groups).transpose(0, 2, 1)
     panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL] = by_group.reshape(count, -1).view(np.uint8)
     nibbles = (tiles.view(np.int8) + np.int8(8)).view(np.uint8).reshape(count, -1, 2, 1024)
     blocks = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
-    panels[:, HEADER_BYTES + _group_bytes(padded_k(k, dtype), rows.format, rows.group) :] = blocks.reshape(count, -1)
+    panels[:, HEADER_BYTES + _group_bytes(padded_k(k, dtype), weight_rows.format, weight_rows.group) :] = (
+        blocks.reshape(count, -1)
+    )
     return panels
 
 
-def _pack_grouped(rows: GroupedRows) -> Bytes:
-    n, k = rows.shape
-    dtype, count = DType(rows.format.dtype), -(-n // PANEL)
-    padded, groups = padded_k(k, dtype), rows.group_scale.shape[1]
-    panels = np.zeros((count, panel_bytes(k, dtype, rows.group)), np.uint8)
-    panels[:, :64] = _padded(rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
-    panels[:, 64:80], panels[:, 80] = rows.table[::PANEL].view(np.uint8), rows.is_offset[::PANEL]
-    numbers = np.zeros((count, -(-padded // rows.group), rows.format.group_values, PANEL), np.float16)
-    for place, each in enumerate(each for each in (rows.group_scale, rows.shift) if each is not None):
+def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
+    n, k = weight_rows.shape
+    dtype, count = DType(weight_rows.format.dtype), -(-n // PANEL)
+    padded, groups = padded_k(k, dtype), weight_rows.group_scale.shape[1]
+    panels = np.zeros((count, panel_bytes(k, dtype, weight_rows.group)), np.uint8)
+    panels[:, :64] = _padded(weight_rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
+    panels[:, 64:80], panels[:, 80] = weight_rows.table[::PANEL].view(np.uint8), weight_rows.is_offset[::PANEL]
+    numbers = np.zeros((count, -(-padded // weight_rows.group), weight_rows.format.group_values, PANEL), np.float16)
+    for place, each in enumerate(each for each in (weight_rows.group_scale, weight_rows.shift) if each is not None):
         by_panel = _padded(each, count * PANEL, groups).reshape(count, PANEL, groups)
         numbers[:, :groups, place] = by_panel.transpose(0, 2, 1)
     flat = numbers.reshape(count, -1).view(np.uint8)
     panels[:, HEADER_BYTES : HEADER_BYTES + flat.shape[1]] = flat
-    fours = _padded(rows.codes, count * PANEL, padded).view(np.uint8).reshape(count, PANEL, padded // 8, 2, 4)
+    fours = _padded(weight_rows.codes, count * PANEL, padded).view(np.uint8).reshape(count, PANEL, padded // 8, 2, 4)
     lines = (fours[..., 0, :] | fours[..., 1, :] << 4).transpose(0, 2, 1, 3)
     panels[:, panels.shape[1] - padded * PANEL // 2 :] = lines.reshape(count, -1)
     return panels
@@ -204,12 +206,12 @@ def unpack_quantised(data: Bytes, n: int, k: int, group: int = 0) -> QuantisedRo
     )
 
 
-def pack_table(rows: QuantisedRows) -> Bytes:
+def pack_table(weight_rows: QuantisedRows) -> Bytes:
     """w8 rows → layout row.w8, [n, row_bytes]."""
-    n, k = rows.shape
+    n, k = weight_rows.shape
     table = np.zeros((n, row_bytes(k, DType.W8)), np.uint8)
-    table[:, :4] = np.ascontiguousarray(rows.scale)[:, None].view(np.uint8)
-    table[:, 4 : 4 + k] = rows.codes.view(np.uint8)
+    table[:, :4] = np.ascontiguousarray(weight_rows.scale)[:, None].view(np.uint8)
+    table[:, 4 : 4 + k] = weight_rows.codes.view(np.uint8)
     return table
 
 
@@ -220,27 +222,27 @@ def unpack_table(data: Bytes, k: int) -> QuantisedRows:
     return QuantisedRows(scale=scale, codes=np.ascontiguousarray(table[:, 4 : 4 + k]).view(np.int8))
 
 
-def interleave_gated(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def interleave_gated(weight_rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """[2I, K] (gate rows, then up rows) → [2 * ceil(I/16) * 16, K] with alternating groups of 16, zero padded."""
-    half, k = rows.shape[0] // 2, rows.shape[1]
+    half, k = weight_rows.shape[0] // 2, weight_rows.shape[1]
     padded = -(-half // PANEL) * PANEL
-    pair = np.zeros((2, padded, k), dtype=rows.dtype)
-    pair[0, :half], pair[1, :half] = rows[:half], rows[half:]
+    pair = np.zeros((2, padded, k), dtype=weight_rows.dtype)
+    pair[0, :half], pair[1, :half] = weight_rows[:half], weight_rows[half:]
     return np.ascontiguousarray(pair.reshape(2, -1, PANEL, k).transpose(1, 0, 2, 3).reshape(2 * padded, k))
 
 
-def deinterleave_gated(rows: npt.NDArray[np.generic], half: int) -> npt.NDArray[np.generic]:
+def deinterleave_gated(weight_rows: npt.NDArray[np.generic], half: int) -> npt.NDArray[np.generic]:
     """Inverse of `interleave_gated` for I = half."""
-    k = rows.shape[1]
-    pair = rows.reshape(-1, 2, PANEL, k).transpose(1, 0, 2, 3).reshape(2, -1, k)
+    k = weight_rows.shape[1]
+    pair = weight_rows.reshape(-1, 2, PANEL, k).transpose(1, 0, 2, 3).reshape(2, -1, k)
     return np.ascontiguousarray(np.concatenate([pair[0, :half], pair[1, :half]]))
 
 
-def interleave_quantised(rows: SomeRows) -> SomeRows:
+def interleave_quantised(weight_rows: SomeRows) -> SomeRows:
     """As `interleave_gated`."""
-    half = rows.shape[0] // 2
+    half = weight_rows.shape[0] // 2
     numbers = interleave_gated(np.arange(1, 2 * half + 1)[:, None])[:, 0].astype(np.int64)  # 0: padding
-    taken = rows.take(numbers - 1)
+    taken = weight_rows.take(numbers - 1)
     taken.scale[numbers == 0] = 0
     taken.codes[numbers == 0] = 0
     if isinstance(taken, GroupedRows):
@@ -252,9 +254,9 @@ def interleave_quantised(rows: SomeRows) -> SomeRows:
     return taken
 
 
-def deinterleave_quantised(rows: SomeRows, half: int) -> SomeRows:
+def deinterleave_quantised(weight_rows: SomeRows, half: int) -> SomeRows:
     """As `deinterleave_gated`."""
-    return rows.take(deinterleave_gated(np.arange(rows.shape[0])[:, None], half)[:, 0].astype(np.int64))
+    return weight_rows.take(deinterleave_gated(np.arange(weight_rows.shape[0])[:, None], half)[:, 0].astype(np.int64))
 
 
 def _group_bytes(padded: int, described: WeightFormat, group: int) -> int:
@@ -270,10 +272,10 @@ def _padded(values: npt.NDArray[np.generic], *shape: int) -> npt.NDArray[np.gene
     return padded
 
 
-def _tiles(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def _tiles(weight_rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """[panels * 16, multiple of 64] bytes → [panels, ...] in the order of the tiles."""
-    k = rows.shape[1]
-    return np.ascontiguousarray(rows.reshape(-1, PANEL, k // 4, 4).transpose(0, 2, 1, 3))
+    k = weight_rows.shape[1]
+    return np.ascontiguousarray(weight_rows.reshape(-1, PANEL, k // 4, 4).transpose(0, 2, 1, 3))
 
 
 def _untiled(tiles: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:

@@ -65,9 +65,9 @@ class Rounded:
     group: int
 
     @classmethod
-    def start(cls, rows: Float32, scales: Scales, grid: Levels, group: int) -> "Rounded":
+    def start(cls, weight_rows: Float32, scales: Scales, grid: Levels, group: int) -> "Rounded":
         """Every weight of rows [n, K] rounded to the nearest level."""
-        weights = np.ascontiguousarray(rows.T)
+        weights = np.ascontiguousarray(weight_rows.T)
         zero = None if scales.zero is None else np.ascontiguousarray(scales.zero.T)
         made = cls(
             weights=weights,
@@ -103,9 +103,12 @@ class Rounded:
         """That goes its own way; zero points never change."""
         return dataclasses.replace(self, levels=self.levels.copy(), scale=self.scale.copy())
 
-    def adopt(self, other: "Rounded", rows: npt.NDArray[np.bool_]) -> None:
+    def adopt(self, other: "Rounded", weight_rows: npt.NDArray[np.bool_]) -> None:
         """Some rows from another of the same weights."""
-        self.levels[:, rows], self.scale[:, rows] = other.levels[:, rows], other.scale[:, rows]
+        self.levels[:, weight_rows], self.scale[:, weight_rows] = (
+            other.levels[:, weight_rows],
+            other.scale[:, weight_rows],
+        )
 
     def feed_back(self, factor: Floats, order: npt.NDArray[np.intp]) -> None:
         """GPTQ. factor: M of H with its columns in this order."""

@@ -88,9 +88,9 @@ class Scales:
     zero: Float32 | None
 
 
-def search_scales(rows: Float32, squares: Float32, group: int, levels: Levels) -> Scales:
+def search_scales(weight_rows: Float32, squares: Float32, group: int, levels: Levels) -> Scales:
     """The scales of rows [n, K]. squares: of the inputs of each column, [K]; the last group may be shorter."""
-    n, k = rows.shape
+    n, k = weight_rows.shape
     groups = -(-k // group)
     weights = np.zeros(groups * group, np.float32)
     mean = float(squares.mean())
@@ -101,8 +101,8 @@ def search_scales(rows: Float32, squares: Float32, group: int, levels: Levels) -
     size = max(1, _CHUNK // k)
     for begin in range(0, n, size):
         part = np.s_[begin : begin + size]
-        padded = np.zeros((len(rows[part]), groups * group), np.float32)
-        padded[:, :k] = rows[part]
+        padded = np.zeros((len(weight_rows[part]), groups * group), np.float32)
+        padded[:, :k] = weight_rows[part]
         values, heavy = padded.reshape(-1, groups, group), weights.reshape(groups, group)
         scale[part], shift = _shifted(values, heavy, levels) if levels.zeros else _centred(values, heavy, levels)
         if zero is not None:
@@ -110,11 +110,11 @@ def search_scales(rows: Float32, squares: Float32, group: int, levels: Levels) -
     return Scales(scale=scale, zero=zero)
 
 
-def largest_scales(rows: Float32, group: int, levels: Levels) -> Scales:
+def largest_scales(weight_rows: Float32, group: int, levels: Levels) -> Scales:
     """Scales under which the largest weight of each group has the last code: rounding without any search."""
-    n, k = rows.shape
+    n, k = weight_rows.shape
     padded = np.zeros((n, -(-k // group) * group), np.float32)
-    padded[:, :k] = rows
+    padded[:, :k] = weight_rows
     values = padded.reshape(n, -1, group)
     high, low = np.maximum(values.max(axis=2), 0), np.minimum(values.min(axis=2), 0)
     if not levels.zeros:

@@ -148,32 +148,32 @@ def squares_memory(columns: int) -> int:
 
 
 def quantise_product(
-    read: ReadRows, rows: int, inputs: Inputs, wanted: Wanted, tied: npt.NDArray[np.intp] | None
+    read: ReadRows, weight_rows: int, inputs: Inputs, wanted: Wanted, tied: npt.NDArray[np.intp] | None
 ) -> Found:
     """The best of all ways. read: rows [begin, end) of the weight as float32. tied: the number of the factor that each
     column takes in a fold; None: there is no fold."""
     hessian = damped(inputs.squares())
-    energy = sum(float(np.einsum("nk,nk->", (w @ hessian), w, dtype=np.float64)) for w in _blocks(read, rows))
-    nearest = _measured(_nearest(read, rows, hessian, wanted), read, inputs, wanted)
+    energy = sum(float(np.einsum("nk,nk->", (w @ hessian), w, dtype=np.float64)) for w in _blocks(read, weight_rows))
+    nearest = _measured(_nearest(read, weight_rows, hessian, wanted), read, inputs, wanted)
     tried = [nearest] if "nearest" in wanted.ways else []
     if "plain" in wanted.ways:
-        tried.append(_measured(_nearest(read, rows, hessian, wanted, plain=True), read, inputs, wanted))
+        tried.append(_measured(_nearest(read, weight_rows, hessian, wanted, plain=True), read, inputs, wanted))
     foldable = tied if "folded" in wanted.ways else None
-    found = [] if foldable is None else list(_folds(read, rows, inputs, wanted, foldable))
+    found = [] if foldable is None else list(_folds(read, weight_rows, inputs, wanted, foldable))
     unfolded = () if not {"gptq", "folded"} & {*wanted.ways} else (None,)
-    for fold in (*unfolded, *_promising(found, read, rows, hessian, inputs, wanted)):
+    for fold in (*unfolded, *_promising(found, read, weight_rows, hessian, inputs, wanted)):
         with _of_folded(hessian, fold):
-            made = _measured(_ways(read, rows, hessian, wanted, fold), read, inputs, wanted)
+            made = _measured(_ways(read, weight_rows, hessian, wanted, fold), read, inputs, wanted)
         tried = [min([*tried, made], key=lambda each: each.loss)]
     best = min(tried, key=lambda each: each.loss)
     return dataclasses.replace(best, plain=nearest.loss, energy=energy)
 
 
 def _promising(
-    folds: Sequence[Float32], read: ReadRows, rows: int, hessian: Floats, inputs: Inputs, wanted: Wanted
+    folds: Sequence[Float32], read: ReadRows, weight_rows: int, hessian: Floats, inputs: Inputs, wanted: Wanted
 ) -> list[Float32]:
     """The fold under which some rows, rounded to the nearest, lose least: feeding errors back takes far longer."""
-    few, levels, losses = min(rows, _TRIED), wanted.levels[0], list[float]()
+    few, levels, losses = min(weight_rows, _TRIED), wanted.levels[0], list[float]()
     for fold in folds:
         with _of_folded(hessian, fold):
             weights, diagonal = read(0, few) * fold, np.einsum("kk->k", hessian).astype(np.float32)
@@ -201,14 +201,14 @@ def _measured(found: Found, read: ReadRows, inputs: Inputs, wanted: Wanted) -> F
 
 
 def quantise_stack(
-    read: ReadRows, rows: int, experts: int, inputs: Callable[[int], Inputs], wanted: Wanted
+    read: ReadRows, weight_rows: int, experts: int, inputs: Callable[[int], Inputs], wanted: Wanted
 ) -> list[Found]:
-    """The matrices of experts, `rows` each, all under the same levels."""
+    """The matrices of experts, `weight_rows` each, all under the same levels."""
     made = (
         [
             quantise_product(
-                lambda begin, end, first=expert * rows: read(first + begin, first + end),  # type: ignore[misc]
-                rows,
+                lambda begin, end, first=expert * weight_rows: read(first + begin, first + end),  # type: ignore[misc]
+                weight_rows,
                 inputs(expert),
                 dataclasses.replace(wanted, levels=(levels,)),
                 None,
@@ -220,15 +220,17 @@ def quantise_stack(
     return min(made, key=lambda each: sum(found.loss for found in each))
 
 
-def _blocks(read: ReadRows, rows: int) -> Iterator[Float32]:
-    for begin in range(0, rows, ROWS):
-        yield read(begin, min(begin + ROWS, rows))
+def _blocks(read: ReadRows, weight_rows: int) -> Iterator[Float32]:
+    for begin in range(0, weight_rows, ROWS):
+        yield read(begin, min(begin + ROWS, weight_rows))
 
 
-def _folds(read: ReadRows, rows: int, inputs: Inputs, wanted: Wanted, tied: npt.NDArray[np.intp]) -> Iterator[Float32]:
+def _folds(
+    read: ReadRows, weight_rows: int, inputs: Inputs, wanted: Wanted, tied: npt.NDArray[np.intp]
+) -> Iterator[Float32]:
     """Factors of columns, whose geometric mean is 1."""
     loud = _largest(inputs.loudness(wanted.int8_inputs), tied)
-    heavy = _largest(np.max([np.abs(block).max(axis=0) for block in _blocks(read, rows)], axis=0), tied)
+    heavy = _largest(np.max([np.abs(block).max(axis=0) for block in _blocks(read, weight_rows)], axis=0), tied)
     for power in _FOLDS:
         fold = loud**power / np.maximum(heavy, np.float32(1e-9)) ** (1 - power) if wanted.int8_inputs else loud**power
         fold = np.maximum(fold, _KEPT * np.median(fold)).astype(np.float32)
@@ -243,7 +245,7 @@ def _largest(values: Float32, tied: npt.NDArray[np.intp]) -> Float32:
     return found
 
 
-def _nearest(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted, *, plain: bool = False) -> Found:
+def _nearest(read: ReadRows, weight_rows: int, hessian: Floats, wanted: Wanted, *, plain: bool = False) -> Found:
     """What is made without any regard to inputs."""
     even, levels, group = np.ones(len(hessian), np.float32), wanted.levels[0], wanted.group
 
@@ -251,10 +253,10 @@ def _nearest(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted, *, plai
         scales = largest_scales(block, group, levels) if plain else search_scales(block, even, group, levels)
         return Rounded.start(block, scales, levels, group)
 
-    return _gathered(map(make, _blocks(read, rows)), hessian, None, "plain" if plain else "nearest")
+    return _gathered(map(make, _blocks(read, weight_rows)), hessian, None, "plain" if plain else "nearest")
 
 
-def _ways(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted, fold: Float32 | None) -> Found:
+def _ways(read: ReadRows, weight_rows: int, hessian: Floats, wanted: Wanted, fold: Float32 | None) -> Found:
     """The best set of levels, errors fed back. hessian: of the inputs of W * fold, damped."""
     diagonal = np.einsum("kk->k", hessian).astype(np.float32)
     order = np.argsort(-diagonal, kind="stable")
@@ -273,7 +275,7 @@ def _ways(read: ReadRows, rows: int, hessian: Floats, wanted: Wanted, fold: Floa
 
     method = "gptq" if fold is None else "gptq, folded"
     made = (
-        _gathered((make(block, levels) for block in _blocks(read, rows)), hessian, fold, method)
+        _gathered((make(block, levels) for block in _blocks(read, weight_rows)), hessian, fold, method)
         for levels in wanted.levels
     )
     return min(made, key=lambda each: each.loss)

@@ -177,10 +177,10 @@ class _Work:
         tokens = sum(map(len, self.text.windows))
 
         def needed(product: _Product) -> int:
-            rows, columns = matrix_shape(self.uses[product.weight].tensor)
+            weight_rows, columns = matrix_shape(self.uses[product.weight].tensor)
             return (
-                4 * tokens * (columns + 2 * rows)
-                + 4 * rows * columns
+                4 * tokens * (columns + 2 * weight_rows)
+                + 4 * weight_rows * columns
                 + 2 * squares_memory(columns)
                 + 10 * 4 * ROWS * columns
             )
@@ -203,14 +203,14 @@ class _Work:
 
 
 def _quantised(product: _Product, options: QuantizeOptions, weight: StoredWeight, parts: Parts) -> list[Found]:
-    rows, columns = weight.shape[-2:]
+    weight_rows, columns = weight.shape[-2:]
     wanted = Wanted.of(product.precision, options.codes, columns, options.ways)
     if len(weight.shape) == 3:
         return quantise_stack(
-            weight.read, rows, weight.shape[0], lambda expert: Inputs(parts.get(expert, ()), columns), wanted
+            weight.read, weight_rows, weight.shape[0], lambda expert: Inputs(parts.get(expert, ()), columns), wanted
         )
     tied = None if product.fold is None else product.fold.tied
-    return [quantise_product(weight.read, rows, Inputs(parts[0], columns), wanted, tied)]
+    return [quantise_product(weight.read, weight_rows, Inputs(parts[0], columns), wanted, tied)]
 
 
 def _products(text: TextModel, stored: StoredGraph) -> tuple[list[_Product], list[str]]:
@@ -232,7 +232,7 @@ def _products(text: TextModel, stored: StoredGraph) -> tuple[list[_Product], lis
         seen |= set(names)
     made = {leaf.name for each in found for leaf in each.leaves}
     return [
-        each if each.fold is None or each.fold.rows in (None, *made) else dataclasses.replace(each, fold=None)
+        each if each.fold is None or each.fold.divided in (None, *made) else dataclasses.replace(each, fold=None)
         for each in found
     ], left
 
@@ -270,8 +270,8 @@ def _write(
             assert product.fold is not None, "a product is folded where something takes it"
             factors = np.empty(product.fold.tied.max() + 1, np.float32)
             factors[product.fold.tied] = fold
-            if product.fold.rows is not None:
-                divisors[product.fold.rows] = factors
+            if product.fold.divided is not None:
+                divisors[product.fold.divided] = factors
             for name in product.fold.vectors:
                 check_sources(vectors[name], work.checkpoint)
                 values = reader.read_rows(vectors[name], 0, len(factors))[:, 0] / factors

@@ -59,12 +59,12 @@ class Fold:
 
     tied     int [columns]: the number of the factor that each column takes
     vectors  weights of a norm, biases: each is divided by the factors
-    rows     the weight whose rows are divided; None: a norm takes it
+    divided  the weight whose rows are divided; None: a norm takes it
     """
 
     tied: npt.NDArray[np.intp]
     vectors: tuple[str, ...]
-    rows: str | None = None
+    divided: str | None = None
 
 
 class StoredGraph:
@@ -140,7 +140,7 @@ class StoredGraph:
                 node = self._producers.get(name) if len(self._users[name]) == 1 else None
         return node
 
-    def _linear(self, value: str, rows: int, tied: npt.NDArray[np.intp]) -> Fold | None:
+    def _linear(self, value: str, weight_rows: int, tied: npt.NDArray[np.intp]) -> Fold | None:
         """Where a value that nobody else reads is a product of a stored weight, with or without a bias."""
         node = self._producers.get(value)
         if node is None or len(self._users[value]) != 1:
@@ -155,8 +155,8 @@ class StoredGraph:
         if node is None or node.op_type != "MatMul":
             return None
         leaf = self.leaf(self._stored_name(node.input[1]))
-        fits = leaf is not None and len(leaf.shape) == 2 and leaf.rows == rows and self._products(leaf) == [node]
-        return Fold(tied=tied, vectors=biases, rows=leaf.name) if leaf is not None and fits else None
+        fits = leaf is not None and len(leaf.shape) == 2 and leaf.rows == weight_rows and self._products(leaf) == [node]
+        return Fold(tied=tied, vectors=biases, divided=leaf.name) if leaf is not None and fits else None
 
     def _vector(self, value: str) -> str | None:
         """The initialiser of one axis that a value is, maybe cast."""
@@ -172,11 +172,11 @@ class StoredGraph:
     def replace(self, leaf: Leaf, levels: Levels, group: int, tensors: dict[str, StoredTensor]) -> None:
         """tensors: codes, scale and, where levels have them, zero."""
         codes, scale = tensors["codes"], tensors["scale"]
-        rows, columns = leaf.rows, leaf.columns
+        weight_rows, columns = leaf.rows, leaf.columns
         kind = TensorProto.UINT4 if levels.lowest == 0 else TensorProto.INT4
         if levels.highest > 15:
             kind = TensorProto.FLOAT8E4M3FN if levels.floats else TensorProto.INT8
-        self._external(codes, kind, (rows, columns))
+        self._external(codes, kind, (weight_rows, columns))
         self._external(scale, TensorProto.FLOAT, scale.shape)
         path = leaf.name
         if levels.table:

@@ -38,15 +38,15 @@ def pieces(
     packed = found[0].levels.highest < 16
     groups = found[0].scales.scale.shape[1]
 
-    def rows(pick: Callable[[Found], Bits]) -> Bits:
+    def of_leaf(pick: Callable[[Found], Bits]) -> Bits:
         return np.concatenate([pick(each) for each in kept.read(number)])[first : first + leaf.rows]
 
     def codes() -> Iterator[Bits]:
-        stored = rows(lambda each: each.codes)
+        stored = of_leaf(lambda each: each.codes)
         yield _nibbles(stored) if packed else stored.view(whole.storage)
 
     def scale() -> Iterator[Bits]:
-        stored, divisor = np.asarray(rows(lambda each: each.scales.scale), np.float32), divisors.get(leaf.name)
+        stored, divisor = np.asarray(of_leaf(lambda each: each.scales.scale), np.float32), divisors.get(leaf.name)
         yield stored if divisor is None else round_scale(stored / divisor[:, None])
 
     def piece(kind: str, dtype: DType, columns: int, read: Callable[[], Iterator[Bits]]) -> NewTensor:
@@ -59,7 +59,7 @@ def pieces(
     made = {"codes": piece("codes", dtype, columns, codes)}
     made["scale"] = piece("scale", DType.F32, groups, scale)
     if found[0].levels.zeros:
-        made["zero"] = piece("zero", DType.U8, groups, lambda: iter([rows(_zero).astype(np.uint8)]))
+        made["zero"] = piece("zero", DType.U8, groups, lambda: iter([of_leaf(_zero).astype(np.uint8)]))
     return made
 
 

@@ -50,12 +50,12 @@ def test_a_fold_changes_no_logits(tmp_path: Path, config: dict[str, object], exp
     found = {}
     for leaf in filter(None, map(stored.leaf, values)):
         fold = stored.fold_before([leaf])
-        if fold is None or fold.rows is None:
+        if fold is None or fold.divided is None:
             continue
-        found[leaf.name.split("/")[-2]] = fold.rows.split("/")[-2]
+        found[leaf.name.split("/")[-2]] = fold.divided.split("/")[-2]
         factors = np.exp(draw.normal(0, 1, fold.tied.max() + 1)).astype(np.float32)
         changes = [(leaf.name, factors[fold.tied], leaf.transposed)]
-        taker = stored.leaf(fold.rows)
+        taker = stored.leaf(fold.divided)
         assert taker is not None
         changes.append((taker.name, 1 / factors, not taker.transposed))
         changes += [(name, 1 / factors, False) for name in fold.vectors]
