@@ -198,7 +198,7 @@ def find_family(model_type: str) -> Family:
             f"models of type {model_type!r} are not supported"
             + (f": they need {' and '.join(MISSING[model_type])}" if model_type in MISSING else ""),
             expected=", ".join((*family_names(), *WRAPPERS)),
-            hint=f"{guess or 'convert another model'} (docs/how-to/add.md says how to add a family, in one file)",
+            hint=f"{guess or 'convert another model;'} a new family is one file, convert/families/<model_type>.py",
         )
     family = importlib.import_module(f"ingot.convert.families.{model_type}").FAMILY
     assert isinstance(family, Family), f"families/{model_type}.py must define FAMILY"
