@@ -145,7 +145,7 @@ class Lowering:
     """Collects steps and weights node by node; `plan` puts them together."""
 
     def __init__(self, graph: Graph, *, panels: bool = True) -> None:
-        """panels: the target's products take packed weights."""
+        """panels: the target's products take packed floats; codes are always packed."""
         self._panels = panels
         self._drafts: list[Draft] = []
         self._values: list[Value] = []
@@ -285,10 +285,10 @@ class Lowering:
 
     def _weight(self, node: gs.Node, op: str, name: str, index: int, tensor: gs.Tensor) -> str:
         product = find_op(op).packed == index
-        panels = product and self._panels
         matrix = product or index in find_op(op).tables
-        gated = panels and find_op(op).gated(node.attrs)
         dtype = DType(node.attrs["dtype"]) if matrix else DType.F32
+        panels = product and (self._panels or dtype.is_quantised)
+        gated = panels and find_op(op).gated(node.attrs)
         shape = weight_shape(tensor) if len(weight_shape(tensor)) >= 2 and matrix else None
         use = WeightUse(
             name=name,

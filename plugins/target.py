@@ -94,7 +94,7 @@ class KernelLimits:
 class Target(Protocol):
     """One row of the target list in the docs, e.g. "cpu/avx2". Found by `plugins.registry.find_target`.
 
-    packs_products: the weights of matrix products lie in panels (`layouts.py`), else row by row.
+    packs_products: floats of matrix products lie in panels (`layouts.py`), else row by row; codes lie in panels always.
     adds_in_products: products add the residual stream, else the norms behind them do.
     frees_windows: sessions take several cache groups, and reuse blocks that a window has passed; else one group keeps
     the blocks of all tokens.

@@ -32,7 +32,7 @@ from ingot.plugins.registry import find_op
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
-CODE_LAYOUT = "cubin5."  # of the machine code among the weights; the number counts changes of kernels' parameters
+CODE_LAYOUT = "cubin6."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
 _TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
@@ -44,14 +44,20 @@ _TABLES = {
     "logit_rows": "rows",
 }
 _ROW_THREADS = 256
+_WEIGHT_ALIGNMENT = 256  # bytes
 
 
 def specialisation(plan: Plan) -> Specialisation:
     """What the plan's kernels are compiled for. Raises EngineError for what they cannot do."""
     typed = {step.inputs[_TYPED[step.op]] for step in plan.steps if step.op in _TYPED}
-    types = {weight.dtype for weight in plan.weights if weight.name in typed}
+    stored = {weight.dtype for weight in plan.weights if weight.name in typed}
+    codes = any(each.is_quantised for each in stored)
+    types = {DType.BF16 if each.is_quantised else each for each in stored}
     if len(types) > 1:
-        raise EngineError("the kernels take one type of weights", got=", ".join(sorted(each.value for each in types)))
+        raise EngineError(
+            "the kernels take one type of weights, and codes beside those of bf16",
+            got=", ".join(sorted(each.value for each in stored)),
+        )
     groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
     kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}
     if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
@@ -65,6 +71,7 @@ def specialisation(plan: Plan) -> Specialisation:
         kv=kv.dtype,
         head_dim=kv.head_dim,
         tokens_per_block=plan.tokens_per_block,
+        codes=codes,
     )
 
 
@@ -99,6 +106,7 @@ class _Binder:
         self._types = specialisation(plan)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
+        self._offsets, _ = weight_places(plan)
 
     def bind(self) -> list[Bound]:
         bound = []
@@ -122,10 +130,7 @@ class _Binder:
 
     def _weight(self, name: str) -> int:
         """0 where the input is absent."""
-        if not name:
-            return 0
-        (piece,) = self._weights[name].pieces
-        return self._at.weights + piece.offset
+        return self._at.weights + self._offsets[name] if name else 0
 
     def _any(self, name: str) -> int:
         return self._buffer(name) if name in self._buffers else self._weight(name)
@@ -156,7 +161,8 @@ class _Binder:
             integer(hidden),
             number(step.attrs["scale"]),
         )
-        return [Launch(kernel="embed", grid=row_grid(Rows.TOKENS), threads=_ROW_THREADS, shared=0, arguments=arguments)]
+        kernel = "embed_codes" if self._weights[step.inputs[0]].dtype.is_quantised else "embed"
+        return [Launch(kernel=kernel, grid=row_grid(Rows.TOKENS), threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def rope_table(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
@@ -213,9 +219,10 @@ class _Binder:
             kind=ACTIVATIONS.index(str(step.attrs["activation"])),
             narrow=narrow,
             dtype=weight.dtype,
+            group=int(str(step.attrs["group"])),
             rows=buffer.rows,
         )
-        if not self._library:
+        if not self._library or weight.dtype.is_quantised:
             return [*work, *product_launches(own)]
         return [*work, *product_launches(own, FEW_ROWS), *library_work(own, self._at.sums)]
 
@@ -315,6 +322,17 @@ _STEPS: dict[str, Callable[[_Binder, Step, bool], Sequence[Work]]] = {
     "softcap": _Binder.softcap,
 }
 OPS = tuple(_STEPS)
+
+
+def weight_places(plan: Plan) -> tuple[dict[str, int], int]:
+    """(where each weight begins on the device, bytes of all): as in the file, but pieces of one weight lie together."""
+    if all(len(weight.pieces) == 1 for weight in plan.weights):
+        return {weight.name: weight.pieces[0].offset for weight in plan.weights}, plan.weight_bytes
+    places, end = {}, 0
+    for weight in plan.weights:
+        places[weight.name] = end
+        end += -(-weight.nbytes // _WEIGHT_ALIGNMENT) * _WEIGHT_ALIGNMENT
+    return places, end
 
 
 def code_weight(plan: Plan) -> Weight:

@@ -42,12 +42,14 @@ class Compiler:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Specialisation:
-    """What is constant in the code of an engine. weight: also the type that products take."""
+    """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: there are
+    quantised weights beside them."""
 
     weight: DType
     kv: DType
     head_dim: int
     tokens_per_block: int
+    codes: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -59,6 +61,7 @@ class Specialisation:
             f"-DINGOT_TOKENS_PER_BLOCK={self.tokens_per_block}",
             *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
             *(("-DINGOT_WEIGHT_IS_F32",) if self.weight is DType.F32 else ()),
+            *(("-DINGOT_CODES",) if self.codes else ()),
         )
 
 

@@ -16,11 +16,12 @@ _THREADS, _PAIR_ROWS, _BLOCK_PAIRS, _STAGES, _LINE = 256, 32, 4, 4, 64
 class OwnProduct:
     """y = epilogue(x . weight). Addresses; 0 where there is nothing.
 
-    x        [rows, k] in the weight's type
-    weight   [n, k], gate above up
+    x        [rows, k] in the products' type
+    weight   floats: [n, k], gate above up
     counts   how many rows the step has
     kind     the activation's number in the kernels
-    narrow   y has the weight's type, else float32
+    narrow   y has the products' type, else float32
+    dtype    of the weight; of codes, which lie in panels, also `group`: columns that share a multiplier
     """
 
     y: int
@@ -35,6 +36,7 @@ class OwnProduct:
     kind: int
     narrow: bool
     dtype: DType
+    group: int
     rows: Rows
 
     @property
@@ -45,9 +47,10 @@ class OwnProduct:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Kernel:
-    """name: for least to most rows. tile: of rows that a block computes; 0: all of them, one pair of the weight each"""
+    """rows: in its name. For least to most rows. tile: of rows that a block computes; 0: all of them, one pair of the
+    weight each."""
 
-    name: str
+    rows: int
     least: int
     most: int
     tile: int
@@ -55,10 +58,10 @@ class _Kernel:
 
 _ANY = 1 << 30
 _KERNELS = (
-    _Kernel(name="product_8", least=1, most=8, tile=0),
-    _Kernel(name="product_16", least=9, most=FEW_ROWS, tile=0),
-    _Kernel(name="product_64", least=FEW_ROWS + 1, most=64, tile=64),
-    _Kernel(name="product_128", least=65, most=_ANY, tile=128),
+    _Kernel(rows=8, least=1, most=8, tile=0),
+    _Kernel(rows=16, least=9, most=FEW_ROWS, tile=0),
+    _Kernel(rows=64, least=FEW_ROWS + 1, most=64, tile=64),
+    _Kernel(rows=128, least=65, most=_ANY, tile=128),
 )
 
 
@@ -66,13 +69,16 @@ def product_launches(product: OwnProduct, most: int = _ANY) -> Sequence[Launch]:
     """For each number of rows up to `most`, one of them runs."""
     if product.dtype is DType.F32:
         return [_launch(product, "product_f32", _grid_f32(product, most), 0)]
+    kind = f"product_{product.dtype.value}_" if product.dtype.is_quantised else "product_"
     return [
-        _launch(product, each.name, _grid(product, each), _STAGES * _LINE * (_BLOCK_PAIRS * _PAIR_ROWS + each.tile))
-        if each.tile
-        else _launch(product, each.name, _grid(product, each), 0)
+        _launch(product, f"{kind}{each.rows}", _grid(product, each), _shared_bytes(each))
         for each in _KERNELS
         if each.most <= most
     ]
+
+
+def _shared_bytes(kernel: _Kernel) -> int:
+    return _STAGES * _LINE * (_BLOCK_PAIRS * _PAIR_ROWS + kernel.tile) if kernel.tile else 0
 
 
 def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch:
@@ -88,6 +94,7 @@ def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch
         integer(product.gated),
         integer(product.kind),
         integer(product.narrow),
+        integer(product.group),
     )
     return Launch(kernel=kernel, grid=grid, threads=_THREADS, shared=shared, arguments=arguments)
 

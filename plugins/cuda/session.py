@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ingot.dtypes import to_float32
 from ingot.errors import RequestError, TargetError
 from ingot.plan import Plan, Rows
-from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes
+from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes, weight_places
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products, find_library
@@ -37,7 +37,7 @@ def device_bytes(plan: Plan, multiprocessors: int) -> int:
     tables = _INT * TableLayout.of(plan, attention_tiles(group_of(plan))).total
     partial = 4 * rows * plan.caches[0].head_dim + 8 * rows
     drawn = DrawLayout.of(plan).nbytes
-    arena = plan.weight_bytes + plan.arena_bytes + scratch.sums + scratch.inputs
+    arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs
     return arena + tables + partial + drawn + plan.block_bytes + WORKSPACE_BYTES
 
 
@@ -76,7 +76,7 @@ class CudaSession:
         tables = device.allocate(_INT * layout.total)
         rows = partial_rows(self._gpu.multiprocessors)
         self.addresses = Addresses(
-            weights=device.allocate(weights.nbytes),
+            weights=device.allocate(weight_places(plan)[1]),
             arena=device.allocate(plan.arena_bytes),
             kv=tuple(device.allocate(kv.block_bytes * n) for kv, n in zip(plan.caches, blocks, strict=True)),
             num_blocks=blocks,
@@ -88,7 +88,7 @@ class CudaSession:
             tables={name: tables + _INT * offset for name, offset in layout.offsets.items()},
             table_width=layout.width,
         )
-        device.upload(self.addresses.weights, weights)
+        self._upload(plan, weights)
         self._tables_at = tables
         self._tables = [
             StepTables(layout, device.pinned(_INT * layout.total), tiles, plan.limits, spare_blocks=self.num_blocks)
@@ -109,6 +109,14 @@ class CudaSession:
         self._logits_at = self.addresses.arena + logits.offset
         self._graphs = DecodeGraphs(device, plan.limits)
         self._capture_decode()
+
+    def _upload(self, plan: Plan, weights: npt.NDArray[np.uint8]) -> None:
+        places, _ = weight_places(plan)
+        for weight in plan.weights:
+            unit = weight.nbytes // weight.pieces[-1].end  # of a row or a panel
+            for piece in weight.pieces:
+                part = weights[piece.offset : piece.offset + (piece.end - piece.begin) * unit]
+                self.device.upload(self.addresses.weights + places[weight.name] + piece.begin * unit, part)
 
     def _capture_decode(self) -> None:
         """A graph of every bucket, so that no step that serves waits for one. Each runs first with idle rows alone."""

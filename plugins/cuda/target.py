@@ -30,6 +30,7 @@ LIMITS = KernelLimits(
 )
 _DTYPES = ("bf16", "f16", "f32")
 _BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
+_CODES = {"matmul": ("w8", "w4"), "embedding": ("w8",)}  # quantised weights; products round their inputs to bf16
 _COPIES = 10  # of which the fastest counts
 _RESERVE = 512 << 20  # bytes of GPU memory for libraries, graphs and fragmentation
 
@@ -77,7 +78,11 @@ class CudaTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
-        return tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",)))
+        return tuple(
+            f"{op}.{dtype}.sm80"
+            for op in OPS
+            for dtype in (*(_DTYPES if op in _BY_DTYPE else ("f32",)), *_CODES.get(op, ()))
+        )
 
     def limits(self) -> KernelLimits:
         """Kernels of all architectures take the same."""
@@ -85,7 +90,8 @@ class CudaTarget:
 
     def activations(self, kernel: str) -> str:
         """The matrix units multiply what has one type; sums are float32."""
-        return kernel.split(".")[1]
+        dtype = kernel.split(".")[1]
+        return "bf16" if dtype in _CODES["matmul"] else dtype
 
     def build_blocker(self) -> str | None:
         """What the machine that builds lacks."""

@@ -51,4 +51,11 @@ INGOT_DEVICE void multiply_add<F16>(float (&sum)[4], const uint32_t (&a)[4], uin
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// x * y + z of two pairs of bf16, each rounded once.
+INGOT_DEVICE uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
+  uint32_t to;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(to) : "r"(x), "r"(y), "r"(z));
+  return to;
+}
 #endif

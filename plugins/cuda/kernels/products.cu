@@ -7,66 +7,35 @@
 //   together, in places that are the same in every kernel.
 // A warp computes a pair of 16 rows of the weight: neighbours, or those of gate and up that belong together.
 #include "epilogue.cuh"
-#include "matrix_units.cuh"
+#include "weight_rows.cuh"
 
 constexpr int kProductThreads = 256;
 
 // rows: points to the rows of this step. n: rows of the weight, gate and up together.
-#define INGOT_PRODUCT_PARAMETERS                                                                                    \
-  void *y, const Weight *x, const Weight *weight, const float *bias, const float *residual, const int *rows, int n, \
-      int k, int gated, int kind, int narrow
+#define INGOT_PRODUCT_PARAMETERS                                                                                  \
+  void *y, const Weight *x, const void *weight, const float *bias, const float *residual, const int *rows, int n, \
+      int k, int gated, int kind, int narrow, int group
 #define INGOT_PRODUCT                                                                           \
   Product {                                                                                     \
-    x, weight, *rows, n, k, gated ? n / 2 : 0, Epilogue {                                       \
+    x, weight, *rows, {n, k, gated ? n / 2 : 0, group}, Epilogue {                              \
       y, bias, gated &&bias ? bias + n / 2 : nullptr, residual, gated ? n / 2 : n, kind, narrow \
     }                                                                                           \
   }
 
 struct Product {
   const Weight* x;
-  const Weight* weight;
+  const void* weight;
   int rows;
-  int n;
-  int k;
-  int half;  // of a gated product, else 0
+  Sizes of;
   Epilogue to;
 };
 
 #ifndef INGOT_WEIGHT_IS_F32
 
-constexpr int kSlab = 32;
 constexpr int kParts = 8;
-constexpr int kPairRows = 32;  // of the weight, in a warp
-
-struct Eight {
-  uint32_t words[4];  // eight neighbours of a row
-};
 
 INGOT_DEVICE int part_begin(int part, int slabs) {
   return static_cast<int>(static_cast<int64_t>(part) * slabs / kParts);
-}
-
-// k, ... k + 7 of a row; zeros behind its end. kWide: rows are whole multiples of 16 bytes.
-template <bool kWide>
-INGOT_DEVICE Eight load_eight(const Weight* row, int k, int end, bool valid) {
-  Eight found{{0, 0, 0, 0}};
-  if (!valid || k >= end) return found;
-  if constexpr (kWide) {
-    return *reinterpret_cast<const Eight*>(__builtin_assume_aligned(row + k, 16));
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (k + i < end) found.words[i / 2] |= static_cast<uint32_t>(row[k + i].bits) << (16 * (i % 2));
-    }
-    return found;
-  }
-}
-
-// Row `i` of the 32 of a pair that begins with output column `first`: its row of the weight, or -1.
-INGOT_DEVICE int weight_row(const Product& p, int first, int i) {
-  if (!p.half) return first + i < p.n ? first + i : -1;
-  const int col = first + i % 16;
-  return col >= p.half ? -1 : i < 16 ? col : p.half + col;
 }
 
 // One slab: the rows lane / 4, + 8, + 16, + 24 of a pair, and row lane / 4 of every eight of x.
@@ -86,31 +55,41 @@ INGOT_DEVICE void multiply_slab(float (&sum)[2][kTiles][4], const Eight (&a)[4],
   }
 }
 
-// Few rows: 8 * kTiles at most. Each warp computes a part of K for the block's pair, straight from global memory, with
-// kAhead slabs under way.
-template <int kTiles, bool kWide>
-INGOT_DEVICE void few_rows(const Product& p, float* parts) {
-  constexpr int kAhead = kWide ? 4 : 1;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int first = blockIdx.x * (p.half ? 16 : kPairRows), slabs = (p.k + kSlab - 1) / kSlab;
-  const int begin = part_begin(warp, slabs), end = part_begin(warp + 1, slabs), within = 8 * (lane % 4);
-  const Weight* left[4];
-  bool valid[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = weight_row(p, first, lane / 4 + 8 * i);
-    valid[i] = row >= 0;
-    left[i] = p.weight + static_cast<int64_t>(valid[i] ? row : 0) * p.k;
+// Two sums of a row of x: rows i and i + 16 of a pair, whose scales are given.
+template <class Row>
+INGOT_DEVICE void finish(const Product& p, int row, int pair, int i, float sum, float other, float scale,
+                         float scale16) {
+  if constexpr (Row::kScaled) sum = __fmul_rn(sum, scale), other = __fmul_rn(other, scale16);
+  if (p.of.half) {
+    if (pair * 16 + i < p.of.half) p.to.write_gated(row, pair * 16 + i, sum, other);
+  } else {
+    const int col = pair * kPairRows + i;
+    if (col < p.of.n) p.to.write(row, col, sum);
+    if (col + 16 < p.of.n) p.to.write(row, col + 16, other);
   }
-  Eight a[kAhead][4], b[kAhead][kTiles];
-  const auto load = [&](int slot, int slab) {
-    const int at = slab * kSlab + within;
+}
+
+// Few rows: 8 * kTiles at most. Each warp computes a part of K for the block's pair, straight from global memory, with
+// Row::kAhead slabs under way.
+template <int kTiles, class Row>
+INGOT_DEVICE void few_rows(const Product& p, float* parts) {
+  constexpr int kAhead = Row::kAhead;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int pair = blockIdx.x, slabs = Row::slabs(p.of.k);
+  const int begin = part_begin(warp, slabs), end = part_begin(warp + 1, slabs);
+  Row left[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[slot][i] = load_eight<kWide>(left[i], at, p.k, valid[i]);
+  for (int i = 0; i < 4; ++i) left[i] = Row::at(p.weight, p.of, pair, lane / 4 + 8 * i);
+  typename Row::Raw a[kAhead][4];
+  Eight b[kAhead][kTiles];
+  const auto load = [&](int slot, int slab) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[slot][i] = left[i].load(slab, lane % 4);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const int row = 8 * tile + lane / 4;
-      b[slot][tile] = load_eight<kWide>(p.x + static_cast<int64_t>(row) * p.k, at, p.k, row < p.rows);
+      const Weight* from = p.x + static_cast<int64_t>(row) * p.of.k;
+      b[slot][tile] = load_eight<Row::kWide>(from, slab * kSlab + 8 * (lane % 4), p.of.k, row < p.rows);
     }
   };
   float sum[2][kTiles][4] = {};
@@ -122,19 +101,21 @@ INGOT_DEVICE void few_rows(const Product& p, float* parts) {
 #pragma unroll
     for (int slot = 0; slot < kAhead; ++slot) {
       if (slab + slot >= end) break;
-      multiply_slab<kTiles>(sum, a[slot], b[slot]);
+      const Eight values[4] = {Row::value(a[slot][0]), Row::value(a[slot][1]), Row::value(a[slot][2]),
+                               Row::value(a[slot][3])};
+      multiply_slab<kTiles>(sum, values, b[slot]);
       if (slab + slot + kAhead < end) load(slot, slab + slot + kAhead);
     }
   }
   // parts[warp][pair][tile][lane][4]
   constexpr int kHalf = kTiles * kWarp * 4;
 #pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
+  for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        parts[(2 * warp + pair) * kHalf + (tile * kWarp + lane) * 4 + c] = sum[pair][tile][c];
+        parts[(2 * warp + half) * kHalf + (tile * kWarp + lane) * 4 + c] = sum[half][tile][c];
       }
     }
   }
@@ -147,69 +128,66 @@ INGOT_DEVICE void few_rows(const Product& p, float* parts) {
     total[0] += parts[2 * part * kHalf + place];
     total[1] += parts[(2 * part + 1) * kHalf + place];
   }
-  if (p.half) {
-    if (first + i < p.half) p.to.write_gated(row, first + i, total[0], total[1]);
-  } else {
-    if (first + i < p.n) p.to.write(row, first + i, total[0]);
-    if (first + 16 + i < p.n) p.to.write(row, first + 16 + i, total[1]);
-  }
+  const float scale = Row::at(p.weight, p.of, pair, i).scale(), scale16 = Row::at(p.weight, p.of, pair, i + 16).scale();
+  finish<Row>(p, row, pair, i, total[0], total[1], scale, scale16);
 }
 
-template <int kTiles>
+template <int kTiles, template <bool> class Row>
 INGOT_DEVICE void few_rows(const Product& p, float* parts) {
-  if (p.k % 8 == 0) {
-    few_rows<kTiles, true>(p, parts);
+  if (p.of.k % 8 == 0) {
+    few_rows<kTiles, Row<true>>(p, parts);
   } else {
-    few_rows<kTiles, false>(p, parts);
+    few_rows<kTiles, Row<false>>(p, parts);
   }
-}
-
-// Grid: pairs
-INGOT_KERNEL(kProductThreads)
-product_8(INGOT_PRODUCT_PARAMETERS) {
-  __shared__ float parts[kParts * 2 * kWarp * 4];
-  few_rows<1>(INGOT_PRODUCT, parts);
-}
-INGOT_KERNEL(kProductThreads)
-product_16(INGOT_PRODUCT_PARAMETERS) {
-  __shared__ float parts[kParts * 2 * 2 * kWarp * 4];
-  few_rows<2>(INGOT_PRODUCT, parts);
 }
 
 // Many rows: a block computes 16 * kTiles of them and four pairs of the weight, by eight warps of one pair and half of
-// the rows each. Slabs of both pass through shared memory, kStages of them at a time.
+// the rows each. Slabs of both pass through shared memory, kStages of them at a time. Codes become numbers on the way.
 constexpr int kStages = 4;
 constexpr int kBlockPairs = 4;
 constexpr int kWeightRows = kBlockPairs * kPairRows;
 
-template <int kTiles, bool kWide>
+template <int kTiles, class Row>
 INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
   constexpr int kRows = 16 * kTiles, kLines = kWeightRows + kRows;  // lines of 64 bytes in a stage: the weight's, x's
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int per_pair = p.half ? 16 : kPairRows, pair = warp % kBlockPairs;
-  const int first = blockIdx.y * kBlockPairs * per_pair, top = blockIdx.x * kRows;
-  const int slabs = (p.k + kSlab - 1) / kSlab;
-  constexpr int kEach = kLines * 4 / kProductThreads;  // pieces of 16 bytes that a thread copies, of as many lines
-  const Weight* from[kEach];
-  bool valid[kEach];
+  // pieces of 16 bytes that a thread copies, of as many lines
+  constexpr int kWeights = kWeightRows * 4 / kProductThreads, kInputs = kRows * 4 / kProductThreads;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, quarter = threadIdx.x % 4;
+  const int pair = blockIdx.y * kBlockPairs + warp % kBlockPairs, top = blockIdx.x * kRows;
+  const int slabs = Row::slabs(p.of.k);
+  Row weights[kWeights];
+  const Weight* inputs[kInputs];
+  bool valid[kInputs];
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int line = (threadIdx.x + i * kProductThreads) / 4, x_row = top + line - kWeightRows;
-    const bool is_weight = line < kWeightRows;
-    const int row = is_weight ? weight_row(p, first + line / kPairRows * per_pair, line % kPairRows) : x_row;
-    valid[i] = is_weight ? row >= 0 : row < p.rows;
-    from[i] = (is_weight ? p.weight : p.x) + static_cast<int64_t>(valid[i] ? row : 0) * p.k;
+  for (int i = 0; i < kWeights; ++i) {
+    const int line = (threadIdx.x + i * kProductThreads) / 4;
+    weights[i] = Row::at(p.weight, p.of, blockIdx.y * kBlockPairs + line / kPairRows, line % kPairRows);
+  }
+#pragma unroll
+  for (int i = 0; i < kInputs; ++i) {
+    const int row = top + (threadIdx.x + i * kProductThreads) / 4;
+    valid[i] = row < p.rows;
+    inputs[i] = p.x + static_cast<int64_t>(valid[i] ? row : 0) * p.of.k;
   }
   const auto load = [&](int slab) {
     Eight* to = stages + slab % kStages * kLines * 4 + threadIdx.x;
-    const int column = slab * kSlab + threadIdx.x % 4 * 8;
-    const int inside = column < p.k ? column : 0;
+    const int column = slab * kSlab + quarter * 8;
+    const int inside = column < p.of.k ? column : 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if constexpr (kWide) {
-        copy_async(to + i * kProductThreads, from[i] + inside, valid[i] && column < p.k);
+    for (int i = 0; i < kWeights; ++i) {
+      if constexpr (Row::kWide && !Row::kScaled) {
+        copy_async(to + i * kProductThreads, weights[i].row + inside, weights[i].valid && column < p.of.k);
       } else {
-        to[i * kProductThreads] = load_eight<false>(from[i], column, p.k, valid[i]);
+        to[i * kProductThreads] = Row::value(weights[i].load(slab, quarter));
+      }
+    }
+    to += kWeightRows * 4;
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      if constexpr (Row::kWide) {
+        copy_async(to + i * kProductThreads, inputs[i] + inside, valid[i] && column < p.of.k);
+      } else {
+        to[i * kProductThreads] = load_eight<false>(inputs[i], column, p.of.k, valid[i]);
       }
     }
     copy_commit();
@@ -233,7 +211,7 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
       copy_commit();
     }
     const Eight* stage = stages + slab % kStages * kLines * 4;
-    const Eight* left = stage + (pair * kPairRows + lane / 4) * 4 + lane % 4;
+    const Eight* left = stage + (warp % kBlockPairs * kPairRows + lane / 4) * 4 + lane % 4;
     const Eight* right = stage + (kWeightRows + warp / kBlockPairs * 8 * kTiles + lane / 4) * 4 + lane % 4;
     Eight a[4], b[kTiles];
 #pragma unroll
@@ -255,44 +233,59 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
       }
     }
   }
+  float scales[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) scales[i] = Row::at(p.weight, p.of, pair, lane / 4 + 8 * i).scale();
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const int row = top + (warp / kBlockPairs * kTiles + tile) * 8 + lane % 4 * 2 + c % 2;
-      const int col = first + pair * per_pair + lane / 4 + c / 2 * 8;
+      const int i = lane / 4 + c / 2 * 8;
       if (row >= p.rows) continue;
-      if (p.half) {
-        if (col < p.half) p.to.write_gated(row, col, total[0][tile][c], total[1][tile][c]);
-      } else {
-        if (col < p.n) p.to.write(row, col, total[0][tile][c]);
-        if (col + 16 < p.n) p.to.write(row, col + 16, total[1][tile][c]);
-      }
+      finish<Row>(p, row, pair, i, total[0][tile][c], total[1][tile][c], scales[c / 2], scales[2 + c / 2]);
     }
   }
 }
 
-template <int kTiles>
+template <int kTiles, template <bool> class Row>
 INGOT_DEVICE void many_rows(const Product& p, unsigned char* shared) {
   Eight* stages = reinterpret_cast<Eight*>(shared);
-  if (p.k % 8 == 0) {
-    many_rows<kTiles, true>(p, stages);
+  if (p.of.k % 8 == 0) {
+    many_rows<kTiles, Row<true>>(p, stages);
   } else {
-    many_rows<kTiles, false>(p, stages);
+    many_rows<kTiles, Row<false>>(p, stages);
   }
 }
 
-// Grid: (tiles of x, tiles of four pairs)
-INGOT_KERNEL(kProductThreads)
-product_64(INGOT_PRODUCT_PARAMETERS) {
-  INGOT_SHARED(shared);
-  many_rows<4>(INGOT_PRODUCT, shared);
-}
-INGOT_KERNEL(kProductThreads)
-product_128(INGOT_PRODUCT_PARAMETERS) {
-  INGOT_SHARED(shared);
-  many_rows<8>(INGOT_PRODUCT, shared);
-}
+// Grids: few rows: pairs; many: (tiles of x, tiles of four pairs)
+#define INGOT_FEW_ROWS(name, kTiles, Row)                    \
+  INGOT_KERNEL(kProductThreads)                              \
+  name(INGOT_PRODUCT_PARAMETERS) {                           \
+    __shared__ float parts[kParts * 2 * kTiles * kWarp * 4]; \
+    few_rows<kTiles, Row>(INGOT_PRODUCT, parts);             \
+  }
+#define INGOT_MANY_ROWS(name, kTiles, Row)         \
+  INGOT_KERNEL(kProductThreads)                    \
+  name(INGOT_PRODUCT_PARAMETERS) {                 \
+    INGOT_SHARED(shared);                          \
+    many_rows<kTiles, Row>(INGOT_PRODUCT, shared); \
+  }
+
+INGOT_FEW_ROWS(product_8, 1, FloatRow)
+INGOT_FEW_ROWS(product_16, 2, FloatRow)
+INGOT_MANY_ROWS(product_64, 4, FloatRow)
+INGOT_MANY_ROWS(product_128, 8, FloatRow)
+#ifdef INGOT_CODES
+INGOT_FEW_ROWS(product_w8_8, 1, RowW8)
+INGOT_FEW_ROWS(product_w8_16, 2, RowW8)
+INGOT_MANY_ROWS(product_w8_64, 4, RowW8)
+INGOT_MANY_ROWS(product_w8_128, 8, RowW8)
+INGOT_FEW_ROWS(product_w4_8, 1, RowW4)
+INGOT_FEW_ROWS(product_w4_16, 2, RowW4)
+INGOT_MANY_ROWS(product_w4_64, 4, RowW4)
+INGOT_MANY_ROWS(product_w4_128, 8, RowW4)
+#endif
 
 #else
 
@@ -303,29 +296,31 @@ product_f32(INGOT_PRODUCT_PARAMETERS) {
   __shared__ float left[2][kDepth][kColumns + 1];  // of gate and up, if there are both
   __shared__ float right[kDepth][kRows + 1];
   const Product p = INGOT_PRODUCT;
-  const int column = threadIdx.x % kColumns, group = threadIdx.x / kColumns;
+  const Weight* weight_rows = static_cast<const Weight*>(p.weight);
+  const int column = threadIdx.x % kColumns, four = threadIdx.x / kColumns;
   const int first = blockIdx.y * kColumns, top = blockIdx.x * kRows, cols = p.to.cols;
   float sum[2][kEach] = {};
-  for (int begin = 0; begin < p.k; begin += kDepth) {
+  for (int begin = 0; begin < p.of.k; begin += kDepth) {
     for (int at = threadIdx.x; at < kColumns * kDepth; at += kProductThreads) {
       const int depth = at % kDepth, row = first + at / kDepth, k_at = begin + depth;
-      const bool valid = row < cols && k_at < p.k;
-      left[0][depth][at / kDepth] = valid ? p.weight[static_cast<int64_t>(row) * p.k + k_at].value : 0.f;
-      if (p.half)
-        left[1][depth][at / kDepth] = valid ? p.weight[static_cast<int64_t>(p.half + row) * p.k + k_at].value : 0.f;
+      const bool valid = row < cols && k_at < p.of.k;
+      left[0][depth][at / kDepth] = valid ? weight_rows[static_cast<int64_t>(row) * p.of.k + k_at].value : 0.f;
+      if (p.of.half)
+        left[1][depth][at / kDepth] =
+            valid ? weight_rows[static_cast<int64_t>(p.of.half + row) * p.of.k + k_at].value : 0.f;
     }
     for (int at = threadIdx.x; at < kRows * kDepth; at += kProductThreads) {
       const int depth = at % kDepth, row = top + at / kDepth, k_at = begin + depth;
-      const bool valid = row < p.rows && k_at < p.k;
-      right[depth][at / kDepth] = valid ? p.x[static_cast<int64_t>(row) * p.k + k_at].value : 0.f;
+      const bool valid = row < p.rows && k_at < p.of.k;
+      right[depth][at / kDepth] = valid ? p.x[static_cast<int64_t>(row) * p.of.k + k_at].value : 0.f;
     }
     __syncthreads();
     for (int depth = 0; depth < kDepth; ++depth) {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const float factor = right[depth][group * kEach + i];
+        const float factor = right[depth][four * kEach + i];
         sum[0][i] += left[0][depth][column] * factor;
-        if (p.half) sum[1][i] += left[1][depth][column] * factor;
+        if (p.of.half) sum[1][i] += left[1][depth][column] * factor;
       }
     }
     __syncthreads();
@@ -333,9 +328,9 @@ product_f32(INGOT_PRODUCT_PARAMETERS) {
   if (first + column >= cols) return;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int row = top + group * kEach + i;
+    const int row = top + four * kEach + i;
     if (row >= p.rows) return;
-    if (p.half) {
+    if (p.of.half) {
       p.to.write_gated(row, first + column, sum[0][i], sum[1][i]);
     } else {
       p.to.write(row, first + column, sum[0][i]);

@@ -19,6 +19,29 @@ embed(float* out, const Weight* table, const Weight* position_table, const int* 
   }
 }
 
+#ifdef INGOT_CODES
+
+// The same from tables of codes: a row is a float32 scale, then bytes, up to a multiple of 4.
+INGOT_DEVICE float code_of(const unsigned char* row, int i) {
+  return *reinterpret_cast<const float*>(row) * static_cast<signed char>(row[4 + i]);
+}
+
+INGOT_KERNEL(kRowThreads)
+embed_codes(float* out, const unsigned char* table, const unsigned char* position_table, const int* ids,
+            const int* drawn, const int* positions, int hidden, float scale) {
+  const int64_t token = blockIdx.x, bytes = 4 + (hidden + 3) / 4 * 4;
+  const int id = ids[token] < 0 ? drawn[-1 - ids[token]] : ids[token];
+  const unsigned char* row = table + id * bytes;
+  const unsigned char* place = position_table ? position_table + positions[token] * bytes : nullptr;
+  for (int i = threadIdx.x; i < hidden; i += kRowThreads) {
+    float value = code_of(row, i) * scale;
+    if (place) value += code_of(place, i);
+    out[token * hidden + i] = value;
+  }
+}
+
+#endif
+
 // out[t] = [cos(angle) * scale, sin(angle) * scale], angle = positions[t] * inv_freq in float32; one block per token.
 // The angle is reduced in double: sinf's own reduction of large angles would need local memory.
 INGOT_KERNEL(kRowThreads)

@@ -55,8 +55,8 @@ auto          as the Checkpoint stores them; codes of quantised models become w4
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
 --lm_head_precision sets the last product alone; --activations sets how products round their inputs.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
-GPU targets take f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, ...) `auto` keeps codes of up to \
-4 bits, and makes w8 of all others."""
+cuda targets take w8 and w4gG too, TensorRT targets f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, \
+...) `auto` keeps codes of up to 4 bits on CPUs, and makes w8 of all others."""
 
 
 def _memory() -> str:

@@ -48,10 +48,12 @@ def run_step(
     batch: StepBatch,
     cache: KvCache | None = None,
     kv: CacheGroup | None = None,
+    pieces: int = 1,
 ) -> list[Array]:
-    """The outputs; threads run in both orders, which must give the same bits. A written cache replaces `cache`'s."""
+    """The outputs; threads run in both orders, which must give the same bits. pieces: of a packed weight in the file. A
+    written cache replaces `cache`'s."""
     layout = cache.group if cache else kv or layout_of(DType(kernel.split(".")[1]))
-    plan, section = one_step_plan(kernel, inputs, attrs, batch, layout)
+    plan, section = one_step_plan(kernel, inputs, attrs, batch, layout, pieces=pieces)
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
     found: list[list[Array]] = []
     session = open_gpu(plan, section, num_blocks)

@@ -79,6 +79,15 @@ def test_gpus_share_weights_and_each_has_its_code(engine: Path, checkpoint: Path
     assert codes["cuda/sm89"]["offset"] != codes["cuda/sm90"]["offset"]
 
 
+def test_codes_lie_once_for_cpus_and_gpus(gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "e"
+    build(checkpoint, out, "cpu/avx2,cuda/sm90", "--precision", "w8", "--activations", "bf16").succeeds()
+    manifest = read_manifest(out)
+    assert {manifest.of(name).files for name in manifest.targets} == {""}
+    ingot("run", "--engine_dir", out, *PROMPT, "--target", "cuda/sm90").succeeds()
+    ingot("verify", out, "--target", "cuda/sm90", "--against", checkpoint).succeeds()
+
+
 def test_damage_to_another_target_is_damage(engine: Path, tmp_path: Path, checkpoint: Path) -> None:
     """An engine is whole or it is refused, whichever target is to run."""
     copy = tmp_path / "engine"

@@ -115,6 +115,22 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
+  const uint64_t bytes = x | static_cast<uint64_t>(y) << 32;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) found |= static_cast<uint32_t>(bytes >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
+  return found;
+}
+inline uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
+  const auto half = [](uint32_t word, int high) { return __uint_as_float(high ? word & 0xffff0000u : word << 16); };
+  uint32_t found = 0;
+  for (int high = 0; high < 2; ++high) {
+    const double exact = static_cast<double>(half(x, high)) * half(y, high) + half(z, high);
+    found |= static_cast<uint32_t>(float_to_bf16(static_cast<float>(exact))) << 16 * high;
+  }
+  return found;
+}
+
 inline void copy_async(void* to, const void* from, bool valid) { emulated::queue_copy(to, from, valid); }
 inline void copy_commit() { emulated::commit_copies(); }
 template <int kPending>

@@ -48,6 +48,8 @@ def find(op: tuple[str, ...]) -> Operation | None:
         return Operation((kind, "u32"), kind, lambda x, by: _shift(x, by, name == "shl"))
     if name in ("mul", "mad") and kind[0] != "f":
         return _integer_product(op)
+    if op == ("fma", "rn", "bf16x2"):
+        return Operation(("b32",) * 3, "b32", _fused_pairs)
     if name in _BITS:
         sources, compute = _BITS[name]
         return Operation(tuple(each or kind for each in sources), "u32" if name in _COUNTS else kind, compute)
@@ -87,6 +89,19 @@ def _to_bf16(x: Values) -> Values:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
     return np.where(np.isnan(x), 0x7FFF, nearest).astype(np.uint16)
+
+
+def _fused_pairs(x: Values, y: Values, z: Values) -> Values:
+    """Exact in float64, but for rounding: products have 16 bits."""
+    words = [np.ascontiguousarray(each, np.uint32) for each in np.broadcast_arrays(x, y, z)]
+    low, high = (
+        _to_bf16((a.astype(np.float64) * b + c).astype(np.float32)).astype(np.uint32)
+        for a, b, c in (
+            [part.view(np.float32) for part in parts]
+            for parts in ([word << np.uint32(16) for word in words], [word & np.uint32(0xFFFF0000) for word in words])
+        )
+    )
+    return low | high << np.uint32(16)
 
 
 _ORDERED: dict[str, Callable[..., Values]] = {

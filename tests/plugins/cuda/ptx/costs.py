@@ -80,13 +80,15 @@ def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[
     return machine.launch(entry, (1, 1, 1), THREADS, shared, given), machine.lines
 
 
-PRODUCTS = {"product_8": 8, "product_16": 16, "product_64": 64, "product_128": 128}  # kernel → rows of x in a block
+PRODUCTS = {  # kernel → rows of x in a block
+    f"product_{kind}{rows}": rows for kind in ("", "w8_", "w4_") for rows in (8, 16, 64, 128)
+}
 
 
 def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
     (many)."""
-    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=64, tokens_per_block=BLOCK)
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=64, tokens_per_block=BLOCK, codes=True)
     entry, rows = parse(ptx_of(nvcc, types))[kernel], PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
     short, long = (_multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (32, 64))
@@ -104,7 +106,7 @@ def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[
 
     y, x, weight, counts = (place(size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k, 256))
     next(iter(machine.memory.find(np.array([counts], np.uint64), 4)))[1].data[:4].view(np.int32)[0] = rows
-    given = struct.pack("<6Q5i", y, x, weight, 0, 0, counts, n, k, 0, 0, 0)
+    given = struct.pack("<6Q6i", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, 128)
     return machine.launch(entry, (1, 1, 1), 256, shared, given)
 
 

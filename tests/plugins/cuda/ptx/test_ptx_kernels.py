@@ -32,12 +32,13 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     assert names(interpreted) == {"embed", "epilogue", *product}
 
 
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
-def test_products_without_a_library(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "f16", "w8", "w4g32"])
+def test_products_without_a_library(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
     monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
-    test_own_products.check(interpreted.driver, dtype, 2)
-    assert names(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
+    test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
+    kind = "product_" if precision in ("bf16", "f16") else f"product_{precision[:2]}_"
+    assert names(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
 
 
 @pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), ((66, 176, 1), 7), ((40, 1104, 0), 2)])
@@ -45,8 +46,16 @@ def test_a_row_has_the_same_bits_in_any_batch(
     interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], which: int
 ) -> None:
     monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
-    test_own_products.check_bits(interpreted.driver, DType.BF16, shape, which)
+    test_own_products.check_bits(interpreted.driver, "bf16", shape, which)
     assert names(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
+
+
+def test_a_row_of_codes_has_the_same_bits_in_any_batch(
+    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
+    test_own_products.check_bits(interpreted.driver, "w4g64", (70, 1104, 1), 7)
+    assert names(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
 
 
 def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
@@ -154,10 +163,19 @@ def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, head_dim
     assert cost.loading <= 15 * loads_per_tile(head_dim)
 
 
-SLAB_BUDGETS = {"product_8": 75, "product_16": 95, "product_64": 620, "product_128": 840}  # of a block's warps
+SLAB_BUDGETS = {  # of a block's warps
+    **{"product_8": 75, "product_16": 95, "product_64": 620, "product_128": 840},
+    **{"product_w8_8": 150, "product_w8_16": 165, "product_w8_64": 1100, "product_w8_128": 1320},
+    **{"product_w4_8": 210, "product_w4_16": 225, "product_w4_64": 1350, "product_w4_128": 1520},
+}
 
 
-@pytest.mark.parametrize("kernel", SLAB_BUDGETS)
+_OFTEN = ("product_8", "product_128", "product_w8_8", "product_w4_8")
+
+
+@pytest.mark.parametrize(
+    "kernel", [each if each in _OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in SLAB_BUDGETS]
+)
 def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
     """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
     cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]

@@ -1,0 +1,168 @@
+// How a thread gets eight neighbouring k of a row of a weight as the matrix units take them, from each format. Codes
+// become whole numbers, which bf16 holds exactly; the row's scale multiplies the sum.
+//
+// A row of a weight is one of the 32 of a pair: neighbours, or 16 of gate and 16 of up. `plugins/layouts.py` defines
+// the panels of codes, where pairs of panels are these.
+#pragma once
+
+#include "matrix_units.cuh"
+
+struct Sizes {
+  int n;  // rows of the weight, gate and up together
+  int k;
+  int half;   // of a gated product, else 0
+  int group;  // columns that share a multiplier
+};
+
+#ifndef INGOT_WEIGHT_IS_F32
+
+constexpr int kSlab = 32;      // k
+constexpr int kPairRows = 32;  // of the weight
+
+struct Eight {
+  uint32_t words[4];  // two neighbours each, the first in the low half
+};
+
+// k, ... k + 7 of a row; zeros behind its end. kWide: rows are whole multiples of 16 bytes.
+template <bool kWide>
+INGOT_DEVICE Eight load_eight(const Weight* row, int k, int end, bool valid) {
+  Eight found{{0, 0, 0, 0}};
+  if (!valid || k >= end) return found;
+  if constexpr (kWide) {
+    return *reinterpret_cast<const Eight*>(__builtin_assume_aligned(row + k, 16));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (k + i < end) found.words[i / 2] |= static_cast<uint32_t>(row[k + i].bits) << (16 * (i % 2));
+    }
+    return found;
+  }
+}
+
+// As they lie in the checkpoint, in the type of the matrix units.
+template <bool kWideRows>
+struct FloatRow {
+  static constexpr bool kWide = kWideRows, kScaled = false;
+  static constexpr int kAhead = kWide ? 4 : 1;
+  using Raw = Eight;
+
+  const Weight* row;
+  int end;
+  bool valid;
+
+  // Row `i` of the 32 of a pair.
+  INGOT_DEVICE static FloatRow at(const void* weight, const Sizes& of, int pair, int i) {
+    const int col = of.half ? pair * 16 + i % 16 : pair * kPairRows + i;
+    const bool valid = col < (of.half ? of.half : of.n);
+    const int row = !valid ? 0 : of.half && i >= 16 ? of.half + col : col;
+    return {static_cast<const Weight*>(weight) + static_cast<int64_t>(row) * of.k, of.k, valid};
+  }
+  INGOT_DEVICE static int slabs(int k) { return (k + kSlab - 1) / kSlab; }
+  INGOT_DEVICE Raw load(int slab, int quarter) const {
+    return load_eight<kWide>(row, slab * kSlab + 8 * quarter, end, valid);
+  }
+  INGOT_DEVICE static Eight value(const Raw& raw) { return raw; }
+  INGOT_DEVICE float scale() const { return 1.f; }
+};
+
+#ifdef INGOT_CODES
+
+constexpr int kPanelHeader = 128;
+constexpr uint32_t kBias = 0x43004300;  // twice 128 in bf16: its lowest seven bits are whole numbers
+
+// Bytes 0 and 1, or 2 and 3, in a half each.
+INGOT_DEVICE uint32_t two_bytes(uint32_t word, int second) { return __byte_perm(word, 0, second ? 0x4342 : 0x4140); }
+
+INGOT_DEVICE int panels_of(const Sizes& of) { return of.half ? 2 * ((of.half + 15) / 16) : (of.n + 15) / 16; }
+
+// Bytes 0 and 2 of a word, from -127 to 127: 128 + the lowest seven bits, less 128 or 256 as the sign says.
+INGOT_DEVICE uint32_t bytes_to_bf16(uint32_t two) {
+  return fused_bf16((two & 0x00800080u) | kBias, 0xbf80bf80u, (two & 0x007f007fu) | kBias);
+}
+
+// Whole numbers from -127 to 127, a byte each.
+template <bool kWideRows>
+struct RowW8 {
+  static constexpr bool kWide = kWideRows, kScaled = true;
+  static constexpr int kAhead = 4;
+  struct Raw {
+    uint32_t words[2];
+  };
+
+  const unsigned char* panel;
+  int column;
+  bool valid;
+
+  INGOT_DEVICE static RowW8 at(const void* weight, const Sizes& of, int pair, int i) {
+    const int number = 2 * pair + i / 16;
+    const bool valid = number < panels_of(of);
+    const int64_t bytes = kPanelHeader + static_cast<int64_t>(slabs(of.k)) * kSlab * 16;
+    return {static_cast<const unsigned char*>(weight) + (valid ? number : 0) * bytes, i % 16, valid};
+  }
+  INGOT_DEVICE static int slabs(int k) { return (k + 63) / 64 * 2; }
+  INGOT_DEVICE Raw load(int slab, int quarter) const {
+    if (!valid) return {{0, 0}};
+    const uint32_t* codes =
+        reinterpret_cast<const uint32_t*>(panel + kPanelHeader) + slab * 128 + quarter * 32 + column;
+    return {{codes[0], codes[16]}};
+  }
+  INGOT_DEVICE static Eight value(const Raw& raw) {
+    Eight found;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      found.words[i] = bytes_to_bf16(two_bytes(raw.words[i / 2], i % 2));
+    }
+    return found;
+  }
+  INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
+};
+
+// Codes from -8 to 7 times a multiplier from -15 to 15, which `group` columns share.
+template <bool kWideRows>
+struct RowW4 {
+  static constexpr bool kWide = kWideRows, kScaled = true;
+  static constexpr int kAhead = 4;
+  struct Raw {
+    uint32_t words[2];
+    uint32_t multiplier;  // a signed byte
+  };
+
+  const unsigned char* panel;
+  const unsigned char* codes;
+  int column;
+  int group_shift;  // of a slab's number
+  bool valid;
+
+  INGOT_DEVICE static RowW4 at(const void* weight, const Sizes& of, int pair, int i) {
+    const int number = 2 * pair + i / 16, padded = slabs(of.k) * kSlab;
+    const bool valid = number < panels_of(of);
+    const int groups = ((padded + of.group - 1) / of.group * 16 + 63) / 64 * 64;
+    const int64_t bytes = kPanelHeader + groups + static_cast<int64_t>(padded) * 8;
+    const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * bytes;
+    return {panel, panel + kPanelHeader + groups, i % 16, of.group == 128 ? 2 : of.group / 64, valid};
+  }
+  INGOT_DEVICE static int slabs(int k) { return (k + 127) / 128 * 4; }
+  INGOT_DEVICE Raw load(int slab, int quarter) const {
+    if (!valid) return {{0x88888888u, 0x88888888u}, 1};
+    const uint32_t multiplier = panel[kPanelHeader + (slab >> group_shift) * 16 + column];
+    const uint32_t* at =
+        reinterpret_cast<const uint32_t*>(codes) + slab / 4 * 256 + slab % 2 * 128 + quarter * 32 + column;
+    const int high = slab % 4 / 2 * 4;  // the second 64 of a block lie in the high nibbles
+    return {{at[0] >> high, at[16] >> high}, multiplier};
+  }
+  INGOT_DEVICE static Eight value(const Raw& raw) {
+    const uint32_t factor = bytes_to_bf16(__byte_perm(raw.multiplier, 0, 0x4040));
+    const uint32_t less = fused_bf16(factor, 0xc308c308u, 0);  // times -136: eight bits and three zeros
+    Eight found;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = (two_bytes(raw.words[i / 2], i % 2) & 0x000f000fu) | kBias;  // 136 + the code
+      found.words[i] = fused_bf16(two, factor, less);
+    }
+    return found;
+  }
+  INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
+};
+
+#endif
+#endif
