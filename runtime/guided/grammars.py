@@ -1,7 +1,7 @@
 """StructuredOutputs → the grammar that the library is given: its kind, and its text."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
@@ -12,9 +12,11 @@ Grammar = tuple[str, str]
 
 TEXT = r"/(.|\n)*/"
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"  # models that love white space would write nothing else
+_ESCAPES = 'nrbtf\\"'  # without \uXXXX, by which a key could have another spelling than the one with a schema
 _DEEPEST = 200  # schemas within schemas
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _MANY_SCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
+_ONE_SCHEMA = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
 
 
 def make_grammar(asked: StructuredOutputs, wire: Callable[[str], str]) -> Grammar:
@@ -43,8 +45,10 @@ def schema_text(schema: Any, asked: StructuredOutputs | None = None) -> str:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError("structured_outputs.json cannot be written as JSON", got=str(error)[:200]) from None
+    _refuse_repeated_keys(schema, "$", _DEEPEST)
     options = dict(schema.get("x-guidance") or {}) if isinstance(schema.get("x-guidance"), Mapping) else {}
     _refuse_loose(options)
+    options.setdefault("json_allowed_escapes", _ESCAPES)
     if asked is not None and asked.disable_any_whitespace:
         options = {**options, "whitespace_flexible": False}
     elif asked is not None and asked.whitespace_pattern is not None:
@@ -56,12 +60,42 @@ def schema_text(schema: Any, asked: StructuredOutputs | None = None) -> str:
 
 def _refuse_loose(options: Mapping[str, Any]) -> None:
     """Options of the library with which it would accept what it does not enforce."""
-    for name in ("lenient", "coerce_one_of"):
-        if options.get(name):
+    escapes = options.get("json_allowed_escapes")
+    loose = {"json_allowed_escapes": isinstance(escapes, str) and "u" in escapes}
+    for name in ("lenient", "coerce_one_of", "json_allow_general_unicode_escapes", "json_allowed_escapes"):
+        if loose.get(name, options.get(name)):
             raise RequestError(
                 f"structured_outputs.json: x-guidance.{name} leaves parts of a schema without effect",
                 hint="leave it out",
             )
+
+
+def _refuse_repeated_keys(schema: Any, path: str, deep: int) -> None:
+    """Keys that a schema does not name may come twice in a text, and then count once."""
+    if not isinstance(schema, Mapping) or deep == 0:
+        return  # what is nested deeper is refused by the library
+    least, named = schema.get("minProperties", 0), schema.get("required", ())
+    count = len(set(map(str, named))) if isinstance(named, list) else 0
+    if isinstance(least, int | float) and least > count + 1:
+        raise RequestError(
+            "structured_outputs: minProperties is enforced for one key at most that is not required",
+            where=f"schema {path}",
+            got=f"minProperties {least} and {count} required keys",
+            hint="list more keys in required, or lower minProperties",
+        )
+    for name, child in _subschemas(schema):
+        _refuse_repeated_keys(child, path + name, deep - 1)
+
+
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(how a path goes on, the schema there)"""
+    for key, value in schema.items():
+        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            yield from ((f".{key}.{name}", each) for name, each in value.items())
+        elif key in _MANY_SCHEMAS and isinstance(value, list):
+            yield from ((f".{key}[{place}]", each) for place, each in enumerate(value))
+        elif key in _ONE_SCHEMA:
+            yield f".{key}", value
 
 
 def _closed(schema: Any, deep: int) -> Any:
@@ -76,7 +110,7 @@ def _closed(schema: Any, deep: int) -> Any:
     for key, value in schema.items():
         if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
             found[key] = {name: _closed(each, deep - 1) for name, each in value.items()}
-        elif key in (*_MANY_SCHEMAS, "items", "additionalProperties", "not", "if", "then", "else", "contains"):
+        elif key in (*_MANY_SCHEMAS, *_ONE_SCHEMA):
             found[key] = _closed(value, deep - 1)
     if "properties" in found:
         found.setdefault("additionalProperties", False)

@@ -166,8 +166,24 @@ def test_white_space_is_limited_unless_said_otherwise() -> None:
         return json.loads(make_grammar(StructuredOutputs(json_object=True, **others), str)[1])["x-guidance"]
 
     assert "{1,20}" in options()["whitespace_pattern"]
-    assert options(disable_any_whitespace=True) == {"whitespace_flexible": False}
-    assert options(whitespace_pattern=" ") == {"whitespace_pattern": " "}
+    tight = options(disable_any_whitespace=True)
+    assert (tight["whitespace_flexible"], "whitespace_pattern" in tight) == (False, False)
+    assert options(whitespace_pattern=" ")["whitespace_pattern"] == " "
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"minProperties": 2}, "minProperties 2 and 0 required"),
+        ({"items": {"anyOf": [{"required": ["a"], "minProperties": 3}]}}, "schema $.items.anyOf[0]"),
+        ({"x-guidance": {"json_allowed_escapes": "nu"}}, "without effect"),
+    ],
+)
+def test_keys_that_could_come_twice_or_be_spelled_otherwise_are_refused(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        schema_text(schema)
+    assert words in str(caught.value)
+    assert schema_text({"minProperties": 2, "required": ["a"], "enum": [{"minProperties": 9}]})
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_freed(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
