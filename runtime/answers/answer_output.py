@@ -7,7 +7,8 @@ from ingot.runtime.answers.scanner import Emit
 
 
 class AnswerOutput:
-    """Takes parts of an answer in their order. White space next to a call, or around content beside one, is dropped.
+    """Takes parts of an answer in their order. White space next to a call, or around content beside one, is dropped;
+    content before and behind a call has a line break between.
 
     space      of content, that counts if content follows
     num_calls  that have begun
@@ -17,6 +18,8 @@ class AnswerOutput:
         self._make_id = make_id
         self._found: list[Delta] = []
         self.space, self.num_calls = "", 0
+        self._between = ""  # what content begins with, if there is more of it
+        self._said = False  # whether there has been some
 
     def drain(self) -> tuple[Delta, ...]:
         """What has come since the last time."""
@@ -28,7 +31,9 @@ class AnswerOutput:
         whole = self.space + text
         kept = whole.rstrip()
         self.space = whole[len(kept) :]
-        self._found.append(Content(text=kept))
+        if kept:
+            self._found.append(Content(text=self._between + kept))
+            self._between, self._said = "", True
 
     def reason(self, text: str) -> None:
         """More of the reasoning."""
@@ -39,6 +44,7 @@ class AnswerOutput:
         index = self.num_calls
         self.num_calls += 1
         self.space = ""
+        self._between = "\n" if self._said else ""
         self._found.append(CallBegin(index=index, call_id=call_id or self._make_id(), name=name))
         return lambda text: self._found.append(CallArguments(index=index, text=text))
 

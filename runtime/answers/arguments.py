@@ -26,11 +26,15 @@ def read_parameters(
     while True:
         yield from scanner.skip()
         if not (yield from scanner.accept(begin)):
+            if scanner.cut_inside([begin, *stops]):
+                return False
             break
         key = yield from _collect(scanner, [coded(form.after_key).strip()])
         wire_type = None
-        if form.after_type:
+        if form.after_type and key is not None:
             wire_type = yield from _collect(scanner, [coded(form.after_type).strip()])
+        if key is None or (form.after_type and wire_type is None):
+            return False
         emit(f"{between}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         between = ", "
         if form.trim:
@@ -55,7 +59,7 @@ def _value(scanner: Scanner, ends: Sequence[str], kinds: frozenset[str], emit: E
     """One value. Returns the end that was found; None where the answer was cut."""
     if kinds == {"string"}:
         emit('"')
-        found = yield from scanner.until(ends, lambda text: emit(_in_string(text)))
+        found = yield from scanner.until(ends, lambda text: emit(_in_string(text)), certain_only=True)
         if not found and scanner.cut:
             return None
         emit('"')
@@ -134,9 +138,10 @@ def resolved(reference: str, root: object) -> object:
 
 
 def _collect(scanner: Scanner, ends: Sequence[str]) -> Wait:
+    """The text before one of these; None where the answer was cut."""
     pieces: list[str] = []
-    yield from scanner.until(ends, pieces.append)
-    return "".join(pieces)
+    found = yield from scanner.until(ends, pieces.append)
+    return None if not found and scanner.cut else "".join(pieces)
 
 
 def _in_string(text: str) -> str:
@@ -159,7 +164,8 @@ def read_bare_keys(scanner: Scanner, form: BareKeys, coded: Coded, emit: Emit) -
             emit(json.dumps(bare, ensure_ascii=False) if key_next else _bare_value(bare))
         if found == quote:
             emit('"')
-            if not (yield from scanner.until([quote], lambda text: emit(_in_string(text)))) and scanner.cut:
+            inside = scanner.until([quote], lambda text: emit(_in_string(text)), certain_only=True)
+            if not (yield from inside) and scanner.cut:
                 return False
             emit('"')
         elif found in "{[":

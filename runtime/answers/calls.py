@@ -135,10 +135,12 @@ class CallReader:
             return (yield from read_bare_keys(scanner, coding, self._coded, emit))
         assert isinstance(coding, JsonArguments), "all other codings have the name inside"
         yield from scanner.skip()
-        yield from scanner.accept(self._coded(coding.before).strip())
+        before = self._coded(coding.before).strip()
+        yield from scanner.accept(before)
         yield from scanner.skip()
         if (yield from scanner.peek()) != "{":
-            emit("{}")
+            if not scanner.cut_inside([before, "{"]):
+                emit("{}")
             return None
         yield from scanner.json_value(emit)
         yield from scanner.skip()
@@ -203,6 +205,8 @@ class CallReader:
             return (yield from scanner.json_value(emit))
         pieces: list[str] = []
         whole = yield from scanner.json_value(pieces.append)
+        if not whole and scanner.cut:
+            return False
         text = "".join(pieces)
         try:
             value = json.loads(text)

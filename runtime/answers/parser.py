@@ -137,7 +137,7 @@ class AnswerParser:
             head = coded("".join(pieces))
             named, recipient = re.search(rf"{channel}\s*(\w+)", head), re.search(r"to=(?:functions\.)?([\w.-]+)", head)
             if found != message:
-                if not named:
+                if not named and not (scanner.cut and head.lstrip().startswith((start, coded("<|channel|>")))):
                     self._output.content(self._markers.plain(head))
                 continue
             if recipient and self._calls is not None:
@@ -145,7 +145,7 @@ class AnswerParser:
             else:
                 emit = self._output.reason if named and named[1] == "analysis" else self._output.content
             self.reasons = emit == self._output.reason
-            yield from scanner.until([*stops, start], emit)
+            yield from scanner.until([*stops, start], emit, certain_only=bool(recipient))
             self.reasons = False
         self._output.end()
 

@@ -110,13 +110,19 @@ class Scanner:
             return True
         return False
 
-    def until(self, ends: Sequence[str], emit: Emit) -> Wait:
+    def cut_inside(self, texts: Sequence[str]) -> bool:
+        """Whether a limit was reached before one of these could be read, or in the middle of one."""
+        rest = self._text[self._at :]
+        return self.cut and any(len(each) > len(rest) and each.startswith(rest) for each in texts)
+
+    def until(self, ends: Sequence[str], emit: Emit, *, certain_only: bool = False) -> Wait:
         """Give out the text before the first of these, and read that one: of several at a place the longest. Returns
-        it, or "" where the text ends.
+        it, or "" where the text ends. certain_only: where a limit was reached in what may be an end, that is dropped.
         """
         while True:
             rest = self._text[self._at :]
-            certain = len(rest) - (0 if self._ended else _overlap(rest, ends))
+            whole = self._ended and not (certain_only and self.cut)
+            certain = len(rest) - (0 if whole else _overlap(rest, ends))
             place, _, found = min(
                 ((place, -len(end), end) for end in ends if (place := rest.find(end)) >= 0), default=(len(rest), 0, "")
             )
@@ -128,7 +134,10 @@ class Scanner:
             if decided:
                 return found
             if not (yield from self.more()):
-                return (yield from self.until(ends, emit)) if certain < len(rest) else ""
+                if certain == len(rest) or (certain_only and self.cut):
+                    self._at = len(self._text)
+                    return ""
+                return (yield from self.until(ends, emit))
 
     def json_string(self, emit: Emit) -> Wait:
         """A JSON string, quotes included, as it stands; characters that JSON forbids are escaped. Whether it ended."""
