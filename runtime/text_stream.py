@@ -159,7 +159,7 @@ class TextStream:
             finish_reason=reason,
             stop_reason=stop_token if stop_token in self._params.stop_token_ids else found,
             end_token=ended,
-            deltas=self._deltas(reason),
+            deltas=self._deltas(reason, found),
             num_reasoning=thoughts,
             error=failed,
         )
@@ -184,12 +184,13 @@ class TextStream:
         if self._parser is not None and text:
             self._parser.push(text)
 
-    def _deltas(self, reason: FinishReason | None) -> tuple[Delta, ...] | None:
-        """What is new since the event before."""
+    def _deltas(self, reason: FinishReason | None, stop: str | None) -> tuple[Delta, ...] | None:
+        """What is new since the event before. stop: the stop text that was found."""
         if self._parser is None:
             return None
         if reason is not None:
-            self._parser.finish(cut=reason is not FinishReason.STOP)
+            stopped = stop is not None and not self._parser.ends_calls(stop)
+            self._parser.finish(cut=stopped or reason is not FinishReason.STOP)
         return self._parser.drain()
 
     def _tables(self, probs: Sequence[TokenProbs]) -> tuple[LogprobTable, ...] | None:

@@ -52,9 +52,13 @@ class AnswerParser:
         self._go_on()
 
     def finish(self, *, cut: bool) -> None:
-        """The answer is complete. cut: a limit was reached."""
+        """The answer is complete. cut: a limit was reached, or a stop text of the client."""
         self._scanner.end(cut=cut)
         self._go_on()
+
+    def ends_calls(self, text: str) -> bool:
+        """Whether a stop text has what ends a call."""
+        return self._calls is not None and any(closer in self._coded(text) for closer in self._calls.closers)
 
     def drain(self) -> tuple[Delta, ...]:
         """What is certain since the last time."""

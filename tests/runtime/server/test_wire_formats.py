@@ -102,11 +102,15 @@ class Asked:
         assert chunks[-1]["choices"][0]["finish_reason"] == reason
         return {**message, "finish_reason": reason}
 
+    @property
+    def bias(self) -> dict[str, float] | None:
+        """See ENDS_TEXT."""
+        marks = self.served.service.tokenizer.control_tokens
+        return {str(marks[ENDS_TEXT[self.name]]): 100} if self.name in ENDS_TEXT else None
+
     def call(self, **fields: Any) -> dict[str, Any]:
         """The message of an answer that is one call; its arguments are what the tool takes."""
-        marks = self.served.service.tokenizer.control_tokens
-        bias = {str(marks[ENDS_TEXT[self.name]]): 100} if self.name in ENDS_TEXT else None
-        message = self.ask(tools=TOOLS, parallel_tool_calls=False, logit_bias=bias, **fields)
+        message = self.ask(tools=TOOLS, parallel_tool_calls=False, logit_bias=self.bias, **fields)
         (call,) = message["tool_calls"]
         found = json.loads(call["function"]["arguments"])
         assert found.keys() == {"sky", "deg"}
@@ -140,6 +144,11 @@ def test_promises_are_kept(asked: Asked) -> None:
     assert first["finish_reason"] == "tool_calls"
     named = asked.call(tool_choice=NAMED)
     assert (named["tool_calls"][0]["function"]["name"], named["finish_reason"]) == ("now", "stop")
+    stopped = asked.ask(tools=TOOLS, tool_choice=NAMED, stop=["deg"], logit_bias=asked.bias)
+    assert stopped["finish_reason"] == "stop"
+    for call in stopped.get("tool_calls", ()):
+        assert named["tool_calls"][0]["function"]["arguments"].startswith(call["function"]["arguments"])
+        assert not call["function"]["arguments"].endswith("}"), "a call that a stop text cuts is not closed"
     free = asked.ask(tools=TOOLS, max_tokens=20)
     assert free["finish_reason"] in ("stop", "length", "tool_calls")
     family = FAMILIES[asked.name]
