@@ -83,9 +83,11 @@ concept Int8Vector =
       { S::load_weights(line) } -> std::same_as<typename S::Weights>;
       { S::load_codes(line, true) } -> std::same_as<typename S::Short>;
       { S::short_multipliers(x) } -> std::same_as<typename S::Short>;
-      S::add_short(to, run, run);
+      S::add_short(run, run, run);  // the first gains the second times multipliers
+      { S::load_short(from) } -> std::same_as<typename S::Short>;
+      S::store_short(to, run);
       { S::kLongestRun } -> std::convertible_to<int64_t>;
-      { S::kUnpacksCodes } -> std::convertible_to<bool>;
+      { S::kMaxCodeRows } -> std::convertible_to<int64_t>;  // products of more rows unpack int4 first
       { S::kCodePanels } -> std::convertible_to<int>;
       { S::kCodeRows } -> std::convertible_to<int>;
       { S::kFlipX } -> std::convertible_to<uint32_t>;  // what x is xored with, where the CPU multiplies unsigned bytes

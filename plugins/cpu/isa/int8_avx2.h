@@ -81,7 +81,7 @@ struct Int8Avx2 : SimdAvx2 {
   // -8 * (sum of x), so that at the end they are within 32 * 8 * 127 < 2^15; on the way they may wrap.
   using Short = __m256i;
   static constexpr int64_t kLongestRun = 64;
-  static constexpr bool kUnpacksCodes = false;          // of int4 for more than kCodeRows rows
+  static constexpr int64_t kMaxCodeRows = INT64_MAX;    // any number of rows multiplies int4 as it is stored
   static constexpr int kCodePanels = 1, kCodeRows = 5;  // six would take every register, and run slower
 
   // The beginning for a run of 32 or 64 values of x, the same for all columns.
@@ -116,11 +116,12 @@ struct Int8Avx2 : SimdAvx2 {
     const __m256i wide = columns(m);
     return _mm256_blend_epi16(wide, _mm256_slli_epi32(wide, 16), 0xAA);
   }
-  // sums[kWidth] += sum * multipliers
-  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
-    auto* const to = reinterpret_cast<__m256i*>(sums);
-    _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), _mm256_madd_epi16(sum, multipliers)));
+  INGOT_INLINE void add_short(Short& total, Short sum, Short multipliers) {
+    total = _mm256_add_epi32(total, _mm256_madd_epi16(sum, multipliers));
   }
+  // Totals, in int32.
+  INGOT_INLINE Short load_short(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), sum); }
 
   // Sums of products of whole bytes in int32: the size of a weight (at most 128) times x (at most 127) of its sign. Two
   // such products stay below 2^15.

@@ -11,7 +11,7 @@ struct Int8Avx512 : SimdAvx512 {
   // Likewise where several panels are read at once: what is read after this one lies elsewhere.
   INGOT_INLINE void prefetch_streams(const void* p, const void* next) {
     prefetch(static_cast<const char*>(p) + 2048);
-    prefetch_far(static_cast<const char*>(next) + 8192);
+    prefetch_far(next);
   }
 
   // For low nibbles, and for high ones, which stay in their place: the upper half of their products is what the lower
@@ -64,8 +64,8 @@ struct Int8Avx512 : SimdAvx512 {
   // need be unpacked. They begin at -8 * (sum of x).
   using Short = __m512i;
   static constexpr int64_t kLongestRun = 128;
-  static constexpr bool kUnpacksCodes = true;           // of int4 for more than kCodeRows rows
-  static constexpr int kCodePanels = 2, kCodeRows = 8;  // more cost less unpacked: see matmul_w4a8
+  static constexpr int64_t kMaxCodeRows = 64;           // see matmul_w4a8
+  static constexpr int kCodePanels = 2, kCodeRows = 8;  // more would keep totals in memory
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {
@@ -86,9 +86,11 @@ struct Int8Avx512 : SimdAvx512 {
     return _mm512_and_si512(high ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
   }
   INGOT_INLINE Short short_multipliers(const int8_t* m) { return columns(m); }
-  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
-    _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), _mm512_mullo_epi32(sum, multipliers)));
+  INGOT_INLINE void add_short(Short& total, Short sum, Short multipliers) {
+    total = _mm512_add_epi32(total, _mm512_mullo_epi32(sum, multipliers));
   }
+  INGOT_INLINE Short load_short(const int32_t* p) { return _mm512_loadu_si512(p); }
+  INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm512_storeu_si512(p, sum); }
 
   // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: x gets 128 more, and the sums begin at -128
   // * (sum of the column's weights); they may wrap on the way.

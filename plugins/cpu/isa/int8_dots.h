@@ -15,7 +15,6 @@ struct Int8Dots : Int8Avx2 {
   // Sums of (code - 8) * x in int32, as int8_avx512.h.
   using Short = __m256i;
   static constexpr int64_t kLongestRun = 128;
-  static constexpr bool kUnpacksCodes = true;
   static constexpr int kCodePanels = 1, kCodeRows = 6;
 
   template <int kRun>
@@ -32,9 +31,8 @@ struct Int8Dots : Int8Avx2 {
   INGOT_INLINE Short add_shorts(Short a, Short b) { return _mm256_add_epi32(a, b); }
   INGOT_INLINE void dot(Short& sum, Short codes, Short x) { Dots::dot_mixed(sum, codes, x); }
   INGOT_INLINE Short short_multipliers(const int8_t* m) { return columns(m); }
-  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
-    auto* const to = reinterpret_cast<__m256i*>(sums);
-    _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), _mm256_mullo_epi32(sum, multipliers)));
+  INGOT_INLINE void add_short(Short& total, Short sum, Short multipliers) {
+    total = _mm256_add_epi32(total, _mm256_mullo_epi32(sum, multipliers));
   }
 
   // Sums of whole bytes. A mixed product wants one factor unsigned: x gets 128 more, and the sums begin at -128 * (sum

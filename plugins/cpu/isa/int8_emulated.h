@@ -40,7 +40,7 @@ struct Int8Emulated : SimdEmulated {
 
   using Short = Ints;
   static constexpr int64_t kLongestRun = 128;
-  static constexpr bool kUnpacksCodes = true;  // of int4 for more than kCodeRows rows
+  static constexpr int64_t kMaxCodeRows = 10;
   static constexpr int kCodePanels = 2, kCodeRows = 3;
 
   template <int kRun>
@@ -59,9 +59,9 @@ struct Int8Emulated : SimdEmulated {
     for (int i = 0; i < kWidth; ++i) all[i] = m[i];
     return all;
   }
-  INGOT_INLINE void add_short(int32_t* sums, Short sum, Short multipliers) {
-    store_sum(sums, load_sum(sums) + sum * multipliers);
-  }
+  INGOT_INLINE void add_short(Short& total, Short sum, Short multipliers) { total += sum * multipliers; }
+  INGOT_INLINE Short load_short(const int32_t* p) { return load_sum(p); }
+  INGOT_INLINE void store_short(int32_t* p, Short sum) { store_sum(p, sum); }
 
   using Sum = Ints;
   static constexpr uint32_t kFlipX = 0x80808080u;

@@ -13,15 +13,17 @@
 namespace ingot {
 namespace {
 
-// Of several groups of rows the first one leaves the values that it looks up, for the others.
+// Where registers are few, the first of several groups of rows leaves the values that it looks up to the others. Else
+// each looks them up, and totals stay in registers, as far as these go (see CodeProducts).
 template <typename I, bool kShift>
 struct GroupProducts {
   using Format = W4t<kShift>;
   using Total = float;
   static int64_t run_k(int64_t group) { return group; }
-  static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
-  static constexpr int64_t kPart = 1024, kUnpackedBytes = kPart * kPanel;
-  static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
+  static constexpr int kRows = I::kCodeRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
+  static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = !kKeepsTotals;
+  static constexpr int64_t kPart = kLeaves ? 1024 : 2048, kUnpackedBytes = kLeaves ? kPart * kPanel : 0;
+  static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
   static constexpr bool kWholeOnce = true;
 
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
@@ -54,6 +56,7 @@ struct GroupProducts {
     typename I::Table table[kP];
     const std::byte *line[kP], *next[kP];
     std::byte* to[kP];
+    typename I::V total[kKeepsTotals ? kR : 1][kP];
     for (int p = 0; p < kP; ++p) {
       if (t.first) std::fill_n(totals + p * t.panel_stride, kR * kPanel, 0.0f);
       table[p] = I::product_table(panel_table(t.panels[p]));
@@ -61,6 +64,10 @@ struct GroupProducts {
       next[p] = t.next[p];
       to[p] = t.unpacked + p * kUnpackedBytes;
     }
+    if constexpr (kKeepsTotals)
+      each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+        total[r][p] = I::load(totals + p * t.panel_stride + r * kPanel);
+      });
     const int8_t* x = t.x;
     for (int64_t g = 0; g < groups; ++g) {
       typename I::Sum sum[kR][kP];
@@ -96,20 +103,27 @@ struct GroupProducts {
       }
       for_each(std::make_integer_sequence<int, kVectors>(), [&]<int kVector>() __attribute__((always_inline)) {
         each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-          add_group<kVector * I::kWidth>(I::template sum_floats<kVector>(sum[r][p]), t, g, p, r);
+          const auto s = I::template sum_floats<kVector>(sum[r][p]);
+          if constexpr (kKeepsTotals) {
+            total[r][p] = with_group<0>(total[r][p], s, t, g, p, r);
+          } else {
+            add_group<kVector * I::kWidth>(s, t, g, p, r);
+          }
         });
       });
     }
+    if constexpr (kKeepsTotals)
+      each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+        I::store(totals + p * t.panel_stride + r * kPanel, total[r][p]);
+      });
   }
 
-  // A group's sum joins those before it: columns from kColumn on.
+  // A total that a group's sum joins: columns from kColumn on.
   template <int64_t kColumn>
-  [[gnu::always_inline]] static inline void add_group(typename I::V s, const Int8Tile& t, int64_t group, int panel,
-                                                      int64_t row) {
+  [[gnu::always_inline]] static inline typename I::V with_group(typename I::V total, typename I::V s, const Int8Tile& t,
+                                                                int64_t group, int panel, int64_t row) {
     using V = typename I::V;
     const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
-    float* const totals = reinterpret_cast<float*>(t.sums) + panel * t.panel_stride + row * kPanel;
-    V total = I::load(totals + kColumn);
     const V scale = I::load_f16(numbers + kColumn);
     if constexpr (kShift) {
       const V shift = I::load_f16(numbers + kPanel + kColumn);
@@ -121,7 +135,14 @@ struct GroupProducts {
     } else {
       total = I::fma(s, scale, total);
     }
-    I::store(totals + kColumn, total);
+    return total;
+  }
+  // The same where totals lie in memory.
+  template <int64_t kColumn>
+  [[gnu::always_inline]] static inline void add_group(typename I::V s, const Int8Tile& t, int64_t group, int panel,
+                                                      int64_t row) {
+    float* const to = reinterpret_cast<float*>(t.sums) + panel * t.panel_stride + row * kPanel + kColumn;
+    I::store(to, with_group<kColumn>(I::load(to), s, t, group, panel, row));
   }
 
   // Tiles of kLeast rows and more: groups of rows are of one size, so that one of several is no smaller than that.
@@ -136,11 +157,12 @@ struct GroupProducts {
     return kTiles[static_cast<size_t>(rows - kFirst)];
   }
   // Each group of rows looks up the last panel of an odd number for itself: tiles of its own would save little.
-  static bool unpacks(int64_t panels) { return panels == kPanels; }
+  static bool unpacks(int64_t panels) { return kLeaves && panels == kPanels; }
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
-    if (only || !unpacks(panels))
-      return panels > 1 ? tile_with<kLookedUp, 1, kPanels>(rows) : tile_with<kLookedUp, 1, 1>(rows);
-    return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
+    if constexpr (kLeaves)
+      if (!only && unpacks(panels))
+        return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
+    return panels > 1 ? tile_with<kLookedUp, 1, kPanels>(rows) : tile_with<kLookedUp, 1, 1>(rows);
   }
   static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
 };

@@ -9,84 +9,15 @@
 
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
-#include "isa/row_absmax.h"
-#include "isa/simd_lanes.h"
 #include "matmul/matmul_parts.h"
 #include "matmul/quantised.h"
+#include "matmul/rounded_rows.h"
 
 namespace ingot {
 namespace {
-
-// How a row becomes codes of int8.
-struct RowCode {
-  float step;     // what a step of the codes is worth, NaN for a row that is not finite
-  float inverse;  // codes per unit
-  int64_t coded;  // all of k; 0 where the codes are zeros: not finite, or too small for 127 over it
-};
-
-template <typename I>
-RowCode row_code(const float* x, int64_t k) {
-  const float top = row_absmax<I>(x, k), inverse = 127.0f / top;
-  const bool codes = top <= kLargest && inverse <= kLargest;
-  return {top <= kLargest ? top / 127.0f : NAN, codes ? inverse : 0.0f, codes ? k : 0};
-}
-
-// The 64 codes from `at` on, zeros beyond the row.
-template <typename I>
-[[gnu::always_inline]] inline void store_codes(const RowCode& code, const float* x, int64_t at, int8_t* to) {
-  using V = typename I::V;
-  const V factor = I::set1(code.inverse);
-  const int64_t left = code.coded - at;
-  V line[kTileK / I::kWidth];
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kTileK; i += I::kWidth) {
-    const V v = left >= kTileK ? I::load(x + at + i) : left > i ? load_lanes<I>(x + at + i, left - i) : I::zero();
-    line[i / I::kWidth] = I::mul(v, factor);
-  }
-  I::store_i8_line(to, line);
-}
-
-// Rounds a row, 64 codes after another to the place that place(k) names for the codes from k on. Returns its step.
-template <typename I, typename Place>
-float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {
-  const RowCode code = row_code<I>(x, k);
-  for (int64_t at = 0; at < padded_k; at += kTileK) store_codes<I>(code, x, at, place(at));
-  return code.step;
-}
-
-// Rows in groups of at most `most` that differ by one row at most: what a tile multiplies.
-struct RowGroups {
-  int64_t rows, most;
-
-  int64_t count() const { return ceil_div(rows, most); }
-  int64_t first(int64_t group) const { return rows * group / count(); }
-};
-
-// Where rounded rows lie. How the codes of a group lie in its part is up to the products.
-struct RoundedRows {
-  int64_t rows, k;
-  std::byte* data;
-  int64_t run_k = kShortestRun;  // of a short sum
-  static constexpr int64_t kShortestRun = 16;
-
-  int64_t padded_k() const { return ceil_div(k, 2 * kTileK) * 2 * kTileK; }
-  int64_t stride() const { return padded_k() + kLineBytes; }  // bytes; no multiple of a page
-  int64_t run_stride() const { return padded_k() / kShortestRun; }
-  int64_t bytes() const { return header_bytes() + rows * stride(); }
-
-  float* scales() const { return reinterpret_cast<float*>(data); }
-  int32_t* runs(int64_t row) const {  // of short sums, which not all products need
-    return reinterpret_cast<int32_t*>(data) + rows + row * run_stride();
-  }
-  int8_t* codes(int64_t row) const { return reinterpret_cast<int8_t*>(data + header_bytes() + row * stride()); }
-
- private:
-  int64_t header_bytes() const { return ceil_div(rows * (1 + run_stride()) * 4, kLineBytes) * kLineBytes; }
-};
 
 // A part of K of a group of rows and a few panels: sums[panel][row][16] += products.
 struct Int8Tile {
@@ -108,37 +39,6 @@ struct Int8Tile {
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
-// Rounds a group of rows of at most kMost: four codes of each row lie beside each other, then the next four, so that a
-// tile reads them in one stream. A part of K after another, which stays in L1 until all rows have written to it.
-// seen(row of the group, k, the 64 codes from k on)
-template <typename I, int kMost, int64_t kPart, uint32_t kFlip, typename Seen>
-[[gnu::always_inline]] inline void round_group(const RoundedRows& to, int64_t first, int64_t count,
-                                               const float* const* x, const Seen& seen) {
-  RowCode code[kMost];
-  for (int64_t r = 0; r < count; ++r) {
-    code[r] = row_code<I>(x[r], to.k);
-    to.scales()[first + r] = code[r].step;
-  }
-  for (int64_t part = 0; part < to.padded_k(); part += kPart)
-    for (int64_t r = 0; r < count; ++r) {
-      int8_t* const codes = to.codes(first) + r * 4;
-      for (int64_t k = part; k < std::min(part + kPart, to.padded_k()); k += kTileK) {
-        alignas(kLineBytes) int8_t apart[kTileK];
-        int8_t* const line = kFlip == 0 && count == 1 ? codes + k : apart;
-        store_codes<I>(code[r], x[r], k, line);
-        seen(r, k, line);
-        if (line != apart) continue;
-#pragma GCC unroll 16
-        for (int64_t i = 0; i < kTileK; i += 4) {
-          uint32_t four;
-          std::memcpy(&four, line + i, sizeof(four));
-          four ^= kFlip;
-          std::memcpy(codes + (k + i) * count, &four, sizeof(four));
-        }
-      }
-    }
-}
-
 // Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others
 // too.
 template <typename I, typename Format>
@@ -146,7 +46,7 @@ struct ByteProducts {
   static constexpr bool kUnpacks = Format::kTiles != 1, kWholeOnce = !kUnpacks;
   static constexpr int kRows = I::kByteRows, kPanels = I::kBytePanels;
   static constexpr int64_t kPart = 1024, kUnpackedBytes = kUnpacks ? kPart * kPanel : 0;  // of a panel's part
-  static constexpr int64_t kBlockRows = I::kBlockRows, kBlockPanels = I::kBlockPanels;
+  static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
   using Total = int32_t;
   static int64_t run_k(int64_t) { return RoundedRows::kShortestRun; }  // none is used
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
@@ -310,9 +210,11 @@ struct CodeProducts {
   using Total = int32_t;
   static int64_t run_k(int64_t) { return kRun; }
   static constexpr int kRows = I::kCodeRows, kPanels = I::kCodePanels, kVectors = kPanel / I::kWidth;
-  static constexpr int64_t kPart = 1024, kUnpackedBytes = 0;
-  static constexpr int64_t kBlockRows = 96 / kRows * kRows, kBlockPanels = 32;
   static constexpr bool kWholeBytes = kRun == 2 * kTileK, kWholeOnce = true;
+  // Whether totals stay in registers, as far as these go: a store costs AVX-512 as much as two products.
+  static constexpr bool kKeepsTotals = kWholeBytes || I::kRegisters >= 32;
+  static constexpr int64_t kPart = kKeepsTotals ? 2048 : 1024, kUnpackedBytes = 0;
+  static constexpr int64_t kBlockRows = kKeepsTotals ? 16 * kRows : 96 / kRows * kRows, kBlockPanels = 32;
   static constexpr int64_t kLines = kWholeBytes ? kTileLines : kRun / 4;
 
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
@@ -325,20 +227,34 @@ struct CodeProducts {
   }
 
   enum Half { kLow, kHigh };
+  template <int kR, int kP>
+  using Totals = typename I::Short[kR][kP][kVectors];
+  static int32_t* total_at(const Int8Tile& t, int row, int panel, int vector) {
+    return t.sums + panel * t.panel_stride + row * kPanel + vector * I::kWidth;
+  }
+
+  // f<r, p, v>() one by one: constants find their sums in registers.
+  template <int kR, int kP, typename F>
+  [[gnu::always_inline]] static inline void each(F f) {
+    for_each(std::make_integer_sequence<int, kR * kP * kVectors>(), [f]<int kI>() __attribute__((always_inline)) {
+      f.template operator()<kI / (kP * kVectors), kI / kVectors % kP, kI % kVectors>();
+    });
+  }
 
   // Lines [line, line + kLines) of a block of 128 k: half kFirst of their bytes, or both.
   template <int kR, int kP, Half kFirst, int kHalves>
-  [[gnu::always_inline]] static inline void run(const Int8Tile& t, int64_t block, int64_t line) {
+  [[gnu::always_inline]] static inline void run(const Int8Tile& t, int64_t block, int64_t line, Totals<kR, kP>& total) {
     // one row needs two sums: each product waits for the one before it
     constexpr int kSums = kWholeBytes && kR * kP >= 4 ? 1 : kHalves, kTotals = kWholeBytes ? 1 : kHalves;
     typename I::Short sum[kR][kP][kSums][kVectors];
+    const int64_t next_step = 2 * t.next_step;
     const std::byte *at[kP], *next[kP];
     const int8_t *x[kHalves], *multipliers[kP][kTotals];
     int64_t k[kHalves];
 #pragma GCC unroll 2
     for (int p = 0; p < kP; ++p) {
       at[p] = t.lines[p] + (block * kTileLines + line) * kLineBytes;
-      next[p] = t.next[p] + (block * kTileLines + line) * kLineBytes;
+      next[p] = t.next[p] + (block * kTileLines + line) * next_step;
     }
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
@@ -364,7 +280,7 @@ struct CodeProducts {
       for (int p = 0; p < kP; ++p) {
         if constexpr (kFirst == kLow && kP == 1) prefetch_panel<I, kR>(at[p]);
         if constexpr (kFirst == kLow && kP > 1) I::prefetch_streams(at[p], next[p]);
-        next[p] += kLineBytes;
+        next[p] += next_step;
       }
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
@@ -386,45 +302,44 @@ struct CodeProducts {
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) at[p] += kLineBytes;
     };
-    if constexpr (kR <= 3) {
 #pragma GCC unroll 2
-      for (int64_t i = 0; i < kLines; ++i) add_line(i);
-    } else {
-#pragma GCC unroll 1
-      for (int64_t i = 0; i < kLines; ++i) add_line(i);
-    }
-    if constexpr (kWholeBytes && kSums == 2)
-      for_each(std::make_integer_sequence<int, kR * kP>(), [&]<int kI>() __attribute__((always_inline)) {
-        auto& sums = sum[kI / kP][kI % kP];
-        for (int v = 0; v < kVectors; ++v) sums[0][v] = I::add_shorts(sums[0][v], sums[1][v]);
-      });
-#pragma GCC unroll 2
-    for (int p = 0; p < kP; ++p)
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        int32_t* const sums = t.sums + p * t.panel_stride + v * I::kWidth;
-#pragma GCC unroll 2
-        for (int h = 0; h < kTotals; ++h) {  // widened only now: in the loop, sums take the registers
-          const typename I::Short widened = I::short_multipliers(multipliers[p][h] + v * I::kWidth);
-#pragma GCC unroll 16
-          for (int r = 0; r < kR; ++r) I::add_short(sums + r * kPanel, sum[r][p][h][v], widened);
+    for (int64_t i = 0; i < kLines; ++i) add_line(i);
+    for_each(std::make_integer_sequence<int, kTotals>(), [&]<int h>() __attribute__((always_inline)) {
+      each<kR, kP>([&]<int r, int p, int v>() __attribute__((always_inline)) {
+        auto of = sum[r][p][h][v];
+        if constexpr (kWholeBytes && kSums == 2) of = I::add_shorts(of, sum[r][p][1][v]);
+        const auto factors = I::short_multipliers(multipliers[p][h] + v * I::kWidth);
+        if constexpr (kKeepsTotals) {
+          I::add_short(total[r][p][v], of, factors);
+        } else {
+          int32_t* const to = total_at(t, r, p, v);
+          auto stored = I::load_short(to);
+          I::add_short(stored, of, factors);
+          I::store_short(to, stored);
         }
-      }
+      });
+    });
   }
 
   // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
   template <int kR, int kP>
   static void tile(const Int8Tile& t) {
-    if (t.first)
-      for (int p = 0; p < kP; ++p) std::fill_n(t.sums + p * t.panel_stride, kR * kPanel, 0);
+    Totals<kR, kP> total;
+    each<kR, kP>([&]<int r, int p, int v>() __attribute__((always_inline)) {
+      if (t.first) I::store_short(total_at(t, r, p, v), I::set_short(0));
+      if constexpr (kKeepsTotals) total[r][p][v] = I::load_short(total_at(t, r, p, v));
+    });
     for (int64_t block = 0; block < (t.tiles + 1) / 2; ++block)
       for (int64_t line = 0; line < kTileLines; line += kLines)
         if constexpr (kWholeBytes || 4 * kR * kP * kVectors <= I::kRegisters) {
-          run<kR, kP, kLow, 2>(t, block, line);
+          run<kR, kP, kLow, 2>(t, block, line, total);
         } else {
-          run<kR, kP, kLow, 1>(t, block, line);
-          run<kR, kP, kHigh, 1>(t, block, line);
+          run<kR, kP, kLow, 1>(t, block, line, total);
+          run<kR, kP, kHigh, 1>(t, block, line, total);
         }
+    each<kR, kP>([&]<int r, int p, int v>() __attribute__((always_inline)) {
+      if constexpr (kKeepsTotals) I::store_short(total_at(t, r, p, v), total[r][p][v]);
+    });
   }
 
   template <int kP, size_t... kR>
@@ -447,6 +362,9 @@ inline size_t matmul_int8_scratch(const void* args) {
   return static_cast<size_t>(RoundedRows{matmul.rows, matmul.k, nullptr}.bytes());
 }
 
+// How far beyond the same place of the next panels to fetch if one group of rows reads each panel once.
+constexpr int64_t kAheadOnce = 8192;
+
 // Sums of some groups of rows and some panels, a part of K after another, to [panel][row][16]. at(panel): where it
 // lies. after: the panel that will probably be multiplied next, or null.
 template <typename Format, typename Products, typename PanelAt>
@@ -457,6 +375,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
   const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
   // one group of rows leaves nothing to be read again: each panel is read from its beginning to its end
   const int64_t most = groups == 1 && Products::kWholeOnce ? x.k : Products::kPart;
+  const int64_t ahead = groups == 1 ? kAheadOnce : 0;
   for (int64_t k = 0; k < x.k; k += most) {
     const int64_t part = std::min(most, x.k - k), tiles = tiles_of(part);
     for (int64_t p = 0, step; p < panels; p += step) {
@@ -473,6 +392,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
           next[i] = k + part < x.k || after == nullptr ? format.stored(at(i), std::min(k + part, x.k - 1))
                                                        : format.stored(after + i * format.panel_bytes(), 0);
         }
+        next[i] += ahead;
       }
       const int64_t next_bytes = tiles * kTileBytes / Format::kTiles / groups;  // while a group of rows is multiplied
       for (int64_t g = group; g < group + groups; ++g) {
@@ -577,13 +497,13 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
   matmul_int8<I, Format, ByteProducts<I, Format>>(args, team);
 }
 
-// int4 as this CPU multiplies it best. With VNNI few rows multiply codes where they lie. A line of these costs them 3
-// operations beside 2 of each row, and each row 3 more for the multipliers of 16 lines, in groups of less than 128 for
-// those of each half; to unpack it costs 6 in all and two lines of stores.
+// int4 as this CPU multiplies it best. With AVX-512 a line of codes takes operations that VPDPBUSD leaves room for, but
+// each row a multiplication for every 32 or fewer products. To unpack a line takes three operations and two stores,
+// which cost as much as seven products, once for all rows.
 template <typename I>
 void matmul_w4a8(const MatmulArgs& args, const Team& team) {
-  if constexpr (I::kUnpacksCodes)
-    if (!passes_over_panels(args, I::kCodeRows)) return matmul_bytes<I, W4>(args, team);
+  if constexpr (I::kMaxCodeRows < INT64_MAX)
+    if (args.rows > I::kMaxCodeRows) return matmul_bytes<I, W4>(args, team);
   matmul_codes<I>(args, team);
 }
 

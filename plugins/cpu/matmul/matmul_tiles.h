@@ -371,14 +371,20 @@ size_t matmul_tiles_scratch(const void* args) {
   return Rows::bytes(ceil_div(matmul.rows, kTileRows) * kTileRows, matmul.k);
 }
 
+// Products of few rows on vectors, compiled for no more of them.
+template <typename S>
+struct FewRows : S {
+  static constexpr int kByteRows = kFewRows, kCodeRows = kFewRows;
+};
+
 // Rows as int8: the fewest go the way of machines without tiles, where a weight is read but not copied into tiles.
 template <typename S, typename Tiles, typename Format>
 void matmul_int8_tiles(const MatmulArgs& args, const Team& team) {
   if (args.rows <= kFewRows) {
     if constexpr (Format::kTiles == 1) {
-      matmul_bytes<S, Format>(args, team);
+      matmul_bytes<FewRows<S>, Format>(args, team);
     } else {
-      matmul_w4a8<S>(args, team);
+      matmul_codes<FewRows<S>>(args, team);
     }
     end_streams<S>(args);
   } else {

@@ -89,9 +89,9 @@ class FewOrMany {
   bool are_few_ = false;
 };
 
-// int4 with VNNI, as matmul_w4a8.
+// int4 with AVX-512, as matmul_w4a8.
 template <typename I, int64_t kRun>
-using CodeOrByteProduct = FewOrMany<I::kCodeRows, CodeProduct<I, kRun>, ByteProduct<I, W4>>;
+using CodeOrByteProduct = FewOrMany<I::kMaxCodeRows, CodeProduct<I, kRun>, ByteProduct<I, W4>>;
 
 // By the size of groups, as matmul_codes.
 template <typename I, template <int64_t> typename Product>

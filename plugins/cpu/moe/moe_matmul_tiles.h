@@ -155,7 +155,7 @@ using Int8TileProduct = TileProduct<S, Tiles, Int8Rows<S>, Int8Tiles<S, Format>>
 
 // int4: the fewest rows go the way of machines without tiles, as in matmul_int8_tiles.
 template <typename S, typename Tiles, int64_t kRun>
-using CodeOrTileProduct = FewOrMany<kFewRows, CodeProduct<S, kRun>, Int8TileProduct<S, Tiles, W4>>;
+using CodeOrTileProduct = FewOrMany<kFewRows, CodeProduct<FewRows<S>, kRun>, Int8TileProduct<S, Tiles, W4>>;
 
 }  // namespace
 }  // namespace ingot
