@@ -16,11 +16,12 @@ from ingot.plugins.cuda.sampling import DrawLayout
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.ops.sample import edited
 from ingot.plugins.sequences import Sequences, step_result
-from ingot.step_io import Float32, KnownTokens, SequenceRules, StepResult, UInt32
+from ingot.step_io import Ending, Float32, KnownTokens, SequenceRules, StepResult, UInt32
 from tests.plugins.cpu.one_step import one_step_plan
 from tests.plugins.cuda import one_step
 from tests.plugins.cuda.one_step import layout_of, open_gpu
 from tests.plugins.ops.draws import Drawing, drawing_batch, expected_draws, rows_of, start_all
+from tests.plugins.test_guided_sequences import Toy
 
 
 def test_greedy_draws_are_those_of_the_specification(gpu: ctypes.CDLL) -> None:
@@ -165,6 +166,40 @@ def test_histories_grow_on_the_device(gpu: ctypes.CDLL, monkeypatch: pytest.Monk
         found = session.draw(slots, rows, rows) if step == 6 else session.run(batch)
         assert found.ids.tolist() == expected.ids.tolist()
     session.close()
+    assert max(bytes_fetched) < logits[0].nbytes
+
+
+def test_masks_follow_a_grammar_on_the_device(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host tells what may come next, step by step; logits do not leave the device."""
+    places = ([4, 39], [5], [1, 2, 33], [7, 8])
+    logits = (np.random.default_rng(3).standard_normal((3, 40)) * 2).astype(np.float32)
+
+    def drawings() -> list[Drawing]:
+        """Each with a grammar of its own, and with rules that prefer what it forbids."""
+        rules = SequenceRules(logit_bias=((0, 99.0),))
+        return [
+            Drawing(row=n, rules=dataclasses.replace(rules, grammar=Toy(*places, words=2), temperature=0.7 * n, seed=n))
+            for n in range(3)
+        ]
+
+    given, sequences, fetch, bytes_fetched = drawings(), Sequences(), Device.fetch, list[int]()
+    rows, batch, slots = rows_of(logits, given), drawing_batch(3), np.arange(3, dtype=np.int32)
+    session = _session_of(rows, given)
+
+    def counted(self: Device, data: npt.NDArray[np.generic], source: int) -> None:
+        bytes_fetched.append(data.nbytes)
+        fetch(self, data, source)
+
+    monkeypatch.setattr(Device, "fetch", counted)
+    start_all(sequences, drawings())
+    start_all(session, given)
+    for place in places:
+        found, expected = session.run(batch), sequences.draw(slots, rows, rows)
+        assert found.ids.tolist() == expected.ids.tolist()
+        assert {*found.ids.ravel().tolist()} <= {*place}
+        assert found.ends.tolist() == expected.ends.tolist()
+    session.close()
+    assert found.ends.tolist() == [Ending.STOP] * 3
     assert max(bytes_fetched) < logits[0].nbytes
 
 
