@@ -44,6 +44,7 @@ def test_points_are_measured_and_kept(
         monkeypatch.setattr(module, "LADDER", ("w4g128", "w8", "bf16"))
     monkeypatch.setattr(advising, "CHECKED", ("w4g128",))
     monkeypatch.setattr(measure, "SECONDS", 0.01)
+    monkeypatch.setattr(measure, "_ROWS", 20)  # of 61: one is left
     assert app.run([*command, "--batch", "2", "--pick", "1", "--output_recipe", str(recipe), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     picked = found["points"][found["picked"]]

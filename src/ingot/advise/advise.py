@@ -64,7 +64,7 @@ def advise(
     with tempfile.TemporaryDirectory(prefix="ingot-advise-", dir=work) as folder:
         with graph_errors(checkpoint.graph_path):
             trial = _Trial.begin(options, checkpoint, texts, Path(folder), progress, say)
-            found = trial.points()
+        found = trial.points()
         checks, perplexity = trial.checks(found), trial.perplexity
     points = by_front(found, options.batches)
     return Advice(

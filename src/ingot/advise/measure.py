@@ -76,7 +76,7 @@ class Reference:
             for row in range(0, len(window), _ROWS):
                 exact, found = (log_softmax(each[row : row + _ROWS].astype(np.float64)) for each in (own, other))
                 divergence += float((np.exp(exact) * (exact - found)).sum())
-                following = np.asarray(window[row + 1 : row + 1 + _ROWS])
+                following = np.asarray(window[row + 1 : row + 1 + _ROWS], np.intp)  # none after the last
                 surprise -= float(found[np.arange(len(following)), following].sum())
                 foretold += len(following)
         return Loss(kl=divergence / len(self._logits), perplexity=math.exp(surprise / max(foretold, 1)))
