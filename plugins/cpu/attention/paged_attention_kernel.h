@@ -61,6 +61,8 @@ class FloatAttention {
   static constexpr int kPanelGroups = groups_for(kRows);
   // Whether products are about as fast as memory; with vectors of 8 lanes they take twice as long.
   static constexpr bool kMemoryBound = S::kRegisters >= 32;
+  static constexpr int64_t kNear = 512 / sizeof(T);  // what few rows fetch from L2, ahead of its use
+  static constexpr int kFewestRows = 4;
   // Between queries, whatever head_dim is (512 at most), so that a register and constants are their addresses; no power
   // of two, which would share few cache sets.
   static constexpr int64_t kQueryStride = 512 + kKvLanes;
@@ -94,13 +96,16 @@ class FloatAttention {
   };
 
   void fetch(const Tile& tile, int64_t first) const;
-  // A line of the next tile: to L1 where few rows read it soon.
-  template <Lines kLines>
-  [[gnu::always_inline]] static inline void fetch_line(const T* line) {
-    if constexpr (kMemoryBound && kLines == Lines::kCached)
-      S::prefetch(line);
-    else
-      S::prefetch_far(line);
+  // A line of the next tile: to L1 where the fewest rows read it soon, else to L2, and from there what is near.
+  template <int kR, Lines kLines>
+  [[gnu::always_inline]] static inline void fetch_lines(const T* line, const T* ahead) {
+    constexpr bool kCached = kMemoryBound && kLines == Lines::kCached;
+    if constexpr (kCached && kR <= kFewestRows) {
+      S::prefetch(ahead);
+    } else {
+      if constexpr (kCached) S::prefetch(line + kNear);
+      S::prefetch_far(ahead);
+    }
   }
   Tile locate(const AttentionItem& item, int64_t begin, int64_t end) const;
   int64_t pass_end(const AttentionItem& item, int64_t first) const;
@@ -367,7 +372,7 @@ void FloatAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
       if constexpr (kLines != Lines::kPanel) {
 #pragma GCC unroll 16
         for (int g = 0; g < kG; ++g) {
-          fetch_line<kLines>(ahead + g * kLine<T>);
+          fetch_lines<kR, kLines>(lines[g], ahead + g * kLine<T>);
           lines[g] += kLine<T>;
         }
         ahead += kG * kLine<T>;
@@ -484,7 +489,7 @@ void FloatAttention<S, T>::weigh_dims(int64_t first, int64_t begin, int64_t end,
         }
 #pragma GCC unroll 16
         for (int g = 0; g < kG; ++g) {
-          fetch_line<kLines>(line + ahead + g * next_dims);
+          fetch_lines<kR, kLines>(line + g * next_dims, line + ahead + g * next_dims);
         }
       }
       if (t < stop) one_token.template operator()<0>(line, t++);
