@@ -23,11 +23,13 @@ def check_graph(graph: Graph, target: Target) -> None:
             _check_ranges(node)
     limits = target.limits()
     sinks = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
+    slopes = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 5) is not None]
     made = [node.name for node in graph.nodes if _makes_values(node)]
     others = [node for node in graph.nodes if limits.activations and _activation(node) not in limits.activations]
     for where, taken, what in (
         ([node.name for node in others], not others, f"for the activation {_activation(others[0]) if others else ''}"),
         (sinks, limits.sinks, "that takes attention sinks"),
+        (slopes, limits.slopes, "for scores that fall with the distance (ALiBi)"),
         (made, limits.made_values, "for values that are normed, made of keys, or another layer's"),
     ):
         if where and not taken:

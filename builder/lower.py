@@ -221,9 +221,9 @@ class Lowering:
         if ours(node, *ATTENTIONS):
             query = self._new_value(Rows.TOKENS, node.attrs["heads"] * node.attrs["head_dim"])
             first, second = plan_ops(node.op)
-            written, sinks = node.inputs[:4], node.inputs[4:]
+            written, of_heads = node.inputs[:4], node.inputs[4:]  # sinks and slopes
             self._draft(node, node.name.replace("/attention", f"/{first}"), first, kernels[0], written, [query])
-            self._draft(node, node.name, second, kernels[1], [query, *sinks], node.outputs)
+            self._draft(node, node.name, second, kernels[1], [query, *of_heads], node.outputs)
         elif ours(node, "Embedding"):  # the token ids are an input of the plan
             self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs[1:], node.outputs)
         else:

@@ -76,6 +76,17 @@ class RopeConfig:
     turning_pairs: int = 0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AlibiConfig:
+    """Scores fall with the distance: slopes[head] * (token - position) is added to each.
+
+    bf16  slopes times tokens are rounded to bf16 instead, and scaled as scores are
+    """
+
+    slopes: tuple[float, ...]
+    bf16: bool = False
+
+
 class RouterScore(enum.Enum):
     """How a router's logits become the shares of the experts."""
 
@@ -208,7 +219,8 @@ Mixer = LinearAttentionConfig | ShortConvConfig | Mamba2Config
 class ModelConfig:
     """A decoder-only transformer.
 
-    rope                     None: positions are learned, one row per position
+    rope                     None: positions are learned, one row per position; unless scores fall with the distance
+    alibi                    they do so
     still_layers             do not rotate queries and keys
     local_rope               of the layers with a window, where it differs from `rope`
     gated_mlp                down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
@@ -218,6 +230,7 @@ class ModelConfig:
     windows                  tokens that each layer sees, its own included; 0: all; empty: all in every layer
     score_cap, logit_cap     cap * tanh(. / cap) of the scores and the logits; 0: none
     embedding_scale          factor of the token embeddings
+    embedding_norm           they are normed
     pre_norms, post_norms    a norm before each branch, and one after it, before it joins the residual stream
     parallel_branches        attention and MLP both read what the layer was given
     shared_norm              through one norm, which is the attention's
@@ -268,6 +281,8 @@ class ModelConfig:
     gated_mlp: bool
     rope: RopeConfig | None
     attention_scale: float
+    alibi: AlibiConfig | None = None
+    embedding_norm: bool = False
     moe: MoeConfig | None = None
     scale_by_inverse_layer: bool = False
     local_rope: RopeConfig | None = None
@@ -317,6 +332,11 @@ class ModelConfig:
     layer_input: int = 0
     layer_input_rows: int = 0
     layer_scale: bool = False
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether there is a row for each position."""
+        return self.rope is None and self.alibi is None
 
     def window_of(self, layer: int) -> int:
         """Tokens that a layer sees, 0 for all."""

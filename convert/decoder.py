@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ingot import __version__
 from ingot.configs.model import ModelConfig, Norm, QkNorm, RopeConfig
 from ingot.convert.activations import activated
+from ingot.convert.alibi import alibi_mask
 from ingot.convert.attention_sinks import with_sinks
 from ingot.convert.dequantise import dequantise
 from ingot.convert.experts import beside_mlp, experts
@@ -74,7 +75,7 @@ class _Decoder:
         self._casts: dict[str, str] = {}
         self._angles: dict[RopeConfig, tuple[str, str]] = {}
         self._masks: dict[int, str] = {}
-        self._distances = ""
+        self._distances = self._alibi = ""
         self._kept: dict[int, tuple[str, str]] = {}  # layer → keys and values that later ones share
         self._embedding = ""
 
@@ -155,9 +156,10 @@ class _Decoder:
         if self.config.embedding_scale != 1:
             scale = self.constant("const/embedding_scale", np.float32(self.config.embedding_scale))
             tokens = self.node("Mul", [tokens, scale], "embed/scale")
-        if self.config.rope is not None:
-            return tokens
-        return self.node("Add", [tokens, self.rows("positions/weight", positions, "positions")], "embed/add_positions")
+        if self.config.learned_positions:
+            rows = self.rows("positions/weight", positions, "positions")
+            tokens = self.node("Add", [tokens, rows], "embed/add_positions")
+        return self.norm(tokens, "embed_norm") if self.config.embedding_norm else tokens
 
     def rotary_angles(self, rope: RopeConfig, positions: str) -> tuple[str, str]:
         """cos and sin, each [batch, sequence, rotary_dim / 2]; made once for all layers that rotate alike."""
@@ -207,7 +209,7 @@ class _Decoder:
         if config.attention_sinks:
             inputs = [query, *with_sinks(self, key, value, config, window, path)]
         else:
-            inputs = [query, key, value, *([self.window_mask(window)] if window else [])]
+            inputs = [query, key, value, *self.masks(window, scale)]
         causal = int(not config.attention_sinks)  # else the mask is
         cap = {"softcap": config.score_cap} if config.score_cap else {}
         mixed = self.node("Attention", inputs, f"{path}/attention", is_causal=causal, scale=scale, **cap)
@@ -218,6 +220,14 @@ class _Decoder:
             gate = self.node("Sigmoid", [self.linear(x, f"{path}/gate")], f"{path}/gate/sigmoid")
             merged = self.node("Mul", [merged, gate], f"{path}/gated")
         return self.linear(merged, f"{path}/out")
+
+    def masks(self, window: int, scale: float) -> list[str]:
+        """What an attention takes beside keys and values"""
+        if self.config.alibi is None:
+            return [self.window_mask(window)] if window else []
+        if not self._alibi:
+            self._alibi = alibi_mask(self, self.config.alibi, scale)
+        return [self._alibi]
 
     def keys(self, key: str, layer: int, positions: str) -> str:
         """[batch, kv_heads, sequence, head_dim], normed and rotated"""

@@ -5,14 +5,12 @@ _EXPERTS = "another kind of mixture of experts"
 _SPARSE = "sparse attention over selected tokens"
 _IMAGES = "an image encoder"
 _STATE = "layers with a recurrent state"
-_ALIBI = "a bias of the scores that grows with distance (ALiBi)"
 _ENCODER = "an encoder"
 _STREAMS = "several residual streams (AltUp)"
 _CUT = "MLPs whose small activations are cut off"
 
 MISSING: dict[str, tuple[str, ...]] = {
     "bert": ("an encoder",),
-    "bloom": (_ALIBI,),
     "deepseek": (_EXPERTS,),
     "deepseek_ref": (_MLA, _EXPERTS, _SPARSE),
     "deepseek_v4": ("several residual streams that mix (hyper-connections)", _SPARSE),
@@ -28,7 +26,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "minimax_m3": (_EXPERTS,),
     "mllama": (_IMAGES, "cross attention"),
     "modernbert": (_ENCODER,),
-    "mpt": (_ALIBI,),
     "nemotron-nas": ("layers of different shapes",),
     "phi3_v": (_IMAGES,),
     "roberta": (_ENCODER,),

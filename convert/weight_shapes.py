@@ -27,7 +27,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
             shapes[f"{path}/bias"] = (size_out,)
 
     shapes["embed/weight"] = (config.vocab_size, hidden)
-    if config.rope is None:
+    norm("embed_norm", present=config.embedding_norm)
+    if config.learned_positions:
         shapes["positions/weight"] = (config.max_positions, hidden)
     for layer in range(config.num_layers):
         path = f"layers.{layer}"

@@ -73,6 +73,7 @@ class KernelLimits:
     experts            of a layer
     taken_experts      that the rows of a step take in all
     sinks              whether attention takes them
+    slopes             likewise, of ALiBi
     made_values        values that are normed, made of keys, or another layer's
     activations        names of activation functions; empty: all
     """
@@ -87,6 +88,7 @@ class KernelLimits:
     experts: int = NO_LIMIT
     taken_experts: int = NO_LIMIT
     sinks: bool = True
+    slopes: bool = True
     made_values: bool = True
     activations: frozenset[str] = frozenset()
 

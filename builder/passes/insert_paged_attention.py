@@ -6,7 +6,8 @@ qkv ─ Split ┬ Reshape ─ [RmsNorm] ─ Transpose ─ RotaryEmbedding ┐
             └ Reshape ─ [RmsNorm of ones] ─ Transpose ──────────┤
                                           mask of a window, if any
 
-The mask may have sinks as its last column: `sink_pattern.py`. Keys and values may be one part of the product.
+The mask may have sinks as its last column (`sink_pattern.py`), or numbers that fall with the distance
+(`alibi_pattern.py`). Keys and values may be one part of the product.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import dataclasses
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ingot.builder.alibi_pattern import Alibi, read_alibi
 from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, Side, read_side, read_window
 from ingot.builder.expressions import key
 from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints, weight_shape
@@ -112,13 +114,14 @@ def _is_ones(weight: gs.Tensor, size: int) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """window: 0 for none. weight: of the sinks, if there are any"""
+    """window: 0 for none. weight: of the sinks, if there are any. alibi: what is added to the scores"""
 
     window: int = 0
     weight: gs.Tensor | None = None
+    alibi: Alibi | None = None
 
 
-def _read_seen(graph: Graph, attention: gs.Node) -> _Seen | str:
+def _read_seen(graph: Graph, attention: gs.Node, scale: float) -> _Seen | str:
     """What a token attends to, or why that is something else than this op has."""
     mask = optional_input(attention, 3)
     if not attention.attrs.get("is_causal", 0):
@@ -126,15 +129,22 @@ def _read_seen(graph: Graph, attention: gs.Node) -> _Seen | str:
         return sinks if isinstance(sinks, str) else _Seen(window=sinks.window, weight=sinks.weight)
     if any(without_sink(each) is not each for each in attention.inputs[1:3]):
         return "a causal attention has a key or value of zeros"
+    if mask is not None and (alibi := read_alibi(graph, attention, scale)) is not None:
+        return _Seen(alibi=alibi)
     window = 0 if mask is None else read_window(graph, mask)
     return window if isinstance(window, str) else _Seen(window=window)
+
+
+def _scale(attention: gs.Node) -> float:
+    """Factor of the scores; 0 where it is the usual one."""
+    return float(attention.attrs.get("scale") or 0)
 
 
 def _check(graph: Graph, match: Match) -> str | None:
     attention = match["attention"]
     if mask := next((what for index, what in _MASKS.items() if optional_input(attention, index) is not None), None):
         return f"the attention takes {mask}"
-    if isinstance(seen := _read_seen(graph, attention), str):
+    if isinstance(seen := _read_seen(graph, attention, _scale(attention)), str):
         return seen
     if strange := [key for key, usual in _UNKNOWN.items() if attention.attrs.get(key, usual) != usual]:
         return f"the attention has {', '.join(strange)}"
@@ -149,6 +159,8 @@ def _check(graph: Graph, match: Match) -> str | None:
         return "the attention shares keys and values that are freed before, or has sinks beside them"
     if seen.weight is not None and weight_shape(seen.weight)[1] != parts.q.heads:
         return "the sinks are not one number for each head"
+    if seen.alibi is not None and (len(seen.alibi.slopes) != parts.q.heads or parts.writer is not None):
+        return "the mask has not one slope for each head, or keys and values are another layer's"
     shape = small_ints(match.root.inputs[1])
     width = parts.q.heads * parts.q.head_dim
     return None if shape in ([0, 0, width], [0, 0, -1]) else f"the heads are merged to {shape}, not to [0, 0, {width}]"
@@ -157,13 +169,13 @@ def _check(graph: Graph, match: Match) -> str | None:
 def _rewrite(graph: Graph, match: Match) -> None:
     parts = _read(graph, match)
     assert not isinstance(parts, str), "check has read them"
-    dim, seen = parts.q.head_dim, _read_seen(graph, match["attention"])
+    dim, seen = parts.q.head_dim, _read_seen(graph, match["attention"], _scale(match["attention"]))
     assert not isinstance(seen, str), "check has read it"
     attrs: dict[str, Attr] = {
         **_facts(parts),
         "layer": len(graph.plugins("PagedAttention")) if parts.writer is None else int(parts.writer.attrs["layer"]),
         "heads": parts.q.heads,
-        "scale": float(match["attention"].attrs.get("scale") or 1 / np.sqrt(dim)),
+        "scale": _scale(match["attention"]) or float(1 / np.sqrt(dim)),
         "window": seen.window,
         "softcap": float(match["attention"].attrs.get("softcap", 0.0)),
     }
@@ -175,6 +187,9 @@ def _rewrite(graph: Graph, match: Match) -> None:
     if seen.weight is not None:
         flat = graph.constant(np.array([parts.q.heads], np.int64))
         inputs += graph.insert("Reshape", [seen.weight, flat], {}, domain="")
+    if seen.alibi is not None:
+        inputs += [None, graph.constant(seen.alibi.slopes.astype(np.float32))]
+        attrs["bf16_bias"] = int(seen.alibi.bf16)
     graph.replace(match.output, "PagedAttention", inputs, attrs)
 
 

@@ -135,7 +135,8 @@ class _Work:
         ranges = [(begin, end), *((start + low, start + high) for start in starts[1:])]
         for at in (1, 2):
             self._take_rows(product, at, [(first * dim, last * dim) for first, last in ranges])
-        self._take_rows(attention, 1, [(begin, end)])  # its sinks
+        for at in (1, 2):  # its sinks and slopes
+            self._take_rows(attention, at, [(begin, end)])
         self._narrow(qkv, (own + 2 * keys) * dim)
         self._narrow(query, own * dim)
         for step in (attention, write):

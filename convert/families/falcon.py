@@ -1,30 +1,25 @@
-"""Falcon 7B, 11B, 40B and 180B: layer norms, parallel branches, q, k, v stored by groups of heads."""
+"""Falcon 7B, 11B, 40B and 180B: layer norms, parallel branches, q, k, v stored by groups of heads. RW: ALiBi."""
 
 from collections.abc import Collection
 
-from ingot.configs.model import ModelConfig, Norm
+from ingot.configs.model import AlibiConfig, ModelConfig, Norm
 from ingot.configs.read import Section
+from ingot.convert.alibi import bf16_slopes
 from ingot.convert.family import Family, takes, weights_and_biases
 from ingot.convert.hf_config import read_activation, read_head_dim
 from ingot.convert.hf_rope import read_rope
 from ingot.convert.weights import Drop, KeyGroups, OneOf, Row, Take
-from ingot.errors import ConfigError, UnsupportedModelError
+from ingot.errors import ConfigError
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a FalconForCausalLM; defaults are those of transformers."""
-    if section.boolean("alibi", False):
-        raise UnsupportedModelError(
-            "a bias of the scores that grows with distance (ALiBi) is not supported",
-            where=section.place("alibi"),
-            expected="false",
-            got="true",
-        )
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
     head_dim = read_head_dim(section, hidden, heads, hidden_key="hidden_size", heads_key="num_attention_heads")
     max_positions = section.integer("max_position_embeddings", 2048, minimum=1)
     parallel, bias = section.boolean("parallel_attn", True), section.boolean("bias", False)
+    alibi = section.boolean("alibi", False)
     two_norms = _has_two_norms(section, parallel=parallel)
     inner = 4 * hidden if section.is_null("ffn_hidden_size") else 0
     return ModelConfig(
@@ -41,7 +36,8 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         norm_eps=section.number("layer_norm_epsilon", 1e-5, above=0),
         activation=read_activation(section, "activation", "gelu"),
         gated_mlp=False,
-        rope=read_rope(section, head_dim, max_positions),
+        rope=None if alibi else read_rope(section, head_dim, max_positions),
+        alibi=AlibiConfig(slopes=bf16_slopes(heads), bf16=True) if alibi else None,
         parallel_branches=parallel,
         shared_norm=parallel and not two_norms,
         attention_scale=head_dim**-0.5,

@@ -25,6 +25,7 @@ LIMITS = KernelLimits(
     one_group=True,
     extent=(1 << 31) - 1,
     sinks=False,
+    slopes=False,
     made_values=False,
     activations=frozenset(ACTIVATIONS),
 )

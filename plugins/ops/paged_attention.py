@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
+from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr
 from ingot.plugins.attributes import HEAD_RULES, LARGEST, between, not_negative
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
@@ -15,18 +17,21 @@ def reference(call: Call) -> tuple[Array, ...]:
     """y[t, h] = softmax(capped(scale * q[t, h] . K[first : position + 1])) @ V[first : position + 1]
 
     of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; capped(s) =
-    softcap * tanh(s / softcap), or s without a cap. A head's sink takes part in its softmax like the score of a token
-    whose value is zero; neither scale nor cap nor window apply to it.
+    softcap * tanh(s / softcap), or s without a cap.
+
+    A head's slope adds slope * (token - position) to each capped score (ALiBi, arXiv:2108.12409); with bf16_bias
+    scale * bf16(slope * bf16(token)) instead, as Falcon does. A head's sink takes part in its softmax like the score of
+    a token whose value is zero; neither scale nor cap nor window apply to it.
 
     In an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32: the sum over the dims
     of (scale * q) . codes is multiplied by the token's key scale, then capped; a weight enters the sum of weights, then
     is multiplied by the token's value scale, then with the codes.
     """
-    q, sinks, attrs = call.required(0), call.optional(1), call.attrs
-    starts, past_lengths = call.integers(2), call.integers(3)
+    q, sinks, slopes, attrs = call.required(0), call.optional(1), call.optional(2), call.attrs
+    starts, past_lengths = call.integers(3), call.integers(4)
     heads, kv_heads, dim = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     window, cap = int(attrs["window"]), float(attrs["softcap"])
-    out, (kv, tables) = np.empty_like(q), call.cache(4)
+    out, (kv, tables) = np.empty_like(q), call.cache(5)
     size = kv.group.tokens_per_block
     for s, past in enumerate(past_lengths):
         begin, end = starts[s], starts[s + 1]
@@ -42,6 +47,8 @@ def reference(call: Call) -> tuple[Array, ...]:
             scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[seen]) * float(attrs["scale"])
             if cap:
                 scores = cap * np.tanh(scores / cap)
+            if slopes is not None:
+                scores += _bias(slopes, np.arange(first, visible), attrs)
             if sinks is not None:
                 scores = np.concatenate([scores, sinks[:, None]], axis=1)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -51,12 +58,25 @@ def reference(call: Call) -> tuple[Array, ...]:
     return (out,)
 
 
+def _bias(slopes: Array, tokens: npt.NDArray[np.int64], attrs: Mapping[str, Attr]) -> npt.NDArray[np.float64]:
+    """[heads, tokens]: what is added to the scores of the last of these tokens"""
+    if not attrs["bf16_bias"]:
+        return np.outer(slopes, tokens - tokens[-1])
+    products = np.outer(slopes, _rounded(tokens.astype(np.float32)))
+    return _rounded(products).astype(np.float64) * float(attrs["scale"])
+
+
+def _rounded(numbers: Array) -> Array:
+    return to_float32(from_float32(numbers, DType.BF16), DType.BF16)
+
+
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """KV heads share the heads evenly, and queries have a column for each dimension of each head."""
     heads, kv_heads, dim = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
     if heads % kv_heads:
         return f"{heads} heads are not a multiple of {kv_heads} KV heads"
-    return unequal("q", shapes[0], heads * dim) or unequal("sinks", shapes[1], heads)
+    vectors = (unequal(name, shape, heads) for name, shape in zip(("sinks", "slopes"), shapes[1:3], strict=True))
+    return unequal("q", shapes[0], heads * dim) or next(filter(None, vectors), None)
 
 
 def work(use: OpUse) -> Work:
@@ -73,18 +93,27 @@ def work(use: OpUse) -> Work:
 
 OP = Op(
     name="paged_attention",
-    # q [tokens, heads * head_dim], sinks [heads]
-    inputs=("q", "sinks?", "query_starts", "past_lengths", "block_tables"),
+    # q [tokens, heads * head_dim], sinks and slopes [heads]
+    inputs=("q", "sinks?", "slopes?", "query_starts", "past_lengths", "block_tables"),
     outputs=("y",),  # [tokens, heads * head_dim]
-    attrs={"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": 0, "softcap": 0.0},
+    attrs={
+        "layer": int,
+        "heads": int,
+        "kv_heads": int,
+        "head_dim": int,
+        "scale": float,
+        "window": 0,
+        "softcap": 0.0,
+        "bf16_bias": 0,
+    },
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     size_problem=size_problem,
     # window: tokens that a token sees, itself included, 0 for all; softcap: 0 for none
-    attr_rules={**HEAD_RULES, "window": between(0, LARGEST + 1), "softcap": not_negative},
+    attr_rules={**HEAD_RULES, "window": between(0, LARGEST + 1), "softcap": not_negative, "bf16_bias": between(0, 2)},
     work=work,
     uses_kv=True,
-    vectors=(1,),
-    batch_inputs={2: 0, 3: 0, 4: 0},
+    vectors=(1, 2),
+    batch_inputs={3: 0, 4: 0, 5: 0},
     of_tokens=True,
 )

@@ -102,6 +102,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": None,
         "layer_types": ["full_attention", "sliding_attention"],
     },
+    "falcon": {
+        "alibi": True,
+        "new_decoder_architecture": False,
+        "multi_query": False,
+        "parallel_attn": False,
+        "num_kv_heads": None,
+        "num_attention_heads": 12,
+    },
     "gemma4_text": {
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,

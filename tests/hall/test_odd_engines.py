@@ -309,7 +309,7 @@ def test_an_odd_plan_is_refused(odd: str, engine: Path, pristine: Path) -> None:
 
 @pytest.mark.parametrize("pristine", ["ref"], indirect=True)
 def test_a_plan_whose_steps_make_no_sense_is_not_inspected(engine: Path) -> None:
-    edit_plans(engine, first("steps", attrs={}, op="paged_attention", inputs=["", "", "", "", "input_ids"]))
+    edit_plans(engine, first("steps", attrs={}, op="paged_attention", inputs=["", "", "", "", "", "input_ids"]))
     with pytest.raises(EngineError, match="cannot be followed"):
         inspect(engine)
     with pytest.raises(EngineError, match="input q is missing"):

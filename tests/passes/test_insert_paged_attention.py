@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from ingot.builder.graph import weight_shape
 from ingot.builder.passes import recognise_norms
@@ -317,3 +317,47 @@ def test_sinks(window: int) -> None:
 def test_other_sinks_are_refused(changes: dict[str, Any], reason: str) -> None:
     g = GraphMaker()
     assert PASS.run(g.finish(with_sinks(g, **changes))).refused == {reason: 1}
+
+
+def with_slopes(g: GraphMaker, **changes: Any) -> str:
+    """An attention whose mask falls with the distance, as convert writes it; `changes` replace one thing each."""
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    slopes = np.arange(1, 1 + changes.get("heads", HEADS), dtype=np.float32)[:, None, None]
+    if changes.get("bf16"):
+        length = g.node("Gather", g.node("Shape", "ids"), g.constant([1]), axis=0)
+        scalar_length = g.node("Squeeze", length)
+        tokens = g.node("Range", g.constant(np.int64(changes.get("first", 0))), scalar_length, g.constant(np.int64(1)))
+        x = g.node("Unsqueeze", tokens, g.constant([0]))
+        for factor in (slopes, np.float32(changes.get("scale", 0.5))):
+            narrow = g.node("Cast", x, to=changes.get("to", TensorProto.BFLOAT16))
+            x = g.node("Mul", g.node("Cast", narrow, to=TensorProto.FLOAT), g.constant(factor))
+        mask = g.node("Expand", x, g.node("Concat", g.constant([HEADS]), length, length, axis=0))
+    else:
+        apart = g.node("Cast", changes.get("apart") or g.distance(), to=TensorProto.FLOAT)
+        mask = g.node("Mul", apart, g.constant(-slopes))
+    mixed = g.node("Attention", q, k, v, mask, is_causal=1, scale=0.5)
+    return g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HEADS * DIM]))
+
+
+@pytest.mark.parametrize("bf16", [0, 1])
+def test_slopes(bf16: int) -> None:
+    g = GraphMaker()
+    graph = g.finish(with_slopes(g, bf16=bf16))
+    assert run_pass(PASS, graph).fired == 1
+    node = graph.nodes[-1]
+    assert node.attrs["bf16_bias"] == bf16
+    assert node.inputs[5].values.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"bf16": 1, "scale": 0.25}, "the attention takes a mask that is no sliding window"),
+        ({"bf16": 1, "first": 1}, "the attention takes a mask that is no sliding window"),
+        ({"bf16": 1, "to": TensorProto.FLOAT16}, "the attention takes a mask that is no sliding window"),
+        ({"heads": 1}, "the mask has not one slope for each head, or keys and values are another layer's"),
+    ],
+)
+def test_other_slopes_are_refused(changes: dict[str, Any], reason: str) -> None:
+    g = GraphMaker()
+    assert PASS.run(g.finish(with_slopes(g, **changes))).refused == {reason: 1}

@@ -21,6 +21,8 @@ void bind_latent_attention(const Binder& step, BoundStep& bound) {
                                     .y = step.at(y),
                                     .kv = kv,
                                     .sinks = nullptr,
+                                    .slopes = nullptr,
+                                    .bf16_bias = false,
                                     .heads = heads,
                                     .window = kMaxCount,
                                     .scale = step.attr_float("scale"),

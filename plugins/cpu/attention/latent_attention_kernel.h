@@ -94,8 +94,8 @@ class LatentInner {
     for (; token + kTokens <= seen; token += kTokens) score<kTokens>(first, last, token);
     for (; token < seen; ++token) score<1>(first, last, token);
     softmax_rows<S, kTile, false>(
-        last - first, p_ + first * kTile, 0.0f, state.top + first, state.sum + first, factors_ + first,
-        [seen](int64_t) { return std::pair<int64_t, int64_t>{0, seen}; },
+        last - first, p_ + first * kTile, false, [](int64_t, int64_t, typename S::V v) { return v; }, state.top + first,
+        state.sum + first, factors_ + first, [seen](int64_t) { return std::pair<int64_t, int64_t>{0, seen}; },
         [](float* p, int64_t i, V weights) { S::store(p + i, weights); });
     int64_t dim = 0;
     for (; dim + kDims * S::kWidth <= kv_.padded_dim; dim += kDims * S::kWidth)

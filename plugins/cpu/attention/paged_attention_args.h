@@ -13,6 +13,8 @@ struct PagedAttentionArgs {
   float* y;        // [tokens, heads * head_dim]
   PagedKv kv;
   const float* sinks;                 // [heads]; may be null
+  const float* slopes;                // [heads]: of ALiBi; may be null
+  bool bf16_bias;                     // see the op
   int64_t heads, window;              // window: tokens that a token sees, itself included
   float scale, softcap;               // softcap: 0 without
   const RopeQueries* rope = nullptr;  // makes q; null where q is there

@@ -5,11 +5,11 @@ namespace ingot {
 namespace {
 
 void bind_paged_attention(const Binder& step, BoundStep& bound) {
-  step.check_form(5, 1, 7);
+  step.check_form(6, 1, 8);
   PagedKv kv = step.layer_kv();
-  kv.query_starts = step.given(2, "query_starts");
-  kv.past_lengths = step.given(3, "past_lengths");
-  kv.block_tables = step.given(4, "block_tables");
+  kv.query_starts = step.given(3, "query_starts");
+  kv.past_lengths = step.given(4, "past_lengths");
+  kv.block_tables = step.given(5, "block_tables");
   const int64_t heads = step.attr_int("heads", 1, 4096);
   step.check(heads % kv.kv_heads == 0, "heads must be a multiple of kv_heads");
   const BufferSpec* q = step.buffer(step.spec().inputs[0], heads * kv.head_dim);
@@ -25,6 +25,8 @@ void bind_paged_attention(const Binder& step, BoundStep& bound) {
                                   .y = step.at(y),
                                   .kv = kv,
                                   .sinks = step.vector(step.spec().inputs[1], heads),
+                                  .slopes = step.vector(step.spec().inputs[2], heads),
+                                  .bf16_bias = step.attr_int("bf16_bias", 0, 1) != 0,
                                   .heads = heads,
                                   .window = window == 0 ? kMaxCount : window,
                                   .scale = step.attr_float("scale"),

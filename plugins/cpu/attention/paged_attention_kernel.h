@@ -133,6 +133,7 @@ class FloatAttention {
   Tile expected_;             // what is likely to follow, where expects_
   bool expects_ = false;
   int64_t seen_begin_[kItemRows], seen_end_[kItemRows];  // tokens that the item's rows see
+  float slopes_[kItemRows];
 };
 
 template <typename S, typename T>
@@ -142,6 +143,7 @@ void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* rotate
     for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += kv_.head_dim) {
       seen_begin_[row] = token.hidden;
       seen_end_[row] = token.visible;
+      slopes_[row] = rows_.slope(item, item.begin + row);
       float* scaled = q_ + row * kQueryStride;
       for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
         const int64_t n = kv_.head_dim - i;
@@ -400,7 +402,11 @@ void FloatAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile
   constexpr int64_t kTokensOfLine = 64 / (kKvLanes * sizeof(T));  // of memory
   int64_t asked = 0;                                              // tokens
   softmax_rows<S, kTile, kWhole>(
-      rows, p_ + first * kTile, rows_.args.softcap, state.top + first, state.sum + first, factors_ + first,
+      rows, p_ + first * kTile, rows_.changes_scores(),
+      [&](int64_t row, int64_t i, V scores) {
+        return rows_.template changed<S>(scores, slopes_[first + row], tile.begin + i, seen_end_[first + row]);
+      },
+      state.top + first, state.sum + first, factors_ + first,
       [&](int64_t row) { return std::pair(inside(seen_begin_[first + row]), inside(seen_end_[first + row])); },
       [&](float* p, int64_t i, V weights) {
         if (kWhole && kMemoryBound && asked < kTile) {

@@ -110,10 +110,35 @@ struct AttentionRows {
     }
   }
   float* output(const AttentionItem& item, int64_t row) const { return args.y + place(item, row) * kv.value_dim; }
+  // The slope of a row of an item.
+  float slope(const AttentionItem& item, int64_t row) const {
+    return args.slopes == nullptr ? 0.0f : args.slopes[item.head * group + row % group];
+  }
+  // Whether scores are not yet what the softmax takes.
+  bool changes_scores() const { return args.softcap > 0 || args.slopes != nullptr; }
+  // Scores of the tokens from `token` on, capped and with what the slope adds, for a row that sees `visible` tokens.
+  template <typename S>
+  typename S::V changed(typename S::V scores, float slope, int64_t token, int64_t visible) const {
+    using V = typename S::V;
+    if (args.softcap > 0) scores = bend<S>(scores, args.softcap);
+    if (args.slopes == nullptr) return scores;
+    const V lanes = S::load(kLanes);
+    if (!args.bf16_bias)
+      return S::fma(S::set1(slope), S::add(S::set1(static_cast<float>(token - visible + 1)), lanes), scores);
+    const auto rounded = [](V v) {
+      alignas(64) uint16_t numbers[S::kWidth];
+      S::store_bf16(numbers, v);
+      return S::load_bf16(numbers);
+    };
+    const V tokens = rounded(S::add(S::set1(static_cast<float>(token)), lanes));
+    return S::fma(rounded(S::mul(S::set1(slope), tokens)), S::set1(args.scale), scores);
+  }
   const int32_t* blocks(int64_t s) const { return kv.block_tables + s * kv.table_width; }
   int64_t block(int64_t s, int64_t position) const { return blocks(s)[position / kv.block_size]; }
 
  private:
+  alignas(64) static constexpr float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
   int64_t token(const AttentionItem& item, int64_t row) const { return kv.query_starts[item.sequence] + row / group; }
   int64_t place(const AttentionItem& item, int64_t row) const {
     return token(item, row) * args.heads + item.head * group + row % group;

@@ -11,13 +11,14 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Scores p [rows][kTile] become weights exp(score - top), each step for all rows, so that none waits for its maximum;
+// Scores p [rows][kTile] become weights exp(score - top), each step for all rows, so that none waits for its maximum.
+// changes: scores become change(row, i, scores) before;
 // top and sum follow them. What a row has gathered so far is left to be multiplied by its factor. seen(row): begin and
 // end of the tokens that it sees; store(p of a row, i, weights): 0 where it sees nothing. kWhole: the rows see all of
 // the tile.
-template <typename S, int64_t kTile, bool kWhole, typename Seen, typename Store>
-[[gnu::always_inline]] inline void softmax_rows(int64_t rows, float* p, float softcap, float* top, float* sum,
-                                                float* factors, Seen seen, Store store) {
+template <typename S, int64_t kTile, bool kWhole, typename Change, typename Seen, typename Store>
+[[gnu::always_inline]] inline void softmax_rows(int64_t rows, float* p, bool changes, Change change, float* top,
+                                                float* sum, float* factors, Seen seen, Store store) {
   using V = typename S::V;
   // f(i, kept) for the vectors of a row; kept(v, otherwise) is v where the lane is a token that the row sees
   const auto each = [&](int64_t row, auto f) __attribute__((always_inline)) {
@@ -37,7 +38,7 @@ template <typename S, int64_t kTile, bool kWhole, typename Seen, typename Store>
   for (int64_t row = 0; row < rows; ++row) {
     float* const scores = p + row * kTile;
     V tops = S::set1(kLowest);
-    if (softcap > 0) each(row, [&](int64_t i, auto) { S::store(scores + i, bend<S>(S::load(scores + i), softcap)); });
+    if (changes) each(row, [&](int64_t i, auto) { S::store(scores + i, change(row, i, S::load(scores + i))); });
     each(row, [&](int64_t i, auto kept) { tops = S::max(tops, kept(S::load(scores + i), S::set1(kLowest))); });
     const float tile_top = S::reduce_max(tops), old = top[row];
     top[row] = tile_top > old ? tile_top : old;

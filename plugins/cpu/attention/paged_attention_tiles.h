@@ -133,7 +133,7 @@ class TileAttention {
   template <bool kAll>
   void weigh_rows(const Pair& pair, const Groups& groups, const RowState& state, int64_t row, int64_t count);
   template <bool kAll, typename Seen>
-  void raise_tops(const Seen& mine, int64_t row, int64_t count, float* top, float* sum);
+  void raise_tops(const Seen& mine, int64_t row, int64_t count, int64_t tile, int64_t first, float* top, float* sum);
   template <bool kAll>
   V weigh_row(Range mine, Range used, int64_t row, float top);
   void clear_out() {
@@ -148,7 +148,8 @@ class TileAttention {
 
   const AttentionRows& rows_;
   const PagedKv& kv_;
-  Range seen_[kItemRows];    // tokens that the item's rows see
+  Range seen_[kItemRows];  // tokens that the item's rows see
+  float slopes_[kItemRows];
   uint16_t* q_ = nullptr;    // [pair][dims / 32][2][16 rows][32], scaled, zeros beyond head_dim
   float* scores_ = nullptr;  // [group][2][16 rows][16 tokens] of a tile
   uint16_t* p_ = nullptr;    // [tokens / 32][2][16 rows][32]
@@ -168,6 +169,7 @@ void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* rot
     const float* source = token.source + ahead;
     for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += dims, source += dims) {
       seen_[row] = {token.hidden, token.visible};
+      slopes_[row] = rows_.slope(item, item.begin + row);
       uint16_t* to = q_ + (row / kPairRows * steps * kPairRows + row % kPairRows) * kStep;
       for (int64_t d = 0; d < steps * kStep; d += S::kWidth) {
         S::prefetch(source + std::min(d, dims));
@@ -336,7 +338,7 @@ void TileAttention<S, Tiles>::weigh_rows(const Pair& pair, const Groups& groups,
                                          int64_t count) {
   const int64_t first = pair.first + row;
   const auto mine = [&](int64_t r) { return kAll ? Range{0, kTile} : seen(first + r, groups.tile); };
-  raise_tops<kAll>(mine, row, count, state.top + first, state.sum + first);
+  raise_tops<kAll>(mine, row, count, groups.tile, first, state.top + first, state.sum + first);
   V sums[kRowsAtOnce];
   std::fill(sums + count, sums + kRowsAtOnce, S::zero());
   for (int64_t r = 0; r < count; ++r) sums[r] = weigh_row<kAll>(mine(r), groups.used, row + r, state.top[first + r]);
@@ -367,22 +369,26 @@ template <bool kWhole>
   return S::select(first_lanes(seen.begin - i), otherwise, S::select(first_lanes(seen.end - i), v, otherwise));
 }
 
-// Maxima of some rows follow the scores of the tile, and what was gathered follows the maxima.
+// Maxima of some rows, the first of which is `first` in the item, follow the scores of the tile, and what was gathered
+// follows the maxima.
 template <typename S, typename Tiles>
 template <bool kAll, typename Seen>
-void TileAttention<S, Tiles>::raise_tops(const Seen& mine, int64_t row, int64_t count, float* top, float* sum) {
-  const float cap = rows_.args.softcap;
+void TileAttention<S, Tiles>::raise_tops(const Seen& mine, int64_t row, int64_t count, int64_t tile, int64_t first,
+                                         float* top, float* sum) {
+  const bool changes = rows_.changes_scores();
   V tops[kRowsAtOnce];
   std::fill(tops + count, tops + kRowsAtOnce, S::set1(kLowest));
   for (int64_t r = 0; r < count; ++r) {
     float* const scores = scores_ + (row + r) * kKvLanes;
     V highest = S::set1(kLowest);
     const Range range = mine(r);
+    const int64_t item_row = first + r;
     each_seen<kAll>(range, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
       float* at = scores + 2 * step * kPairFloats;
 #pragma GCC unroll 2
       for (int64_t i = step * kStep; i < (step + 1) * kStep; i += S::kWidth, at += kPairFloats) {
-        if (cap > 0) S::store(at, bend<S>(S::load(at), cap));
+        if (changes)
+          S::store(at, rows_.template changed<S>(S::load(at), slopes_[item_row], tile + i, seen_[item_row].end));
         highest = S::max(highest, kept<kWhole>(range, i, S::load(at), S::set1(kLowest)));
       }
     });

@@ -1,6 +1,7 @@
 """Attention against its reference, and the same bits whatever shares the call."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,8 @@ class Sequences:
         window: int = 0,
         softcap: float = 0.0,
         sinks: bool = False,
+        slopes: bool = False,
+        bf16_bias: int = 0,
         seed: int = 0,
     ) -> None:
         self.kernel = kernel
@@ -58,6 +61,7 @@ class Sequences:
             keys, values = self._normal(total, kv_heads, dim), self._normal(total, kv_heads, dim)
             self.cache.write(0, *self.slots(s, total), keys, values)
         self.sinks = Packed(values=3 * self._normal(heads), dtype=DType.F32) if sinks else None
+        self.slopes = Packed(values=np.abs(self._normal(heads)) / 8, dtype=DType.F32) if slopes else None
         self.attrs: dict[str, Attr] = {
             "layer": 0,
             "heads": heads,
@@ -66,6 +70,7 @@ class Sequences:
             "scale": dim**-0.5,
             "window": window,
             "softcap": softcap,
+            "bf16_bias": bf16_bias,
         }
 
     def _normal(self, *shape: int) -> Array:
@@ -93,7 +98,9 @@ class Sequences:
     def run(self, parts: Sequence[tuple[int, int, int]], threads: int = 1) -> list[Array]:
         """Outputs of each part."""
         queries, batch, cache = self.call(parts)
-        session = open_step(self.kernel, [queries, self.sinks], self.attrs, batch, cache=cache, threads=threads)
+        session = open_step(
+            self.kernel, [queries, self.sinks, self.slopes], self.attrs, batch, cache=cache, threads=threads
+        )
         out = native_outputs(session, batch)[0]
         session.close()
         return np.split(out, np.cumsum([new for _, _, new in parts])[:-1])
@@ -111,7 +118,7 @@ class Sequences:
             scale = np.float32(self.attrs["scale"])
             queries = to_float32(from_float32(queries * scale, DType.BF16), DType.BF16) / scale
             tolerance += 2.0**-9 * float(np.nanmax(np.abs(cache.values)))
-        expected = reference_outputs(self.kernel, [queries, self.sinks], self.attrs, batch, cache)[0]
+        expected = reference_outputs(self.kernel, [queries, self.sinks, self.slopes], self.attrs, batch, cache)[0]
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
         assert not on_tiles or np.abs(found - expected).mean() < tolerance / 8
 
@@ -239,4 +246,20 @@ def test_sinks(kernel: str, window: int) -> None:
         part = sequences.run([(1, 16, 1), (0, begin, new)], threads=3)[1]
         np.testing.assert_array_equal(part.view(np.uint32), whole[begin - 1060 : begin - 1060 + new].view(np.uint32))
     without = Sequences(kernel, [1100, 17], heads=6, kv_heads=2, dim=24, window=window, softcap=2.0)
+    assert np.abs(without.run(parts)[1] - sequences.run(parts)[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("bf16_bias", "window", "softcap"), [(0, 0, 0.0), (1, 0, 0.0), (0, 40, 2.0)])
+def test_slopes(kernel: str, bf16_bias: int, window: int, softcap: float) -> None:
+    """Against the reference; and the same bits alone, in chunks and where threads share the splits of a context."""
+    facts: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": 24, "window": window, "softcap": softcap}
+    sequences = Sequences(kernel, [1100, 17], **facts, slopes=True, bf16_bias=bf16_bias)
+    parts = [(0, 1060, 40), (1, 0, 17)]
+    sequences.check(parts)
+    whole = sequences.run(parts)[0]
+    for begin, new in ((1060, 1), (1075, 20), (1099, 1)):
+        part = sequences.run([(1, 16, 1), (0, begin, new)], threads=3)[1]
+        np.testing.assert_array_equal(part.view(np.uint32), whole[begin - 1060 : begin - 1060 + new].view(np.uint32))
+    without = Sequences(kernel, [1100, 17], **facts)
     assert np.abs(without.run(parts)[1] - sequences.run(parts)[1]).max() > 0.1

@@ -41,9 +41,9 @@ def _read(index: int, name: str) -> Callable[[Plan], Plan]:
     ("change", "words"),
     [
         (_listed(), "the plan lists no input query_starts"),
-        (_read(2, "positions"), 'input 2 must be query_starts, got "positions"'),
-        (_read(4, "in0"), 'input 4 must be block_tables, got "in0"'),
-        (_read(3, ""), 'input 3 must be past_lengths, got ""'),
+        (_read(3, "positions"), 'input 3 must be query_starts, got "positions"'),
+        (_read(5, "in0"), 'input 5 must be block_tables, got "in0"'),
+        (_read(4, ""), 'input 4 must be past_lengths, got ""'),
         (_input(name="adapters"), r"asks for the input adapters \(i32 by sequence_bounds\)"),
         (_input(dtype=DType.I64), r"asks for the input query_starts \(i64 by"),
         (_input(extent=Extent.TOKENS), r"asks for the input query_starts \(i32 by tokens\)"),
@@ -52,7 +52,7 @@ def _read(index: int, name: str) -> Callable[[Plan], Plan]:
 )
 def test_other_inputs_are_refused(change: Callable[[Plan], Plan], words: str) -> None:
     attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
-    attrs |= {"window": 0, "softcap": 0.0}
+    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": 0}
     plan, section = one_step_plan(
         "paged_attention.f32.avx2", [np.ones((4, 8), np.float32), None], attrs, plain_batch(4)
     )

@@ -62,6 +62,7 @@ def check(
         "scale": dim**-0.5,
         "window": window,
         "softcap": softcap,
+        "bf16_bias": 0,
     }
     kernel = f"paged_attention.{dtype.value}.sm80"
     (expected,) = reference_outputs(kernel, [q], attrs, batch, cache)

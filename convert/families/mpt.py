@@ -1,0 +1,109 @@
+"""MPT: scores that fall with the distance, layer norms without bias, one qkv matrix, no biases."""
+
+from collections.abc import Collection
+
+from ingot.configs.model import Activation, AlibiConfig, ModelConfig, Norm
+from ingot.configs.read import Section
+from ingot.convert.alibi import slopes_of
+from ingot.convert.family import Family, takes
+from ingot.convert.hf_config import read_head_dim
+from ingot.errors import UnsupportedModelError
+
+# What transformers does not compute, though files could ask for it.
+_USUAL: dict[str, object] = {
+    "attn_type": "multihead_attention",
+    "prefix_lm": False,
+    "qk_ln": False,
+    "clip_qkv": None,
+    "alibi": True,
+}
+_USUAL_OF_MODEL: dict[str, object] = {"logit_scale": None, "no_bias": True, "expansion_ratio": 4}
+_HARMLESS = ("attn_impl", "attn_pdrop", "attn_uses_sequence_id")
+_HARMLESS_OF_MODEL = (
+    "emb_pdrop",
+    "embedding_fraction",  # of gradients
+    "init_config",
+    "init_device",
+    "learned_pos_emb",  # in place of ALiBi only
+    "norm_type",  # how exactly one is computed
+    "tokenizer_name",
+    "verbose",
+)
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of an MptForCausalLM; defaults are those of transformers."""
+    hidden, heads = section.integer("d_model", minimum=1), section.integer("n_heads", minimum=1)
+    head_dim = read_head_dim(section, hidden, heads, hidden_key="d_model", heads_key="n_heads")
+    attention = section.section("attn_config")
+    for of, usual, harmless in ((section, _USUAL_OF_MODEL, _HARMLESS_OF_MODEL), (attention, _USUAL, _HARMLESS)):
+        for key in harmless:
+            of.has(key)
+        for key, value in usual.items():
+            _refuse_unless(of, key, value)
+    scale = attention.number("softmax_scale", head_dim**-0.5, above=0) if attention.has("softmax_scale") else 0.0
+    return ModelConfig(
+        family="mpt",
+        vocab_size=section.integer("vocab_size", minimum=1),
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_layers=section.integer("n_layers", minimum=1),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        max_positions=section.integer("max_seq_len", 2048, minimum=1),
+        norm=Norm.LAYER,
+        norm_eps=section.number("layer_norm_epsilon", 1e-5, above=0),
+        norm_bias=False,
+        activation=Activation.GELU,
+        gated_mlp=False,
+        rope=None,
+        alibi=AlibiConfig(slopes=slopes_of(heads, attention.number("alibi_bias_max", 8, above=0))),
+        attention_scale=scale or head_dim**-0.5,
+        fused_qkv=True,
+        tied_embeddings=section.boolean("tie_word_embeddings", True),
+    )
+
+
+def _refuse_unless(section: Section, key: str, usual: object) -> None:
+    if section.has(key) and section.raw(key) != usual:
+        raise UnsupportedModelError(
+            f"the model has a feature that is not supported: {key}",
+            where=section.place(key),
+            expected=str(usual).lower() if isinstance(usual, bool) else "null" if usual is None else str(usual),
+            got=repr(section.raw(key))[:200],
+            hint="convert another model: `ingot help families` lists what is supported",
+        )
+
+
+_LAYER = "transformer.blocks.{i}"
+
+FAMILY = Family(
+    name="mpt",
+    read=read,
+    rows=takes(
+        {
+            "embed/weight": "transformer.wte.weight",
+            "layers.{i}/attn_norm/weight": f"{_LAYER}.norm_1.weight",
+            "layers.{i}/attn/qkv/weight": f"{_LAYER}.attn.Wqkv.weight",
+            "layers.{i}/attn/out/weight": f"{_LAYER}.attn.out_proj.weight",
+            "layers.{i}/mlp_norm/weight": f"{_LAYER}.norm_2.weight",
+            "layers.{i}/mlp/up/weight": f"{_LAYER}.ffn.up_proj.weight",
+            "layers.{i}/mlp/down/weight": f"{_LAYER}.ffn.down_proj.weight",
+            "norm/weight": "transformer.norm_f.weight",
+            "lm_head/weight": "lm_head.weight",
+        }
+    ),
+    nullable=("softmax_scale", "clip_qkv", "logit_scale"),
+    aliases={"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    tiny={
+        "model_type": "mpt",
+        "vocab_size": 61,
+        "d_model": 48,
+        "n_layers": 2,
+        "n_heads": 3,
+        "max_seq_len": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+)
