@@ -22,10 +22,11 @@ from ingot.builder.expressions import WeightReader, leaves, matrix_shape
 from ingot.builder.graph import Graph, describe, is_op, is_weight, producer, weight_shape
 from ingot.builder.parallel_map import parallel_map
 from ingot.builder.router_pattern import read_choice
+from ingot.dtypes import DType, from_float32, to_float32
 from ingot.errors import CheckpointError
 
 BLOCK_BYTES = 4 << 20  # of a weight in float32
-_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
@@ -110,7 +111,7 @@ class Evaluation:
                 self._values.pop(id(tensor), None)
 
     def _compute(self, node: gs.Node) -> tuple[Array, ...]:
-        """Products and tables read their weight in pieces; casts between float types change nothing."""
+        """Products and tables read their weight in pieces; casts change nothing, but those that round to bf16."""
         if is_op(node, "MatMul") and is_weight(node.inputs[1]):
             x, ndim = self._input(node.inputs[0]), len(weight_shape(node.inputs[1]))
             if ndim == 2:
@@ -120,6 +121,9 @@ class Evaluation:
         if is_op(node, "Gather") and is_weight(node.inputs[0]) and len(weight_shape(node.inputs[0])) == 2:
             return (self._rows(node.inputs[0], self._input(node.inputs[1]), node),)
         inputs = [None if tensor.is_empty() else self._input(tensor) for tensor in node.inputs]
+        if is_op(node, "Cast") and node.attrs["to"] == onnx.TensorProto.BFLOAT16:
+            narrow = from_float32(np.asarray(inputs[0], np.float32), DType.BF16)
+            return (to_float32(narrow, DType.BF16).astype(np.float64),)
         if is_op(node, "Cast") and node.attrs["to"] in _FLOATS:
             return (np.asarray(inputs[0], np.float64),)
         if is_op(node, "Scan"):

@@ -27,7 +27,7 @@ class Choice:
     score   softmax or sigmoid
     logits, shares, keys  [batch, sequence, experts] each; keys: with the bias, before groups are left out
     bias    [experts], None without
-    best    the TopK that takes groups, None without; groups: how many there are
+    best    the TopK that takes groups, None without; groups: how many there are; ranked: by so many of their best
     """
 
     top: gs.Node
@@ -38,6 +38,7 @@ class Choice:
     bias: gs.Tensor | None
     best: gs.Node | None
     groups: int
+    ranked: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +83,7 @@ def read_route(weights: gs.Tensor, places: gs.Tensor) -> Route | str:
         "scale": scale,
         "groups": choice.groups,
         "group_top": group_top,
+        "group_best": choice.ranked,
     }
     return Route(shares=choice.shares, logits=choice.logits, bias=choice.bias, attrs=attrs)
 
@@ -90,12 +92,12 @@ def read_choice(top: gs.Node) -> Choice | str:
     """What a TopK takes experts by, or why it takes none."""
     if len(_count(top)) != 1 or top.attrs.get("axis", -1) not in (-1, 2) or not top.attrs.get("largest", 1):
         return "the experts taken are not a fixed number of the largest"
-    keys, best, groups = top.inputs[0], None, 1
+    keys, best, groups, ranked = top.inputs[0], None, 1, 2
     if (ungrouped := _maker(keys, "Reshape")) is not None:
         found = _read_groups(ungrouped)
         if isinstance(found, str):
             return found
-        keys, best, groups = found
+        keys, best, groups, ranked = found
     shares, bias, node = keys, None, producer(keys)
     wrong = "the experts are not taken by a softmax over all, nor by sigmoids"
     if node is not None and is_op(node, "Add"):
@@ -117,6 +119,7 @@ def read_choice(top: gs.Node) -> Choice | str:
         bias=bias,
         best=best,
         groups=groups,
+        ranked=ranked,
     )
 
 
@@ -151,8 +154,9 @@ def _read_total(total: gs.Tensor, weights: gs.Tensor) -> tuple[float, float] | s
     return numbers["Max"], numbers["Add"]
 
 
-def _read_groups(ungrouped: gs.Node) -> tuple[gs.Tensor, gs.Node, int] | str:
-    """(the keys of all experts, the TopK of groups, number of groups): Where a group is taken, else minus infinity."""
+def _read_groups(ungrouped: gs.Node) -> tuple[gs.Tensor, gs.Node, int, int] | str:
+    """(the keys of all experts, the TopK of groups, number of groups, how many of their best rank them): Where a group
+    is taken, else minus infinity."""
     wrong = "the experts are left out in another way than by groups"
     where = _maker(ungrouped.inputs[0], "Where")
     if where is None or scalar(where.inputs[2]) != -np.inf:
@@ -171,10 +175,10 @@ def _read_groups(ungrouped: gs.Node) -> tuple[gs.Tensor, gs.Node, int] | str:
     if chosen is None or sums is None or best is None:
         return wrong
     summed = small_ints(optional_input(sums, 1)) in ([-1], [3]) and not sums.attrs.get("keepdims", 1)
-    two = _count(best) == [2] and best.attrs.get("axis", -1) in (-1, 3) and best.attrs.get("largest", 1)
-    if not summed or not two or best.inputs[0] is not where.inputs[1] or sums.inputs[0] is not best.outputs[0]:
-        return "groups are not ranked by the sum of their two best"
-    return split.inputs[0], chosen, shape[2]
+    few = _count(best) in ([1], [2]) and best.attrs.get("axis", -1) in (-1, 3) and best.attrs.get("largest", 1)
+    if not summed or not few or best.inputs[0] is not where.inputs[1] or sums.inputs[0] is not best.outputs[0]:
+        return "groups are not ranked by the sum of their one or two best"
+    return split.inputs[0], chosen, shape[2], _count(best)[0]
 
 
 def _marked(mask: gs.Tensor) -> gs.Node | None:

@@ -105,8 +105,8 @@ class MoeConfig:
     normalized         the weights are the shares over their sum; else the shares themselves
     score              what the shares are
     select_bias        each expert has a number that is added to its share where experts are chosen, and only there
-    groups, group_top  a token takes experts of `group_top` of so many groups: those whose two best shares (with the
-                       bias) have the largest sums
+    groups, group_top  a token takes experts of `group_top` of so many groups: those whose `group_best` best shares
+                       (with the bias) have the largest sums
     sum_offset         is added to the sum of the shares
     least_sum          what the sum counts as at least
     scale              factor of the weights
@@ -131,6 +131,7 @@ class MoeConfig:
     select_bias: bool = False
     groups: int = 1
     group_top: int = 1
+    group_best: int = 2
     sum_offset: float = 0.0
     least_sum: float = 0.0
     scale: float = 1.0

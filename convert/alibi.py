@@ -25,11 +25,11 @@ class Nodes(Protocol):
     def constant(self, name: str, value: np.ndarray | np.float32) -> str: ...
 
 
-def slopes_of(heads: int, most: float = 8.0) -> tuple[float, ...]:
-    """The slope of each head: 2^(-most / n), 2^(-2 most / n), ... for a power of two n; between two of these the slopes
+def slopes_of(heads: int) -> tuple[float, ...]:
+    """The slope of each head: 2^(-8 / n), 2^(-16 / n), ... for a power of two n; between two of these the slopes
     of the smaller one, then every other one of the larger."""
     n = 1 << math.ceil(math.log2(heads))
-    slopes = 0.5 ** (np.arange(1, n + 1, dtype=np.float32) * np.float32(most / n))
+    slopes = 0.5 ** (np.arange(1, n + 1, dtype=np.float32) * np.float32(8 / n))
     if n != heads:
         slopes = np.concatenate([slopes[1::2], slopes[::2]])[:heads]
     return tuple(map(float, slopes))

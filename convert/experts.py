@@ -193,7 +193,7 @@ def _of_best_groups(g: Nodes, keys: str, moe: MoeConfig, path: str) -> str:
     """The keys of the experts in the best groups, minus infinity for all others; [batch, sequence, experts]"""
     shape = g.integers("groups", [0, 0, moe.groups, moe.experts // moe.groups])
     grouped = g.node("Reshape", [keys, shape], f"{path}/reshape")
-    best, _ = _top(g, grouped, 2, f"{path}/best")
+    best, _ = _top(g, grouped, moe.group_best, f"{path}/best")
     sums = g.node("ReduceSum", [best, g.integers("axis_last", [-1])], f"{path}/sums", keepdims=0)
     _, chosen = _top(g, sums, moe.group_top, f"{path}/top")
     none = g.node("ConstantOfShape", [g.node("Shape", [sums], f"{path}/shape")], f"{path}/zeros")

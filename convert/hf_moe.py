@@ -81,16 +81,18 @@ def with_gated_shared_expert(section: Section, moe: MoeConfig, size: int) -> Moe
     return dataclasses.replace(moe, shared_size=shared, shared_gate=True)
 
 
-def read_groups(section: Section, experts: int, per_token: int, usual: tuple[int, int] = (1, 1)) -> tuple[int, int]:
-    """(groups of the experts, groups that a token takes experts of) of a family that ranks them by their two best.
+def read_groups(
+    section: Section, experts: int, per_token: int, usual: tuple[int, int] = (1, 1), best: int = 2
+) -> tuple[int, int]:
+    """(groups of the experts, groups that a token takes experts of) of a family that ranks them by their `best` best.
     usual: the family's defaults."""
     keys = zip(("n_group", "topk_group"), usual, strict=True)
     groups, top = (section.integer(key, default, minimum=1) for key, default in keys)
-    if groups > 1 and (experts % groups or experts < 2 * groups):
+    if groups > 1 and (experts % groups or experts < best * groups):
         raise ConfigError(
-            "the experts cannot be divided into equal groups of two or more",
+            f"the experts cannot be divided into equal groups of {best} or more",
             where=section.place("n_group"),
-            expected=f"a divisor of {experts}, at most {experts // 2}",
+            expected=f"a divisor of {experts}, at most {experts // best}",
             got=str(groups),
         )
     if top > groups or per_token > experts // groups * top:

@@ -7,7 +7,7 @@ from ingot.configs.model import LatentConfig, ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.hf_latent import LATENT_ROWS, read_latent
-from ingot.convert.hf_moe import expert_rows, read_experts, shared_rows
+from ingot.convert.hf_moe import expert_rows, read_experts, read_groups, shared_rows
 from ingot.errors import UnsupportedModelError
 
 _KNOWN = ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor", "topk_method")
@@ -23,15 +23,13 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 def _experts(section: Section, layers: int) -> MoeConfig | None:
     """None where every layer has a plain MLP."""
-    groups = 1 if section.is_null("n_group") else section.integer("n_group", 1, minimum=1)
-    section.has("topk_group")
     method = section.text("topk_method", "greedy")
-    if method not in ("greedy", "group_limited_greedy") or (groups > 1 and method != "greedy"):
+    if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModelError(
-            "the router chooses among groups of experts by the best expert of each, which is not supported",
+            "the way in which the router takes experts is not supported",
             where=section.place("topk_method"),
-            expected="greedy, or one group",
-            got=f"{method} of {groups} groups",
+            expected="greedy, group_limited_greedy",
+            got=method,
         )
     section.has("norm_topk_prob")  # without effect in this family
     inner = section.integer("moe_intermediate_size", 1407, minimum=1)
@@ -46,11 +44,19 @@ def _experts(section: Section, layers: int) -> MoeConfig | None:
         known=_KNOWN,
         count_key="n_routed_experts",
     )
+    groups, group_top = 1, 1
+    if method == "group_limited_greedy":
+        groups, group_top = read_groups(section, moe.experts, moe.per_token, best=1)
+    for key in ("n_group", "topk_group"):  # else without effect
+        section.has(key)
     return (
         None
         if dense == layers
         else dataclasses.replace(
             moe,
+            groups=groups,
+            group_top=group_top,
+            group_best=1,
             scale=section.number("routed_scaling_factor", 1.0, above=0),
             shared_size=inner * section.integer("n_shared_experts", 2, minimum=1),
         )

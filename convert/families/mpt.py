@@ -16,6 +16,7 @@ _USUAL: dict[str, object] = {
     "qk_ln": False,
     "clip_qkv": None,
     "alibi": True,
+    "alibi_bias_max": 8,  # transformers computes with 8 whatever stands there
 }
 _USUAL_OF_MODEL: dict[str, object] = {"logit_scale": None, "no_bias": True, "expansion_ratio": 4}
 _HARMLESS = ("attn_impl", "attn_pdrop", "attn_uses_sequence_id")
@@ -58,7 +59,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         activation=Activation.GELU,
         gated_mlp=False,
         rope=None,
-        alibi=AlibiConfig(slopes=slopes_of(heads, attention.number("alibi_bias_max", 8, above=0))),
+        alibi=AlibiConfig(slopes=slopes_of(heads)),
         attention_scale=scale or head_dim**-0.5,
         fused_qkv=True,
         tied_embeddings=section.boolean("tie_word_embeddings", True),

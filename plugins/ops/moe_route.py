@@ -16,7 +16,8 @@ def reference(call: Call) -> tuple[Array, ...]:
 
     shares  softmax or sigmoid of the logits
     keys    shares + bias; of a softmax without bias and groups the logits, so that no exponential decides
-    groups  more than 1: experts of `group_top` groups are taken, those with the largest sums of their two best keys
+    groups  more than 1: experts of `group_top` groups are taken, those with the largest sums of their `group_best`
+            best keys
     weight  share * scale; normalized: share / (max(sum of the taken ones, floor) + eps) * scale
 
     A NaN counts as infinite: its expert is taken. Every weight of the row is NaN then, but those of sigmoids that are
@@ -28,7 +29,7 @@ def reference(call: Call) -> tuple[Array, ...]:
         keys = shares + bias
     else:
         keys = shares if attrs["score"] == "sigmoid" or int(attrs["groups"]) > 1 else logits
-    keys = _of_best_groups(_infinite(keys), int(attrs["groups"]), int(attrs["group_top"]))
+    keys = _of_best_groups(_infinite(keys), *(int(attrs[each]) for each in ("groups", "group_top", "group_best")))
     taken = np.sort(np.argsort(-keys, axis=1, kind="stable")[:, : int(attrs["per_token"])], axis=1)
     weights = np.take_along_axis(shares, taken, axis=1)
     if attrs["normalized"]:
@@ -49,13 +50,13 @@ def _infinite(keys: Array) -> Array:
     return np.where(np.isnan(keys), np.float32(np.inf), keys)
 
 
-def _of_best_groups(keys: Array, groups: int, top: int) -> Array:
+def _of_best_groups(keys: Array, groups: int, top: int, best: int) -> Array:
     """-infinity for the keys of all other groups."""
     if groups == 1:
         return keys
     grouped = keys.reshape(len(keys), groups, -1)
     with np.errstate(invalid="ignore"):  # infinity less infinity
-        sums = _infinite(np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2))
+        sums = _infinite(np.sort(grouped, axis=2)[:, :, -best:].sum(axis=2))
     chosen = np.zeros(sums.shape, np.bool_)
     np.put_along_axis(chosen, np.argsort(-sums, axis=1, kind="stable")[:, :top], values=True, axis=1)
     return np.where(chosen[:, :, None], grouped, np.float32(-np.inf)).reshape(keys.shape)
@@ -64,9 +65,9 @@ def _of_best_groups(keys: Array, groups: int, top: int) -> Array:
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     """A row takes at least one expert, and at most all that it may choose from."""
     (experts,) = shapes[0] or (0,)
-    taken, groups, top = (int(attrs[key]) for key in ("per_token", "groups", "group_top"))
-    if groups > 1 and (experts % groups or experts < 2 * groups):
-        return f"{experts} experts cannot be shared evenly among {groups} groups of two or more"
+    taken, groups, top, best = (int(attrs[key]) for key in ("per_token", "groups", "group_top", "group_best"))
+    if groups > 1 and (experts % groups or experts < best * groups):
+        return f"{experts} experts cannot be shared evenly among {groups} groups of {best} or more"
     if top > groups:
         return f"a row cannot take experts of {top} groups of {groups}"
     most = experts * top // groups
@@ -88,6 +89,7 @@ OP = Op(
         "scale": 1.0,
         "groups": 1,
         "group_top": 1,
+        "group_best": 2,
     },
     out_cols=lambda cols, attrs: (int(attrs["per_token"]),) * 2,
     reference=reference,
@@ -100,6 +102,7 @@ OP = Op(
         "floor": not_negative,
         "groups": between(1, LARGEST),
         "group_top": between(1, LARGEST),
+        "group_best": between(1, 3),
     },
     vectors=(1,),
 )

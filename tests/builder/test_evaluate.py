@@ -32,9 +32,9 @@ def _checkpoint(folder: Path, config: Mapping[str, object]) -> Path:
     return folder / "checkpoint"
 
 
-@pytest.mark.parametrize("name", covering_families())
-def test_logits_of_families_that_cover_all(name: str, tmp_path: Path) -> None:
-    checkpoint = _checkpoint(tmp_path, find_family(name).tiny)
+@pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in covering_families()), ("falcon", {"alibi": True})])
+def test_logits_of_families_that_cover_all(name: str, more: Mapping[str, object], tmp_path: Path) -> None:
+    checkpoint = _checkpoint(tmp_path, {**find_family(name).tiny, **more})
     expected = onnxruntime.InferenceSession(checkpoint / "model.onnx").run(None, {"input_ids": IDS})[0]
     graph = Graph.load(checkpoint / "model.onnx")
     with WeightReader(Checkpoint.open(checkpoint)) as reader:

@@ -140,9 +140,9 @@ def test_stretched_rotations_raise_the_scores() -> None:
     [
         (
             "deepseek_v2",
-            {"topk_method": "group_limited_greedy", "n_group": 3},
-            UnsupportedModelError,
-            "the best expert",
+            {"topk_method": "group_limited_greedy", "n_group": 2},
+            ConfigError,
+            "equal groups of 1 or more",
         ),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, UnsupportedModelError, "topk_method"),
         ("deepseek_v2", {"moe_layer_freq": 2}, UnsupportedModelError, "moe_layer_freq"),

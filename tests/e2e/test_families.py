@@ -102,6 +102,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": None,
         "layer_types": ["full_attention", "sliding_attention"],
     },
+    "deepseek_v2": {
+        "topk_method": "group_limited_greedy",
+        "n_group": 3,
+        "topk_group": 2,
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 24,
+        "first_k_dense_replace": 0,
+    },
     "falcon": {
         "alibi": True,
         "new_decoder_architecture": False,

@@ -112,7 +112,7 @@ def _stacked(g: GraphMaker, size_out: int, size_in: int, in_out: bool = False) -
     return g.node("Transpose", g.weight(EXPERTS, size_out, size_in), perm=[0, 2, 1])
 
 
-PLAIN = {"score": "softmax", "eps": 0.0, "floor": 0.0, "scale": 1.0, "groups": 1, "group_top": 1}
+PLAIN = {"score": "softmax", "eps": 0.0, "floor": 0.0, "scale": 1.0, "groups": 1, "group_top": 1, "group_best": 2}
 
 
 def insert(graph: Graph) -> PassReport:
@@ -157,14 +157,16 @@ def test_biases_and_a_clamped_gate() -> None:
 
 @pytest.mark.parametrize("score", ["Softmax", "Sigmoid"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("groups", [False, True])
-def test_other_routers(score: str, bias: bool, groups: bool) -> None:
-    """The numbers stay: `run_pass` compares them."""
-    graph = experts(score=score, bias=bias, groups=groups, total=[("Max", 0.75), ("Add", 0.5)], scale=2.5)
+@pytest.mark.parametrize("groups", [0, 1, 2])
+def test_other_routers(score: str, bias: bool, groups: int) -> None:
+    """The numbers stay: `run_pass` compares them. groups: ranked by so many, 0: there are none"""
+    graph = experts(
+        score=score, bias=bias, groups=groups > 0, best=groups or 2, total=[("Max", 0.75), ("Add", 0.5)], scale=2.5
+    )
     assert insert(graph).fired == 1
     (route,) = graph.plugins("MoeRoute")
     more = {"score": score.lower(), "floor": 0.75, "eps": 0.5, "scale": 2.5, "per_token": 2, "normalized": 1}
-    assert route.attrs == {**PLAIN, **more, **({"groups": 3, "group_top": 2} if groups else {})}
+    assert route.attrs == {**PLAIN, **more, **({"groups": 3, "group_top": 2, "group_best": groups} if groups else {})}
     assert len(route.inputs) == 1 + bias
 
 
@@ -181,7 +183,7 @@ def test_other_routers(score: str, bias: bool, groups: bool) -> None:
         ({"total": [("Add", 0.5), ("Max", 0.5)]}, "the weights are not divided by their sum"),
         ({"groups": True, "never": -1e9}, "the experts are left out in another way than by groups"),
         ({"groups": True, "marked_axis": 1}, "the experts are left out in another way than by groups"),
-        ({"groups": True, "best": 1}, "groups are not ranked by the sum of their two best"),
+        ({"groups": True, "best": 3}, "groups are not ranked by the sum of their one or two best"),
         ({"groups": True, "per_token": 5}, "a row cannot take 5 of 4 experts"),
         ({"largest": 0}, "the experts taken are not a fixed number of the largest"),
         ({"other_experts": True}, "the experts are not taken by a softmax over all, nor by sigmoids"),

@@ -14,7 +14,7 @@ struct MoeRouteArgs {
   int64_t rows, experts, slots;
   bool normalized, sigmoid;
   float eps, floor, scale;
-  int64_t groups, group_top;
+  int64_t groups, group_top, group_best;
 };
 
 }  // namespace ingot

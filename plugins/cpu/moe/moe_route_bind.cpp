@@ -5,11 +5,12 @@ namespace ingot {
 namespace {
 
 void bind_moe_route(const Binder& step, BoundStep& bound) {
-  step.check_form(2, 2, 8);
+  step.check_form(2, 2, 9);
   const BufferSpec* logits = step.find_buffer(step.spec().inputs[0]);
   const int64_t groups = step.attr_int("groups", 1, logits->cols);
   const int64_t group_top = step.attr_int("group_top", 1, groups);
-  step.check(groups == 1 || (logits->cols % groups == 0 && logits->cols >= 2 * groups),
+  const int64_t group_best = step.attr_int("group_best", 1, 2);
+  step.check(groups == 1 || (logits->cols % groups == 0 && logits->cols >= group_best * groups),
              "the experts cannot be shared evenly among the groups");
   const int64_t slots = step.attr_int("per_token", 1, logits->cols / groups * group_top);
   const std::string score = step.attr_word("score");
@@ -35,7 +36,8 @@ void bind_moe_route(const Binder& step, BoundStep& bound) {
                             .floor = step.attr_not_negative("floor"),
                             .scale = step.attr_float("scale"),
                             .groups = groups,
-                            .group_top = group_top};
+                            .group_top = group_top,
+                            .group_best = group_best};
 }
 
 }  // namespace

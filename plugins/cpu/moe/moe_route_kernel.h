@@ -77,7 +77,7 @@ inline void fill_keys(const MoeRouteArgs& args, const float* shares, float* keys
         second = keys[e];
       }
     }
-    sums[g] = first + second;
+    sums[g] = args.group_best == 1 ? first : first + second;
   }
   take_largest(sums, args.groups, args.group_top, taken, largest);
   for (int64_t g = 0, next = 0; g < args.groups; ++g) {

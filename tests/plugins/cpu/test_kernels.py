@@ -165,6 +165,7 @@ def _moe_route(dtype: DType) -> Iterator[Case]:
             "scale": 1.0,
             "groups": 1,
             "group_top": 1,
+            "group_best": 2,
         }
         yield [logits, None], {**plain, "per_token": slots, "normalized": index % 2}, plain_batch(len(logits))
         more = {**plain, "per_token": slots, "normalized": 1 - index % 2}
@@ -176,7 +177,7 @@ def _moe_route(dtype: DType) -> Iterator[Case]:
             if experts % 4 == 0:
                 attrs |= {"floor": 0.75, "groups": 4, "group_top": 2}
                 yield [logits, bias], attrs, plain_batch(len(logits))
-                yield [logits, None], attrs, plain_batch(len(logits))
+                yield [logits, None], {**attrs, "group_best": 1}, plain_batch(len(logits))
 
 
 CASES: dict[str, Callable[[DType], Iterator[Case]]] = {

@@ -61,7 +61,8 @@ class Sequences:
             keys, values = self._normal(total, kv_heads, dim), self._normal(total, kv_heads, dim)
             self.cache.write(0, *self.slots(s, total), keys, values)
         self.sinks = Packed(values=3 * self._normal(heads), dtype=DType.F32) if sinks else None
-        self.slopes = Packed(values=np.abs(self._normal(heads)) / 8, dtype=DType.F32) if slopes else None
+        steep = np.linspace(0.4, 0.01, heads, dtype=np.float32)
+        self.slopes = Packed(values=steep, dtype=DType.F32) if slopes else None
         self.attrs: dict[str, Attr] = {
             "layer": 0,
             "heads": heads,

@@ -12,7 +12,8 @@ from tests.plugins.ops.calls import evaluate, random_array
 def route(
     logits: Array, per_token: int, normalized: int = 1, bias: Array | None = None, **more: Attr
 ) -> tuple[Array, ...]:
-    usual: dict[str, Attr] = {"score": "softmax", "eps": 0.0, "floor": 0.0, "scale": 1.0, "groups": 1, "group_top": 1}
+    usual: dict[str, Attr] = {"score": "softmax", "eps": 0.0, "floor": 0.0, "scale": 1.0}
+    usual |= {"groups": 1, "group_top": 1, "group_best": 2}
     return evaluate("moe_route", [logits, bias], {**usual, "per_token": per_token, "normalized": normalized, **more})
 
 
@@ -47,16 +48,16 @@ def test_a_bias_only_selects(score: str, normalized: int) -> None:
     assert (ids != route(logits, 4, normalized, None, **more)[0]).any()
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_only_experts_of_the_best_groups_are_taken(score: str) -> None:
-    """Groups are ranked by their two best keys, as DeepSeek V3 has it."""
+@pytest.mark.parametrize(("score", "best"), [("softmax", 2), ("sigmoid", 2), ("softmax", 1)])
+def test_only_experts_of_the_best_groups_are_taken(score: str, best: int) -> None:
+    """Groups are ranked by their two best keys, as DeepSeek V3 has it, or by their best one, as V2."""
     logits, bias = 3 * random_array(40, 24), random_array(24, seed=1)
     given = torch.from_numpy(logits)
     keys = (given.sigmoid() if score == "sigmoid" else given.softmax(dim=-1)) + torch.from_numpy(bias)
-    best = keys.view(-1, 6, 4).topk(2, dim=-1).values.sum(dim=-1).topk(2, dim=-1).indices
-    allowed = torch.zeros(40, 6).scatter(1, best, 1.0).repeat_interleave(4, dim=1).bool()
+    taken = keys.view(-1, 6, 4).topk(best, dim=-1).values.sum(dim=-1).topk(2, dim=-1).indices
+    allowed = torch.zeros(40, 6).scatter(1, taken, 1.0).repeat_interleave(4, dim=1).bool()
     chosen = keys.masked_fill(~allowed, -torch.inf).topk(5, dim=-1).indices.sort(dim=-1).values
-    ids, _ = route(logits, 5, 1, bias, score=score, groups=6, group_top=2)
+    ids, _ = route(logits, 5, 1, bias, score=score, groups=6, group_top=2, group_best=best)
     np.testing.assert_array_equal(ids, chosen.numpy())
     assert (ids != route(logits, 5, 1, bias, score=score)[0]).any()
 

@@ -83,8 +83,8 @@ def test_slopes_as_those_of_transformers(bf16: int) -> None:
     heads, scale = 6, 0.7
     cache, batch = KvCache(LAYOUT, 6), make_batch([0] * 2, [2], [5], [[5, 2, 1]])
     keys, values = random_array(2, 7, 2, DIM, seed=1)
-    for position in range(7):
-        cache.write(0, (5, 2, 1)[position // 3], position % 3, keys[position], values[position])
+    positions = np.arange(7)
+    cache.write(0, np.array([5, 2, 1])[positions // 3], positions % 3, keys, values)
     q = random_array(2, heads * DIM, seed=3)
     module = modeling_falcon if bf16 else modeling_bloom
     arguments = (torch.ones(1, 7), heads, torch.bfloat16 if bf16 else torch.float32)
