@@ -122,6 +122,28 @@ def is_distance(graph: Graph, tensor: gs.Tensor) -> bool:
     return True
 
 
+def read_growth(graph: Graph, tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[float, int]]:
+    """(queries, (b, n)) of queries * (1 + b * log(1 + floor(position / n))); other values come back with b = 0."""
+    plain = tensor, (0.0, 1)
+    node = producer(tensor)
+    if not is_op(node, "Mul"):
+        return plain
+    column, numbers = producer(node.inputs[1]), list[float]()
+    if not is_op(column, "Unsqueeze") or small_ints(column.inputs[1]) != [1, 3]:
+        return plain
+    made = column.inputs[0]
+    for op in ("Add", "Mul", "Log", "Add", "Floor", "Div"):
+        step = producer(made)
+        number = None if not is_op(step, op) or len(step.inputs) < 2 else scalar(step.inputs[1])
+        if step is None or not is_op(step, op) or (number is None and len(step.inputs) > 1):
+            return plain
+        made = step.inputs[0]
+        numbers += [] if number is None else [number]
+    after, by, before, every = numbers
+    whole = (after, before) == (1, 1) and by > 0 and every >= 1 and every == int(every)
+    return (node.inputs[0], (by, int(every))) if whole and position_count(graph, made) is not None else plain
+
+
 def read_rotation(graph: Graph, node: gs.Node) -> Rotation | str:
     """What a RotaryEmbedding does, or why it is not ours."""
     if optional_input(node, 3) is not None:

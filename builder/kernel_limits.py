@@ -48,6 +48,17 @@ def _activation(node: gs.Node) -> str:
 
 def check_plan(plan: Plan, target: Target) -> None:
     """What depends on the limits of the engine too. Raises BuildError."""
+    for step in plan.steps if not target.limits().growth else ():
+        if step.op != "paged_attention" or not step.attrs["growth"]:
+            continue
+        if plan.limits.max_seq_len > (most := int(step.attrs["growth_every"])):
+            raise NoKernelError(
+                f"{target.name} has no kernel for queries that grow with their position",
+                where=step.name,
+                expected=f"at most {most:,} tokens, up to which they do not grow",
+                got=f"--max_seq_len {plan.limits.max_seq_len:,}",
+                hint=f"give --max_seq_len {most}, or build for a CPU target, or for ref",
+            )
     for excess in _of_plan(plan, target.limits()):
         _refuse(target, excess)
 

@@ -25,7 +25,7 @@ from ingot.convert.experts import beside_mlp, experts
 from ingot.convert.latent import latent_attention
 from ingot.convert.layer_input import layer_end
 from ingot.convert.mlp import mlp
-from ingot.convert.positions import token_positions
+from ingot.convert.positions import query_growth, token_positions
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.recurrent import recurrent_mixer, times
 from ingot.convert.rope import inverse_frequencies
@@ -204,6 +204,8 @@ class _Decoder:
         else:
             query = self.linear(x, f"{path}/q")
         query = self.rotated(self.heads(query, config.heads, dim, f"{path}/q"), layer, positions, f"{path}/q")
+        if config.query_growth:
+            query = self.node("Mul", [query, query_growth(self, config, positions)], f"{path}/q/grown")
         key, value = self._kept[writer]
         scale = config.attention_scale / (layer + 1 if config.scale_by_inverse_layer else 1)
         if config.attention_sinks:

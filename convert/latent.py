@@ -13,9 +13,10 @@ from typing import Protocol
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from ingot.configs.model import LatentConfig, ModelConfig, RopeConfig
+from ingot.convert.positions import query_growth
 
 Shape = tuple[int, ...]
 Attribute = int | float | str | list[int]
@@ -88,7 +89,7 @@ def latent_attention(g: Nodes, x: str, config: ModelConfig, latent: LatentConfig
     absorbed = g.node("MatMul", [still, _rows(g, stack, 0, latent.key_dim, f"{path}/keys")], f"{path}/keys/matmul")
     queries = g.node("Concat", [absorbed, turned], f"{path}/q/absorbed", axis=-1)
     if config.query_growth:
-        queries = g.node("Mul", [queries, _growth(g, config, positions)], f"{path}/q/grown")
+        queries = g.node("Mul", [queries, query_growth(g, config, positions)], f"{path}/q/grown")
     keys = g.node("Concat", [value, key], f"{path}/key", axis=-1)
     inputs = [queries, keys, value]
     mixed = g.node("Attention", inputs, f"{path}/attention", is_causal=1, scale=config.attention_scale)
@@ -99,19 +100,6 @@ def latent_attention(g: Nodes, x: str, config: ModelConfig, latent: LatentConfig
     width = config.heads * latent.value_dim
     merged = g.node("Reshape", [merged, g.integers(f"rows_{width}", [0, 0, width])], f"{path}/merge/reshape")
     return g.linear(merged, f"{path}/out")
-
-
-def _growth(g: Nodes, config: ModelConfig, positions: str) -> str:
-    """What queries are multiplied by, [batch, 1, sequence, 1]; made once for all layers"""
-    if any(node.name == "growth/column" for node in g.nodes):
-        return "growth/column"
-    values = {"every": config.growth_positions, "one": 1, "by": config.query_growth}
-    every, one, by = (g.constant(f"const/growth_{name}", np.float32(value)) for name, value in values.items())
-    counted = g.node("Div", [g.node("Cast", [positions], "growth/cast", to=TensorProto.FLOAT), every], "growth/div")
-    whole = g.node("Add", [g.node("Floor", [counted], "growth/floor"), one], "growth/count")
-    factor = g.node("Mul", [g.node("Log", [whole], "growth/log"), by], "growth/mul")
-    factor = g.node("Add", [factor, one], "growth/factor")
-    return g.node("Unsqueeze", [factor, g.integers("growth_axes", [1, 3])], "growth/column")
 
 
 def _rows(g: Nodes, stack: str, begin: int, end: int, path: str) -> str:

@@ -3,15 +3,25 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from ingot.configs.model import ModelConfig
+
 Attribute = int | float | str | list[int]
 
 
 class Nodes(Protocol):
     """What writes nodes: takes and returns names of values."""
 
+    nodes: list[onnx.NodeProto]
+
     def node(self, op: str, inputs: Sequence[str], path: str, **attributes: Attribute) -> str: ...
 
     def integers(self, name: str, value: int | Sequence[int]) -> str: ...
+
+    def constant(self, name: str, value: np.ndarray | np.float32) -> str: ...
 
 
 def token_positions(g: Nodes, max_positions: int) -> str:
@@ -24,3 +34,16 @@ def token_positions(g: Nodes, max_positions: int) -> str:
     bounded = g.node("Min", [counted, last], "positions/min")
     row = g.node("Unsqueeze", [bounded, g.integers("axis_0", [0])], "positions/unsqueeze")
     return g.node("Expand", [row, shape], "positions/expand")
+
+
+def query_growth(g: Nodes, config: ModelConfig, positions: str) -> str:
+    """What queries are multiplied by, [batch, 1, sequence, 1]; made once for all layers"""
+    if any(node.name == "growth/column" for node in g.nodes):
+        return "growth/column"
+    values = {"every": config.growth_positions, "one": 1, "by": config.query_growth}
+    every, one, by = (g.constant(f"const/growth_{name}", np.float32(value)) for name, value in values.items())
+    counted = g.node("Div", [g.node("Cast", [positions], "growth/cast", to=TensorProto.FLOAT), every], "growth/div")
+    whole = g.node("Add", [g.node("Floor", [counted], "growth/floor"), one], "growth/count")
+    factor = g.node("Mul", [g.node("Log", [whole], "growth/log"), by], "growth/mul")
+    factor = g.node("Add", [factor, one], "growth/factor")
+    return g.node("Unsqueeze", [factor, g.integers("growth_axes", [1, 3])], "growth/column")

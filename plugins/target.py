@@ -74,6 +74,7 @@ class KernelLimits:
     taken_experts      that the rows of a step take in all
     sinks              whether attention takes them
     slopes             likewise, of ALiBi
+    growth             whether queries may grow with their position
     made_values        values that are normed, made of keys, or another layer's
     activations        names of activation functions; empty: all
     """
@@ -89,6 +90,7 @@ class KernelLimits:
     taken_experts: int = NO_LIMIT
     sinks: bool = True
     slopes: bool = True
+    growth: bool = True
     made_values: bool = True
     activations: frozenset[str] = frozenset()
 

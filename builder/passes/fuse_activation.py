@@ -1,5 +1,6 @@
 """An activation joins the epilogue of its product; what remains of gating becomes an Activation with a factor."""
 
+from ingot.builder.attention_pattern import read_growth
 from ingot.builder.graph import DOMAIN, Graph
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.passes.fuse_gate_up import plain
@@ -19,6 +20,8 @@ def _rewrite_factor(graph: Graph, match: Match) -> None:
 
 
 def _check_gating(graph: Graph, match: Match) -> str | None:
+    if read_growth(graph, match.output)[0] is not match.output:
+        return "queries grow with their position"
     return "a square is not a gate" if match["a"] is match["b"] else None
 
 

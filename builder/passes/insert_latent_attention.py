@@ -12,22 +12,10 @@ import dataclasses
 
 import onnx_graphsurgeon as gs
 
-from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, read_rotation
-from ingot.builder.graph import (
-    Attr,
-    Graph,
-    is_op,
-    is_weight,
-    optional_input,
-    ours,
-    producer,
-    scalar,
-    small_ints,
-    weight_shape,
-)
+from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, read_growth, read_rotation
+from ingot.builder.graph import Attr, Graph, is_op, is_weight, optional_input, ours, producer, small_ints, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.passes.insert_paged_attention import rope_table
-from ingot.builder.positions import position_count
 from ingot.builder.rewrite import Match, Op, W, X
 
 _SWAPPED = [0, 2, 1]
@@ -82,31 +70,9 @@ def _one_head(tensor: gs.Tensor) -> gs.Tensor | None:
     return node.inputs[0] if is_op(node, "Unsqueeze") and small_ints(node.inputs[1]) == [1] else None
 
 
-def _grown(graph: Graph, tensor: gs.Tensor) -> tuple[gs.Tensor, tuple[float, int]]:
-    """(queries, (b, n)) of queries * (1 + b * log(1 + floor(position / n))); other values come back with b = 0."""
-    plain = tensor, (0.0, 1)
-    node = producer(tensor)
-    if not is_op(node, "Mul"):
-        return plain
-    column, numbers = producer(node.inputs[1]), list[float]()
-    if not is_op(column, "Unsqueeze") or small_ints(column.inputs[1]) != [1, 3]:
-        return plain
-    made = column.inputs[0]
-    for op in ("Add", "Mul", "Log", "Add", "Floor", "Div"):
-        step = producer(made)
-        number = None if not is_op(step, op) or len(step.inputs) < 2 else scalar(step.inputs[1])
-        if step is None or not is_op(step, op) or (number is None and len(step.inputs) > 1):
-            return plain
-        made = step.inputs[0]
-        numbers += [] if number is None else [number]
-    after, by, before, every = numbers
-    whole = (after, before) == (1, 1) and by > 0 and every >= 1 and every == int(every)
-    return (node.inputs[0], (by, int(every))) if whole and position_count(graph, made) is not None else plain
-
-
 def _read(graph: Graph, match: Match) -> _Parts | str:
     """The parts of the match, or why it stays as it is."""
-    grown, growth = _grown(graph, match["q"])
+    grown, growth = read_growth(graph, match["q"])
     queries, keys = _joined(grown), _joined(match["k"])
     if queries is None or keys is None:
         return "queries and keys are not a latent part and a rotated one"

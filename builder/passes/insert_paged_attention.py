@@ -16,7 +16,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ingot.builder.alibi_pattern import Alibi, read_alibi
-from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, Side, read_side, read_window
+from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, Side, read_growth, read_side, read_window
 from ingot.builder.expressions import key
 from ingot.builder.graph import Attr, Graph, is_op, optional_input, producer, small_ints, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
@@ -29,7 +29,8 @@ _UNKNOWN = {"qk_matmul_output_mode": 0, "q_num_heads": None, "kv_num_heads": Non
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """source: the product of q, k and v, or of q alone where `writer` is the attention that makes keys and values."""
+    """source: the product of q, k and v, or of q alone where `writer` is the attention that makes keys and values.
+    growth: see the op"""
 
     source: gs.Tensor
     q: Side
@@ -37,13 +38,14 @@ class _Parts:
     v: Side
     rotation: Rotation | None
     writer: gs.Node | None = None
+    growth: tuple[float, int] = (0.0, 1)
 
 
 def _read(graph: Graph, match: Match) -> _Parts | str:
     """The parts of the match, or why it stays as it is."""
-    sides = []
-    for name in ("q", "k", "v"):
-        side = read_side(graph, without_sink(match[name]))
+    sides, (query, growth) = [], read_growth(graph, match["q"])
+    for tensor in (query, match["k"], match["v"]):
+        side = read_side(graph, without_sink(tensor))
         if isinstance(side, str):
             return side
         sides.append(side)
@@ -58,7 +60,7 @@ def _read(graph: Graph, match: Match) -> _Parts | str:
         return "v is normed over more than a head, or with a weight"
     if q.rotation is not None and k.rotation is not None and not q.rotation.same_as(k.rotation):
         return "q and k are not rotated alike"
-    return _from_product(graph, _Parts(source=q.source, q=q, k=k, v=v, rotation=q.rotation))
+    return _from_product(graph, _Parts(source=q.source, q=q, k=k, v=v, rotation=q.rotation, growth=growth))
 
 
 def _from_product(graph: Graph, parts: _Parts) -> _Parts | str:
@@ -177,6 +179,8 @@ def _rewrite(graph: Graph, match: Match) -> None:
         "heads": parts.q.heads,
         "scale": _scale(match["attention"]) or float(1 / np.sqrt(dim)),
         "window": seen.window,
+        "growth": parts.growth[0],
+        "growth_every": parts.growth[1],
         "softcap": float(match["attention"].attrs.get("softcap", 0.0)),
     }
     table = None if parts.rotation is None else rope_table(graph, parts.rotation)

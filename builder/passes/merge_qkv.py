@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ingot.builder.attention_pattern import read_side
+from ingot.builder.attention_pattern import read_growth, read_side
 from ingot.builder.graph import Graph, is_op, ours, producer, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.passes.fuse_gate_up import joined, plain
@@ -14,8 +14,8 @@ from ingot.builder.sink_pattern import without_sink
 
 def _sources(graph: Graph, match: Match) -> list[gs.Tensor] | str:
     sources = []
-    for name in ("q", "k", "v"):
-        side = read_side(graph, without_sink(match[name]))
+    for tensor in (read_growth(graph, match["q"])[0], match["k"], match["v"]):
+        side = read_side(graph, without_sink(tensor))
         if isinstance(side, str):
             return side
         sources.append(side.source)

@@ -9,10 +9,9 @@ from collections.abc import Collection
 
 from ingot.configs.model import LatentConfig, ModelConfig, MoeConfig, RouterScore, YarnScaling
 from ingot.configs.read import Section
-from ingot.convert.families import deepseek_v2, deepseek_v3, glm4_moe
+from ingot.convert.families import deepseek_v2, deepseek_v3, glm4_moe, ministral3
 from ingot.convert.hf_latent import read_latent
 from ingot.convert.hf_rope import rope_section
-from ingot.errors import ConfigError
 
 _USUAL = LatentConfig(q_rank=1024, kv_rank=256, key_dim=64, rope_dim=64, value_dim=128)
 _EXPERTS = MoeConfig(experts=128, per_token=4, intermediate_size=2048, normalized=True)
@@ -28,14 +27,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     if section.has("rope_parameters") or section.has("rope_scaling"):
         rope = rope_section(section)
         rope.has("max_position_embeddings")  # as outside of it
-        original = rope.integer("original_max_position_embeddings", minimum=1)
-        if (growth := rope.number("llama_4_scaling_beta")) < 0:
-            raise ConfigError(
-                "queries cannot shrink",
-                where=rope.place("llama_4_scaling_beta"),
-                expected="0 or more",
-                got=f"{growth:g}",
-            )
+        growth, original = ministral3.read_growth(rope)
     else:
         positions = max(model.max_positions, int(_YARN.factor * _YARN.original_positions))
         rotary = dataclasses.replace(model.rope, yarn=_YARN, positions=positions)

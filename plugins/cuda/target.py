@@ -26,6 +26,7 @@ LIMITS = KernelLimits(
     extent=(1 << 31) - 1,
     sinks=False,
     slopes=False,
+    growth=False,
     made_values=False,
     activations=frozenset(ACTIVATIONS),
 )

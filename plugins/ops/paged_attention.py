@@ -1,5 +1,6 @@
 """Causal attention of each token over its sequence's blocks of the KV cache (MHA, GQA, MQA)."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,7 +18,8 @@ def reference(call: Call) -> tuple[Array, ...]:
     """y[t, h] = softmax(capped(scale * q[t, h] . K[first : position + 1])) @ V[first : position + 1]
 
     of KV head h // (heads / kv_heads); first = position + 1 - window, or 0 without a window; capped(s) =
-    softcap * tanh(s / softcap), or s without a cap.
+    softcap * tanh(s / softcap), or s without a cap. With a growth the scale of a token's scores is multiplied by 1 +
+    growth * log(1 + floor(position / growth_every)), as Ministral 3 has it.
 
     A head's slope adds slope * (token - position) to each capped score (ALiBi, arXiv:2108.12409); with bf16_bias
     scale * bf16(slope * bf16(token)) instead, as Falcon does. A head's sink takes part in its softmax like the score of
@@ -44,7 +46,7 @@ def reference(call: Call) -> tuple[Array, ...]:
             visible = int(past + t - begin + 1)
             first = max(0, visible - window) if window else 0
             seen = np.s_[first - unseen * size : visible - unseen * size]
-            scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[seen]) * float(attrs["scale"])
+            scores = np.einsum("hd,nhd->hn", q[t].reshape(heads, dim), keys[seen]) * _scale(visible - 1, attrs)
             if cap:
                 scores = cap * np.tanh(scores / cap)
             if slopes is not None:
@@ -56,6 +58,12 @@ def reference(call: Call) -> tuple[Array, ...]:
             weights = weights[:, : visible - first]
             out[t] = np.einsum("hn,nhd->hd", weights, values[seen]).reshape(-1)
     return (out,)
+
+
+def _scale(position: int, attrs: Mapping[str, Attr]) -> float:
+    """Factor of the scores of a token"""
+    count = 1 + position // int(attrs["growth_every"])
+    return float(attrs["scale"]) * (1 + float(attrs["growth"]) * math.log(count))
 
 
 def _bias(slopes: Array, tokens: npt.NDArray[np.int64], attrs: Mapping[str, Attr]) -> npt.NDArray[np.float64]:
@@ -105,12 +113,21 @@ OP = Op(
         "window": 0,
         "softcap": 0.0,
         "bf16_bias": 0,
+        "growth": 0.0,
+        "growth_every": 1,
     },
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     size_problem=size_problem,
     # window: tokens that a token sees, itself included, 0 for all; softcap: 0 for none
-    attr_rules={**HEAD_RULES, "window": between(0, LARGEST + 1), "softcap": not_negative, "bf16_bias": between(0, 2)},
+    attr_rules={
+        **HEAD_RULES,
+        "window": between(0, LARGEST + 1),
+        "softcap": not_negative,
+        "bf16_bias": between(0, 2),
+        "growth": not_negative,
+        "growth_every": between(1, LARGEST),
+    },
     work=work,
     uses_kv=True,
     vectors=(1, 2),

@@ -110,6 +110,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 24,
         "first_k_dense_replace": 0,
     },
+    "ministral3": {
+        "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "falcon": {
         "alibi": True,
         "new_decoder_architecture": False,

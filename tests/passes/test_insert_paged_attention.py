@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from ingot.builder.graph import weight_shape
-from ingot.builder.passes import recognise_norms
+from ingot.builder.passes import fuse_activation, insert_matmul, recognise_norms
 from ingot.builder.passes.insert_paged_attention import PASS
 from tests.passes.graphs import GraphMaker, ops_of, run_pass
 
@@ -40,6 +40,8 @@ def test_rotated(interleaved: int, scale: float) -> None:
         "interleaved": interleaved,
         "window": 0,
         "softcap": 0.0,
+        "growth": 0.0,
+        "growth_every": 1,
         "norm_eps": 0.0,
         "value_norm": 0,
         "keys_as_values": 0,
@@ -361,3 +363,26 @@ def test_slopes(bf16: int) -> None:
 def test_other_slopes_are_refused(changes: dict[str, Any], reason: str) -> None:
     g = GraphMaker()
     assert PASS.run(g.finish(with_slopes(g, **changes))).refused == {reason: 1}
+
+
+@pytest.mark.parametrize("changes", [{}, {"axes": [1, 2]}, {"whole": 2.0}])
+def test_queries_that_grow(changes: dict[str, Any]) -> None:
+    """As convert writes them; other factors are no growth, and stay."""
+    g = GraphMaker()
+    q, k, v = (g.heads(x, n, DIM) for x, n in zip(parts(g, g.input()), (4, 2, 2), strict=True))
+    length = g.node("Squeeze", g.node("Gather", g.node("Shape", "ids"), g.constant([1]), axis=0))
+    positions = g.node("Range", g.constant(np.int64(0)), length, g.constant(np.int64(1)))
+    row = g.node("Cast", g.node("Unsqueeze", positions, g.constant([0])), to=TensorProto.FLOAT)
+    floor = g.node("Floor", g.node("Div", row, g.constant(np.float32(16))))
+    logarithm = g.node("Log", g.node("Add", floor, g.constant(np.float32(changes.get("whole", 1.0)))))
+    factor = g.node("Add", g.node("Mul", logarithm, g.constant(np.float32(0.5))), g.constant(np.float32(1.0)))
+    q = g.node("Mul", q, g.node("Unsqueeze", factor, g.constant(changes.get("axes", [1, 3]))))
+    mixed = g.node("Attention", q, k, v, is_causal=1)
+    merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HEADS * DIM]))
+    graph = g.finish(merged)
+    insert_matmul.PASS.run(graph)
+    assert fuse_activation.PASS.run(graph).fired == bool(changes)
+    assert PASS.run(graph).fired == (not changes)
+    if not changes:
+        (node,) = graph.plugins("PagedAttention")
+        assert (node.attrs["growth"], node.attrs["growth_every"]) == (0.5, 16)

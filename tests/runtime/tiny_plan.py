@@ -251,7 +251,7 @@ def _steps(target: Target | None, kv: DType, windows: Sequence[int]) -> list[Ste
         write |= {"value_norm": 0, "keys_as_values": 0}
         add("rope_kv_write", ("qkv", "cos_sin", "", ""), ("q",), {**heads, **write}, kv.value)
         attend: dict[str, Attr] = {"layer": layer, "scale": DIM**-0.5, "window": windows[layer]}
-        attend |= {"softcap": 0.0, "bf16_bias": 0}
+        attend |= {"softcap": 0.0, "bf16_bias": 0, "growth": 0.0, "growth_every": 1}
         add("paged_attention", ("q",), ("attended",), {**heads, **attend}, kv.value)
         matmul("attended", f"out{layer}", "x", dtype=dtype, residual="x")
         add("rms_norm", ("x", f"post{layer}", ""), ("normed", ""), {"eps": 1e-5})

@@ -23,6 +23,8 @@ void bind_latent_attention(const Binder& step, BoundStep& bound) {
                                     .sinks = nullptr,
                                     .slopes = nullptr,
                                     .bf16_bias = false,
+                                    .growth = 0.0f,
+                                    .growth_every = 1,
                                     .heads = heads,
                                     .window = kMaxCount,
                                     .scale = step.attr_float("scale"),

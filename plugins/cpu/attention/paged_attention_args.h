@@ -12,9 +12,11 @@ struct PagedAttentionArgs {
   const float* q;  // [tokens, heads * head_dim]
   float* y;        // [tokens, heads * head_dim]
   PagedKv kv;
-  const float* sinks;                 // [heads]; may be null
-  const float* slopes;                // [heads]: of ALiBi; may be null
-  bool bf16_bias;                     // see the op
+  const float* sinks;   // [heads]; may be null
+  const float* slopes;  // [heads]: of ALiBi; may be null
+  bool bf16_bias;       // see the op
+  float growth;         // likewise
+  int64_t growth_every;
   int64_t heads, window;              // window: tokens that a token sees, itself included
   float scale, softcap;               // softcap: 0 without
   const RopeQueries* rope = nullptr;  // makes q; null where q is there

@@ -5,7 +5,7 @@ namespace ingot {
 namespace {
 
 void bind_paged_attention(const Binder& step, BoundStep& bound) {
-  step.check_form(6, 1, 8);
+  step.check_form(6, 1, 10);
   PagedKv kv = step.layer_kv();
   kv.query_starts = step.given(3, "query_starts");
   kv.past_lengths = step.given(4, "past_lengths");
@@ -27,6 +27,8 @@ void bind_paged_attention(const Binder& step, BoundStep& bound) {
                                   .sinks = step.vector(step.spec().inputs[1], heads),
                                   .slopes = step.vector(step.spec().inputs[2], heads),
                                   .bf16_bias = step.attr_int("bf16_bias", 0, 1) != 0,
+                                  .growth = step.attr_not_negative("growth"),
+                                  .growth_every = step.attr_int("growth_every", 1, kMaxCount),
                                   .heads = heads,
                                   .window = window == 0 ? kMaxCount : window,
                                   .scale = step.attr_float("scale"),

@@ -140,6 +140,7 @@ template <typename S, typename T>
 void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* rotated) {
   rows_.tokens(item, rotated, [&](const AttentionRows::TokenRows& token) {
     const float* q = token.queries;
+    const V scale = S::set1(rows_.scale(token.visible));
     for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += kv_.head_dim) {
       seen_begin_[row] = token.hidden;
       seen_end_[row] = token.visible;
@@ -147,7 +148,7 @@ void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* rotate
       float* scaled = q_ + row * kQueryStride;
       for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
         const int64_t n = kv_.head_dim - i;
-        store_lanes<S>(scaled + i, S::mul(load_lanes<S>(q + i, n), S::set1(rows_.args.scale)), n);
+        store_lanes<S>(scaled + i, S::mul(load_lanes<S>(q + i, n), scale), n);
       }
     }
   });

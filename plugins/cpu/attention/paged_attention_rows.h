@@ -20,6 +20,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 
 #include "attention/paged_attention_args.h"
@@ -110,6 +111,12 @@ struct AttentionRows {
     }
   }
   float* output(const AttentionItem& item, int64_t row) const { return args.y + place(item, row) * kv.value_dim; }
+  // Factor of the queries of a token that sees so many.
+  float scale(int64_t visible) const {
+    if (args.growth == 0) return args.scale;
+    const double count = static_cast<double>(1 + (visible - 1) / args.growth_every);
+    return static_cast<float>(args.scale * (1 + args.growth * std::log(count)));
+  }
   // The slope of a row of an item.
   float slope(const AttentionItem& item, int64_t row) const {
     return args.slopes == nullptr ? 0.0f : args.slopes[item.head * group + row % group];

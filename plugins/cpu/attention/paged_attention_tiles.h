@@ -163,9 +163,9 @@ class TileAttention {
 template <typename S, typename Tiles>
 void TileAttention<S, Tiles>::load_queries(const AttentionItem& item, float* rotated) {
   const int64_t steps = dim_steps(kv_), dims = kv_.head_dim, ahead = kTokensAhead * rows_.source_stride();
-  const V scale = S::set1(rows_.args.scale);
   rows_.tokens(item, rotated, [&](const AttentionRows::TokenRows& token) {
     const float* q = token.queries;
+    const V scale = S::set1(rows_.scale(token.visible));
     const float* source = token.source + ahead;
     for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += dims, source += dims) {
       seen_[row] = {token.hidden, token.visible};

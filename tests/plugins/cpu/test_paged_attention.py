@@ -40,6 +40,7 @@ class Sequences:
         sinks: bool = False,
         slopes: bool = False,
         bf16_bias: int = 0,
+        growth: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.kernel = kernel
@@ -72,6 +73,8 @@ class Sequences:
             "window": window,
             "softcap": softcap,
             "bf16_bias": bf16_bias,
+            "growth": growth,
+            "growth_every": 9,
         }
 
     def _normal(self, *shape: int) -> Array:
@@ -251,11 +254,13 @@ def test_sinks(kernel: str, window: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("bf16_bias", "window", "softcap"), [(0, 0, 0.0), (1, 0, 0.0), (0, 40, 2.0)])
-def test_slopes(kernel: str, bf16_bias: int, window: int, softcap: float) -> None:
+@pytest.mark.parametrize(
+    ("bf16_bias", "window", "softcap", "growth"), [(0, 0, 0.0, 0.3), (1, 0, 0.0, 0.0), (0, 40, 2.0, 0.0)]
+)
+def test_slopes(kernel: str, bf16_bias: int, window: int, softcap: float, growth: float) -> None:
     """Against the reference; and the same bits alone, in chunks and where threads share the splits of a context."""
     facts: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": 24, "window": window, "softcap": softcap}
-    sequences = Sequences(kernel, [1100, 17], **facts, slopes=True, bf16_bias=bf16_bias)
+    sequences = Sequences(kernel, [1100, 17], **facts, slopes=True, bf16_bias=bf16_bias, growth=growth)
     parts = [(0, 1060, 40), (1, 0, 17)]
     sequences.check(parts)
     whole = sequences.run(parts)[0]

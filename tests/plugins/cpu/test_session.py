@@ -39,7 +39,7 @@ def _matmul_plan() -> tuple[Plan, Any]:
 
 def _attention_plan() -> tuple[Plan, Any]:
     attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
-    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": 0}
+    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": 0, "growth": 0.0, "growth_every": 1}
     return one_step_plan("paged_attention.f32.avx2", [np.ones((4, 8), np.float32)], attrs, plain_batch(4))
 
 

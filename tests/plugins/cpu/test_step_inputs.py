@@ -52,7 +52,7 @@ def _read(index: int, name: str) -> Callable[[Plan], Plan]:
 )
 def test_other_inputs_are_refused(change: Callable[[Plan], Plan], words: str) -> None:
     attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
-    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": 0}
+    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": 0, "growth": 0.0, "growth_every": 1}
     plan, section = one_step_plan(
         "paged_attention.f32.avx2", [np.ones((4, 8), np.float32), None], attrs, plain_batch(4)
     )

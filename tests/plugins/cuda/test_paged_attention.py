@@ -63,6 +63,8 @@ def check(
         "window": window,
         "softcap": softcap,
         "bf16_bias": 0,
+        "growth": 0.0,
+        "growth_every": 1,
     }
     kernel = f"paged_attention.{dtype.value}.sm80"
     (expected,) = reference_outputs(kernel, [q], attrs, batch, cache)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
+from transformers.models.ministral3 import modeling_ministral3
 
 from ingot.convert.alibi import bf16_slopes, slopes_of
 from ingot.plan import Attr
@@ -25,7 +26,7 @@ def test_against_torch(heads: int, window: int) -> None:
         cache.write(1, table[positions // 3], positions % 3, keys, values)
     q = random_array(4, heads * DIM, seed=3)
     attrs: dict[str, Attr] = {"layer": 1, "heads": heads, "kv_heads": 2, "head_dim": DIM, "scale": 0.7}
-    attrs |= {"window": window, "softcap": 0.0, "bf16_bias": 0}
+    attrs |= {"window": window, "softcap": 0.0, "bf16_bias": 0, "growth": 0.0, "growth_every": 1}
     (y,) = evaluate("paged_attention", [q], attrs, batch, cache)
     for begin, end, (keys, values) in ((0, 3, history[0]), (3, 4, history[1])):
         length = keys.shape[0]
@@ -56,6 +57,8 @@ def test_scores_are_capped() -> None:
         "window": 0,
         "softcap": 1.5,
         "bf16_bias": 0,
+        "growth": 0.0,
+        "growth_every": 1,
     }
     (y,) = evaluate("paged_attention", [q], attrs, batch, cache)
     scores = 1.5 * np.tanh(np.einsum("hd,nhd->hn", q.reshape(2, DIM), keys) * 0.7 / 1.5)
@@ -70,7 +73,13 @@ def test_a_sink_is_the_score_of_a_token_without_a_value() -> None:
     cache.write(0, 5, np.arange(3), keys, values)
     q, sinks = random_array(1, 2 * DIM, seed=3), np.array([2.0, -1.0], np.float32)
     attrs: dict[str, Attr] = {"layer": 0, "heads": 2, "kv_heads": 2, "head_dim": DIM, "scale": 0.7}
-    (y,) = evaluate("paged_attention", [q, sinks], {**attrs, "window": 2, "softcap": 0.0, "bf16_bias": 0}, batch, cache)
+    (y,) = evaluate(
+        "paged_attention",
+        [q, sinks],
+        {**attrs, "window": 2, "softcap": 0.0, "bf16_bias": 0, "growth": 0.0, "growth_every": 1},
+        batch,
+        cache,
+    )
     scores = np.einsum("hd,nhd->hn", q.reshape(2, DIM), keys)[:, 1:] * 0.7
     joined = torch.softmax(torch.from_numpy(np.concatenate([scores, sinks[:, None]], axis=1)), dim=-1)
     expected = np.einsum("hn,nhd->hd", joined[:, :-1].numpy(), values[1:])
@@ -91,7 +100,7 @@ def test_slopes_as_those_of_transformers(bf16: int) -> None:
     bias = module.build_alibi_tensor(*arguments).float().numpy().reshape(heads, 7) * (scale if bf16 else 1)
     slopes = np.array(bf16_slopes(heads) if bf16 else slopes_of(heads), np.float32)
     attrs: dict[str, Attr] = {"layer": 0, "heads": heads, "kv_heads": 2, "head_dim": DIM, "scale": scale}
-    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": bf16}
+    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": bf16, "growth": 0.0, "growth_every": 1}
     (y,) = evaluate("paged_attention", [q, None, slopes], attrs, batch, cache)
     for row, seen in ((0, 6), (1, 7)):
         grouped = np.repeat(keys[:seen], 3, axis=1), np.repeat(values[:seen], 3, axis=1)
@@ -99,3 +108,18 @@ def test_slopes_as_those_of_transformers(bf16: int) -> None:
         weights = torch.softmax(torch.from_numpy(scores), dim=-1).numpy()
         expected = np.einsum("hn,nhd->hd", weights, grouped[1])
         np.testing.assert_allclose(y[row].reshape(heads, DIM), expected, atol=1e-6)
+
+
+def test_queries_grow_with_their_position() -> None:
+    """As transformers scales those of Ministral 3."""
+    cache, batch = KvCache(LAYOUT, 6), make_batch([0] * 2, [2], [5], [[5, 2, 1]])
+    for position in range(7):
+        keys, values = random_array(2, 2, DIM, seed=position)
+        cache.write(0, (5, 2, 1)[position // 3], np.array(position % 3), keys, values)
+    q = random_array(2, 4 * DIM, seed=9)
+    attrs: dict[str, Attr] = {"layer": 0, "heads": 4, "kv_heads": 2, "head_dim": DIM, "scale": 0.7}
+    attrs |= {"window": 0, "softcap": 0.0, "bf16_bias": 0}
+    (y,) = evaluate("paged_attention", [q], {**attrs, "growth": 0.3, "growth_every": 3}, batch, cache)
+    factors = modeling_ministral3.get_llama_4_attn_scale(torch.tensor([[5, 6]]), 0.3, 3).numpy().reshape(2, 1)
+    (expected,) = evaluate("paged_attention", [q * factors], {**attrs, "growth": 0.0, "growth_every": 1}, batch, cache)
+    np.testing.assert_allclose(y, expected, atol=1e-6)
