@@ -25,10 +25,9 @@ from ingot.convert.experts import beside_mlp, experts
 from ingot.convert.latent import latent_attention
 from ingot.convert.layer_input import layer_end
 from ingot.convert.mlp import mlp
-from ingot.convert.positions import query_growth, token_positions
+from ingot.convert.positions import query_growth, rotary_angles, token_positions
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.recurrent import recurrent_mixer, times
-from ingot.convert.rope import inverse_frequencies
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor
 
@@ -165,16 +164,7 @@ class _Decoder:
         """cos and sin, each [batch, sequence, rotary_dim / 2]; made once for all layers that rotate alike."""
         if rope not in self._angles:
             path = "rope" if rope == self.config.rope else "rope_local"
-            frequencies = self.constant(f"{path}/inv_freq", inverse_frequencies(rope))
-            positions_f32 = self.node("Cast", [positions], f"{path}/cast", to=TensorProto.FLOAT)
-            column = self.node("Unsqueeze", [positions_f32, self.integers("axis_last", [-1])], f"{path}/unsqueeze")
-            angle = self.node("Mul", [column, frequencies], f"{path}/angle")
-            cos, sin = self.node("Cos", [angle], f"{path}/cos"), self.node("Sin", [angle], f"{path}/sin")
-            if rope.scale != 1:
-                scale = self.constant(f"{path}/scale", np.float32(rope.scale))
-                cos = self.node("Mul", [cos, scale], f"{path}/cos_scaled")
-                sin = self.node("Mul", [sin, scale], f"{path}/sin_scaled")
-            self._angles[rope] = cos, sin
+            self._angles[rope] = rotary_angles(self, rope, positions, path)
         return self._angles[rope]
 
     def window_mask(self, window: int) -> str:

@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ingot.configs.model import ModelConfig
+from ingot.configs.model import ModelConfig, RopeConfig
+from ingot.convert.rope import inverse_frequencies
 
 Attribute = int | float | str | list[int]
 
@@ -34,6 +35,20 @@ def token_positions(g: Nodes, max_positions: int) -> str:
     bounded = g.node("Min", [counted, last], "positions/min")
     row = g.node("Unsqueeze", [bounded, g.integers("axis_0", [0])], "positions/unsqueeze")
     return g.node("Expand", [row, shape], "positions/expand")
+
+
+def rotary_angles(g: Nodes, rope: RopeConfig, positions: str, path: str) -> tuple[str, str]:
+    """cos and sin, each [batch, sequence, rotary_dim / 2]"""
+    frequencies = g.constant(f"{path}/inv_freq", inverse_frequencies(rope))
+    numbers = g.node("Cast", [positions], f"{path}/cast", to=TensorProto.FLOAT)
+    column = g.node("Unsqueeze", [numbers, g.integers("axis_last", [-1])], f"{path}/unsqueeze")
+    angle = g.node("Mul", [column, frequencies], f"{path}/angle")
+    cos, sin = g.node("Cos", [angle], f"{path}/cos"), g.node("Sin", [angle], f"{path}/sin")
+    if rope.scale != 1:
+        scale = g.constant(f"{path}/scale", np.float32(rope.scale))
+        cos = g.node("Mul", [cos, scale], f"{path}/cos_scaled")
+        sin = g.node("Mul", [sin, scale], f"{path}/sin_scaled")
+    return cos, sin
 
 
 def query_growth(g: Nodes, config: ModelConfig, positions: str) -> str:

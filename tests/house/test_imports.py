@@ -66,10 +66,12 @@ TOP = (
 # Library → where it may be imported.
 FENCES = {
     "onnx": (
+        "ingot.convert.alibi",
         "ingot.convert.decoder",
         "ingot.convert.experts",
         "ingot.convert.latent",
         "ingot.convert.mlp",
+        "ingot.convert.positions",
         "ingot.convert.recurrent",
         "ingot.builder",
         "ingot.plugins.tensorrt",
