@@ -27,7 +27,8 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     if section.has("rope_parameters") or section.has("rope_scaling"):
         growth, every = read_growth(rope_section(section))
     else:  # whatever rope_theta says
-        rotary = dataclasses.replace(model.rope, theta=1e6, yarn=_YARN)
+        positions = max(model.max_positions, int(_YARN.factor * _YARN.original_positions))
+        rotary = dataclasses.replace(model.rope, theta=1e6, yarn=_YARN, positions=positions)
     window = read_window(section)
     return dataclasses.replace(
         model,

@@ -19,17 +19,15 @@ _USUAL: dict[str, object] = {
     "alibi_bias_max": 8,  # transformers computes with 8 whatever stands there
 }
 _USUAL_OF_MODEL: dict[str, object] = {"logit_scale": None, "no_bias": True, "expansion_ratio": 4}
-_HARMLESS = ("attn_impl", "attn_pdrop", "attn_uses_sequence_id")
-_HARMLESS_OF_MODEL = (
-    "emb_pdrop",
-    "embedding_fraction",  # of gradients
-    "init_config",
-    "init_device",
-    "learned_pos_emb",  # in place of ALiBi only
-    "norm_type",  # how exactly one is computed
-    "tokenizer_name",
-    "verbose",
-)
+_HARMLESS: dict[str, object] = {"attn_impl": "torch", "attn_pdrop": 0, "attn_uses_sequence_id": False}
+_HARMLESS_OF_MODEL: dict[str, object] = {
+    "emb_pdrop": 0.0,
+    "embedding_fraction": 1.0,  # of gradients
+    "init_device": "cpu",
+    "learned_pos_emb": True,  # in place of ALiBi only
+    "norm_type": "low_precision_layernorm",  # how exactly one is computed
+}
+_UNKNOWN = ("init_config", "tokenizer_name", "verbose")  # to transformers
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
@@ -37,9 +35,11 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     hidden, heads = section.integer("d_model", minimum=1), section.integer("n_heads", minimum=1)
     head_dim = read_head_dim(section, hidden, heads, hidden_key="d_model", heads_key="n_heads")
     attention = section.section("attn_config")
+    for key in _UNKNOWN:
+        section.has(key)
     for of, usual, harmless in ((section, _USUAL_OF_MODEL, _HARMLESS_OF_MODEL), (attention, _USUAL, _HARMLESS)):
-        for key in harmless:
-            of.has(key)
+        for key, value in harmless.items():
+            _read(of, key, value)
         for key, value in usual.items():
             _refuse_unless(of, key, value)
     scale = attention.number("softmax_scale", head_dim**-0.5, above=0) if attention.has("softmax_scale") else 0.0
@@ -66,8 +66,17 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
 
 
+def _read(section: Section, key: str, usual: object) -> object:
+    """A value of the type of the usual one"""
+    if isinstance(usual, bool):
+        return section.boolean(key, usual)
+    if isinstance(usual, int | float):
+        return section.number(key, usual)
+    return section.text(key, usual) if isinstance(usual, str) else section.raw(key)
+
+
 def _refuse_unless(section: Section, key: str, usual: object) -> None:
-    if section.has(key) and section.raw(key) != usual:
+    if _read(section, key, usual) != usual:
         raise UnsupportedModelError(
             f"the model has a feature that is not supported: {key}",
             where=section.place(key),

@@ -36,6 +36,10 @@ MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("gpt2", "gpt_bigcode")
+OWN_SIZES = {  # whose keys have names of their own
+    "bloom": {"vocab_size": 9, "hidden_size": 8, "n_layer": 1, "n_head": 2},
+    "mpt": {"vocab_size": 9, "d_model": 8, "n_layers": 1, "n_heads": 2},
+}
 GPT2_SIZES = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
 
 
@@ -53,8 +57,15 @@ def spelled_anew(config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", family_names())
 def test_defaults_are_those_of_transformers(name: str) -> None:
-    config = {"model_type": name, **(GPT2_SIZES if name in LIKE_GPT2 else {**SIZES, **MORE.get(name, {})})}
-    if name not in (*LIKE_GPT2, "opt", "kimi_linear", "nemotron_h"):  # the others have learned positions, or none
+    own = GPT2_SIZES if name in LIKE_GPT2 else OWN_SIZES.get(name)
+    config = {"model_type": name, **(own or {**SIZES, **MORE.get(name, {})})}
+    if name not in (
+        *LIKE_GPT2,
+        *OWN_SIZES,
+        "opt",
+        "kimi_linear",
+        "nemotron_h",
+    ):  # the others have learned positions, or none
         assert "rope_parameters" in spelled_anew(config)
     assert read(config) == read(spelled_anew(config))
 
@@ -103,6 +114,8 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
             "n_head": 4,
             "vocab_size": 97,
         }
+    if config["model_type"] in OWN_SIZES:
+        return {**small, "vocab_size": 97}
     heads = config.get("num_attention_heads", 8)
     kv_heads = config.get("num_key_value_heads") or heads
     small |= {

@@ -45,7 +45,8 @@ NOT_TRIED = {
 }
 
 OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function
-ONE_ACTIVATION = ("falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe")  # silu, where config.json may say so
+# silu, where config.json may say so; bloom and mpt have gelu, whatever it says
+ONE_ACTIVATION = ("bloom", "falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe", "mpt")
 NO_KINDS = ("falcon_h1", "nemotron_h")  # transformers stumbles over layer_types, or over its null
 
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
@@ -119,7 +120,8 @@ def keys_read(base: Config) -> set[str]:
 
 def switches(base: Config) -> Iterator[Config]:
     """Null, absent, both values of what is true or false, and kinds of layers."""
-    layers = int(base.get("n_layer") or base.get("num_hidden_layers") or len(base["layers_block_type"]))
+    counts = [base[key] for key in ("n_layer", "n_layers", "num_hidden_layers") if key in base]
+    layers = int(counts[0]) if counts else len(base["layers_block_type"])
     read = sorted(keys_read(base))
     yield {}
     for key in read:
