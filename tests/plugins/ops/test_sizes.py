@@ -53,7 +53,7 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("paged_attention", [(31,), None, None], HEADS, "q has shape (31,) instead of (32,)"),
         ("paged_attention", [(32,), (2,), None], HEADS, "sinks has shape (2,) instead of (4,)"),
         ("paged_attention", [(32,), None, (2,)], HEADS, "slopes has shape (2,) instead of (4,)"),
-        ("paged_attention", [(32,), None], {**HEADS, "kv_heads": 3}, "4 heads are no multiple of 3 KV heads"),
+        ("paged_attention", [(32,), None], {**HEADS, "kv_heads": 3}, "4 heads are not a multiple of 3 KV heads"),
         ("softcap", [(32,)], {"cap": 2.0}, None),
         ("softcap", [(32,)], {"cap": 0.0}, "not above 0"),
         ("rope_kv_write", [(64,), (9,), None, None], HEADS, "9 rotary dimensions"),
