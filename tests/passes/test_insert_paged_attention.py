@@ -354,9 +354,9 @@ def test_slopes(bf16: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"bf16": 1, "scale": 0.25}, "the attention takes a mask that is no sliding window"),
-        ({"bf16": 1, "first": 1}, "the attention takes a mask that is no sliding window"),
-        ({"bf16": 1, "to": TensorProto.FLOAT16}, "the attention takes a mask that is no sliding window"),
+        ({"bf16": 1, "scale": 0.25}, "the attention takes a mask that is not a sliding window"),
+        ({"bf16": 1, "first": 1}, "the attention takes a mask that is not a sliding window"),
+        ({"bf16": 1, "to": TensorProto.FLOAT16}, "the attention takes a mask that is not a sliding window"),
         ({"heads": 1}, "the mask has not one slope for each head, or keys and values are another layer's"),
     ],
 )
