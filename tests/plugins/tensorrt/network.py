@@ -59,7 +59,8 @@ class NumpyAttention:
     def __call__(self, attention: Attention, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
         assert self.batch is not None
         given = dict(zip(plugin_inputs(attention), inputs, strict=True))
-        attrs = {"value_norm": 0, "keys_as_values": 0, **attention.attributes()}
+        usual = {"value_norm": 0, "keys_as_values": 0, "bf16_bias": 0, "growth": 0.0, "growth_every": 1}
+        attrs = {**usual, **attention.attributes()}
         cos_sin = None
         if attention.rotary:
             scale = {"scale": attention.rope_scale}
