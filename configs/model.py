@@ -16,16 +16,6 @@ class QkNorm(enum.Enum):
     WIDTH = "width"  # all heads together
 
 
-class Activation(enum.Enum):
-    """The function between the two halves of an MLP."""
-
-    SILU = "silu"
-    GELU = "gelu"  # with erf
-    GELU_TANH = "gelu_tanh"  # the tanh approximation
-    RELU = "relu"
-    RELU2 = "relu2"  # its square
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Llama3Scaling:
     """Frequencies by wavelength, in tokens: beyond original_positions / low_freq_factor they are divided by `factor`,
@@ -278,7 +268,7 @@ class ModelConfig:
     max_positions: int
     norm: Norm
     norm_eps: float
-    activation: Activation
+    activation: str
     gated_mlp: bool
     rope: RopeConfig | None
     attention_scale: float

@@ -1,37 +1,10 @@
-"""What several families spell alike in config.json: activation, head size, key heads, windows."""
+"""What several families spell alike in config.json: head size, key heads, windows."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from ingot.configs.model import Activation
 from ingot.configs.read import Section
 from ingot.errors import ConfigError, UnsupportedModelError
-
-_ACTIVATIONS = {
-    "silu": Activation.SILU,
-    "swish": Activation.SILU,
-    "gelu": Activation.GELU,
-    "relu": Activation.RELU,
-    "relu2": Activation.RELU2,
-    "gelu_python": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_fast": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "gelu_python_tanh": Activation.GELU_TANH,
-}
-
-
-def read_activation(section: Section, key: str, default: str) -> Activation:
-    """The name of an activation function. Raises UnsupportedModelError for one that ingot does not have."""
-    name = section.text(key, default)
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            "the activation function is not supported",
-            where=section.place(key),
-            expected=", ".join(_ACTIVATIONS),
-            got=name,
-        )
-    return _ACTIVATIONS[name]
 
 
 def read_head_dim(section: Section, hidden: int, heads: int, *, hidden_key: str, heads_key: str) -> int:

@@ -5,8 +5,9 @@ import math
 
 from ingot.configs.model import LatentConfig, ModelConfig, Norm, RopeConfig
 from ingot.configs.read import Section
+from ingot.convert.activations import read_activation
 from ingot.convert.family import takes
-from ingot.convert.hf_config import read_activation, read_kv_heads
+from ingot.convert.hf_config import read_kv_heads
 from ingot.convert.hf_rope import interleaved, read_rope, rope_section
 from ingot.convert.weights import OneOf, Row, Take
 from ingot.errors import ConfigError, UnsupportedModelError

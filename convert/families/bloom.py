@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from ingot.configs.model import Activation, AlibiConfig, ModelConfig, Norm
+from ingot.configs.model import AlibiConfig, ModelConfig, Norm
 from ingot.configs.read import Section
 from ingot.convert.alibi import slopes_of
 from ingot.convert.family import Family, takes, weights_and_biases
@@ -47,7 +47,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         max_positions=section.integer("seq_length", 2048, minimum=1),  # of its training; transformers has no limit
         norm=Norm.LAYER,
         norm_eps=section.number("layer_norm_epsilon", 1e-5, above=0),
-        activation=Activation.GELU_TANH,
+        activation="gelu_tanh",
         gated_mlp=False,
         rope=None,
         alibi=AlibiConfig(slopes=slopes_of(heads)),

@@ -4,9 +4,10 @@ from collections.abc import Collection
 
 from ingot.configs.model import AlibiConfig, ModelConfig, Norm
 from ingot.configs.read import Section
+from ingot.convert.activations import read_activation
 from ingot.convert.alibi import bf16_slopes
 from ingot.convert.family import Family, takes, weights_and_biases
-from ingot.convert.hf_config import read_activation, read_head_dim
+from ingot.convert.hf_config import read_head_dim
 from ingot.convert.hf_rope import read_rope
 from ingot.convert.weights import Drop, KeyGroups, OneOf, Row, Take
 from ingot.errors import ConfigError

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from ingot.configs.model import Activation, Mamba2Config, ModelConfig
+from ingot.configs.model import Mamba2Config, ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.hf_mamba import mamba_rows, read_mamba
@@ -15,7 +15,7 @@ from ingot.errors import ConfigError, UnsupportedModelError
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a FalconH1ForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=8192, kv_heads=8, eps=1e-5, intermediate=14336)
-    if model.activation is not Activation.SILU:
+    if model.activation != "silu":
         raise UnsupportedModelError("Mamba 2 has silu alone here", where=section.place("hidden_act"))
     gate, mlp = _factors(section, "mlp_multipliers", 2)
     return dataclasses.replace(

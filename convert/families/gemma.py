@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection
 
-from ingot.configs.model import Activation, ModelConfig
+from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama
 
@@ -15,7 +15,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     model = llama.read_llama(
         section, positions=8192, kv_heads=16, head_dim=256, activation="gelu_pytorch_tanh", tied=True
     )
-    activation = Activation.GELU_TANH if section.raw("hidden_act") == "gelu" else model.activation
+    activation = "gelu_tanh" if section.raw("hidden_act") == "gelu" else model.activation
     return dataclasses.replace(model, activation=activation, norm_offset=1.0, embedding_scale=model.hidden_size**0.5)
 
 

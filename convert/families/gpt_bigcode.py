@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
+from ingot.convert.activations import read_activation
 from ingot.convert.families import gpt2
-from ingot.convert.hf_config import read_activation
 from ingot.errors import UnsupportedModelError
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection
 
-from ingot.configs.model import Activation, Mamba2Config, ModelConfig, MoeConfig
+from ingot.configs.model import Mamba2Config, ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import granite, granitemoe
 from ingot.convert.hf_config import mixer_layers
@@ -23,7 +23,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         raise UnsupportedModelError(
             "the positions are not supported", where=section.place("position_embedding_type"), got=positions
         )
-    if model.activation is not Activation.SILU:
+    if model.activation != "silu":
         raise UnsupportedModelError(
             "the activation of Mamba 2 is not supported", where=section.place("hidden_act"), expected="silu"
         )

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from ingot.configs.model import Activation, ModelConfig, Norm
+from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
+from ingot.convert.activations import read_activation
 from ingot.convert.family import Family, takes
-from ingot.convert.hf_config import read_activation, read_head_dim, read_kv_heads
+from ingot.convert.hf_config import read_head_dim, read_kv_heads
 from ingot.convert.hf_rope import KINDS, read_rope
 from ingot.convert.weights import Drop
 
@@ -57,7 +58,7 @@ def read_llama(
         max_positions=max_positions,
         norm=Norm.RMS,
         norm_eps=section.number(eps_key, eps, above=0),
-        activation=Activation.SILU if activation_key is None else read_activation(section, activation_key, activation),
+        activation="silu" if activation_key is None else read_activation(section, activation_key, activation),
         gated_mlp=True,
         rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary, kinds=rope_kinds)
         if one_rope

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from ingot.configs.model import Activation, AlibiConfig, ModelConfig, Norm
+from ingot.configs.model import AlibiConfig, ModelConfig, Norm
 from ingot.configs.read import Section
 from ingot.convert.alibi import slopes_of
 from ingot.convert.family import Family, takes
@@ -56,7 +56,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         norm=Norm.LAYER,
         norm_eps=section.number("layer_norm_epsilon", 1e-5, above=0),
         norm_bias=False,
-        activation=Activation.GELU,
+        activation="gelu",
         gated_mlp=False,
         rope=None,
         alibi=AlibiConfig(slopes=slopes_of(heads)),

@@ -4,8 +4,9 @@ from collections.abc import Collection
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
+from ingot.convert.activations import read_activation
 from ingot.convert.family import Family, takes, weights_and_biases
-from ingot.convert.hf_config import read_activation, read_head_dim, read_kv_heads, read_window
+from ingot.convert.hf_config import read_head_dim, read_kv_heads, read_window
 from ingot.convert.hf_rope import read_rope
 
 

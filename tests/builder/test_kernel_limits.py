@@ -190,4 +190,4 @@ def test_activations_that_no_gpu_kernel_has(tmp_path: Path) -> None:
     check_graph(graph, Narrow(activations=frozenset({"none", "silu", "relu2"})))
     with pytest.raises(NoKernelError, match="no kernel for the activation relu2"):
         check_graph(graph, Narrow(activations=frozenset({"none", "silu"})))
-    assert find_target("cuda/sm90").limits().activations == frozenset(ACTIVATIONS)
+    assert find_target("cuda/sm90").limits().activations <= frozenset(ACTIVATIONS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.configs.model import Activation, Llama3Scaling, ModelConfig, Norm, RopeConfig
+from ingot.configs.model import Llama3Scaling, ModelConfig, Norm, RopeConfig
 from ingot.configs.read import Section, parse_json, read_record, write_record
 from ingot.errors import ConfigError
 
@@ -162,7 +162,7 @@ def test_a_model_survives_its_json() -> None:
         max_positions=7,
         norm=Norm.LAYER,
         norm_eps=1e-5,
-        activation=Activation.GELU_TANH,
+        activation="gelu_tanh",
         gated_mlp=True,
         rope=RopeConfig(theta=1e4, rotary_dim=6, llama3=scaling),
         attention_scale=0.1,

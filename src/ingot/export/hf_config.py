@@ -39,7 +39,7 @@ def hf_config(model: ModelConfig, where: Path) -> dict[str, object]:
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
         "max_position_embeddings": model.max_positions,
-        "hidden_act": model.activation.value,
+        "hidden_act": model.activation,
         "rms_norm_eps": model.norm_eps,
         "tie_word_embeddings": model.tied_embeddings,
         **_rope(model.rope),

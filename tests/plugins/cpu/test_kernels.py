@@ -202,6 +202,8 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
 }
 # below, test_moe.py, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
 ELSEWHERE = {
+    "all_reduce",
+    "all_gather",
     "rope_kv_write",
     "moe_gate_up",
     "moe_down",

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.plan import Attr
-from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.cuda.bind import ACTIVATIONS
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import Input, Packed, batch_of, plain_batch, reference_outputs

@@ -8,8 +8,8 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.plan import Attr
-from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.cuda import session
+from ingot.plugins.cuda.bind import ACTIVATIONS
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
