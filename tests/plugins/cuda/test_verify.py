@@ -22,7 +22,7 @@ from tests.handmade import write_model
 
 # Of those that differ in norms, attention, rotation or activation; test_session.py runs every family.
 FAMILIES = ("llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "glm4", "olmo2", "phi3", "stablelm", "starcoder2")
-OPTIONS = CompareOptions(tokens=48, threads=1)
+OPTIONS = CompareOptions(tokens=48)
 
 
 def _built(folder: Path, family: str, precision: str, dtype: DType | None = None) -> tuple[Path, Path]:

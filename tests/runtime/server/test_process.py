@@ -112,7 +112,7 @@ def test_a_full_log_disk_ends_nothing_and_a_closed_terminal_drains(engine: Path)
     [([], True), (["--log_level", "warning"], False), (["--no_log_requests"], False), (["--log_level", "debug"], True)],
 )
 def test_request_lines_follow_the_options(
-    options: list[str], words: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    options: list[str], words: bool, engine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Of the command: which lines there are, whatever the engine does."""
     seen: list[ServeConfig] = []
@@ -122,7 +122,7 @@ def test_request_lines_follow_the_options(
         return 0
 
     monkeypatch.setattr("ingot.runtime.server.serve.serve", serve)
-    assert run(["serve", "--engine_dir", str(tmp_path), *options]) == 0
+    assert run(["serve", "--engine_dir", str(engine), *options]) == 0
     (config,) = seen
     logger, root = logging.getLogger("ingot"), logging.getLogger()
     before = logger.level, root.level, root.handlers, logging.getLogger("uvicorn.error").level
