@@ -38,6 +38,7 @@ TOLERANCE = 1e-5  # of the range of the logits
 ABSENT = object()
 CHOOSERS = ("index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq", "index_topk_pattern")
 NOT_TRIED = {
+    ("bloom", "slow_but_exact"),  # transformers refuses a null there, which is as good as absent; true is tried below
     ("gemma4_text", "rope_scaling"),  # transformers stumbles over it even where it is null
     ("mistral4", "partial_rotary_factor"),  # queries have other dimensions, which never rotate
     # of weights that convert drops: where they are others, so are all random weights
