@@ -1,6 +1,7 @@
 """StructuredOutputs → the grammar that the library is given: its kind, and its text."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ Grammar = tuple[str, str]
 TEXT = r"/(.|\n)*/"
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"  # models that love white space would write nothing else
 _ESCAPES = 'nrbtf\\"'  # without \uXXXX, by which a key could have another spelling than the one with a schema
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # those that have no short escape
 _DEEPEST = 200  # schemas within schemas
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _MANY_SCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
@@ -45,7 +47,7 @@ def schema_text(schema: Any, asked: StructuredOutputs | None = None) -> str:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError("structured_outputs.json cannot be written as JSON", got=str(error)[:200]) from None
-    _refuse_repeated_keys(schema, "$", _DEEPEST)
+    _refuse_unenforced(schema, "$", _DEEPEST)
     options = dict(schema.get("x-guidance") or {}) if isinstance(schema.get("x-guidance"), Mapping) else {}
     _refuse_loose(options)
     options.setdefault("json_allowed_escapes", _ESCAPES)
@@ -70,10 +72,41 @@ def _refuse_loose(options: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_repeated_keys(schema: Any, path: str, deep: int) -> None:
-    """Keys that a schema does not name may come twice in a text, and then count once."""
+def _refuse_unenforced(schema: Any, path: str, deep: int) -> None:
+    """What the library would accept and enforce as something else."""
     if not isinstance(schema, Mapping) or deep == 0:
         return  # what is nested deeper is refused by the library
+    _refuse_repeated_keys(schema, path)
+    for key in ("const", "enum", "required", "properties"):
+        value = schema.get(key)
+        if key == "properties" and isinstance(value, Mapping):
+            value = list(value)  # its schemas are looked at below
+        for text in _texts(value):
+            if _CONTROL.search(text):
+                raise RequestError(
+                    "structured_outputs: control characters that JSON writes as \\uXXXX alone cannot be enforced",
+                    where=f"schema {path}.{key}",
+                    got=json.dumps(text)[:100],
+                    hint="leave the character out",
+                )
+    for name, child in _subschemas(schema):
+        _refuse_unenforced(child, path + name, deep - 1)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from (str(key), *_texts(each))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def _refuse_repeated_keys(schema: Mapping[str, Any], path: str) -> None:
+    """Keys that a schema does not name may come twice in a text, and then count once."""
     least, named = schema.get("minProperties", 0), schema.get("required", ())
     count = len(set(map(str, named))) if isinstance(named, list) else 0
     if isinstance(least, int | float) and least > count + 1:
@@ -83,8 +116,6 @@ def _refuse_repeated_keys(schema: Any, path: str, deep: int) -> None:
             got=f"minProperties {least} and {count} required keys",
             hint="list more keys in required, or lower minProperties",
         )
-    for name, child in _subschemas(schema):
-        _refuse_repeated_keys(child, path + name, deep - 1)
 
 
 def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,22 @@ from tests.runtime.byte_tokenizer import whole_byte_tokenizer
 END = 256
 Schema = dict[str, Any]
 FORMATS = ("date", "ipv4", "ipv6", "uuid")  # those that jsonschema judges by itself
-_WORDS = ("", "a", "b", "ab", "aab", "b7", "éé", "a\nb", "x" * 6, "\U0001f600", 'q"\\', "2026-02-30", "2026-11-25")
+_WORDS = (
+    "",
+    "a",
+    "b",
+    "ab",
+    "aab",
+    "b7",
+    "éé",
+    "a\nb",
+    "x" * 6,
+    "a\0b",
+    "\U0001f600",
+    'q"\\',
+    "2026-02-30",
+    "2026-11-25",
+)
 _PLACES = ("10.0.0.1", "10.0.0.256", "::1", "1::2::3", "123e4567-e89b-12d3-a456-426614174000", "123e4567-e89b")
 _NUMBERS = (0, 1, -1, 2, 3, 4, 5, 6, 7, 10, -7, 99, 0.5, 2.5, -2.5, 3.75, 1e3, 12345678901)
 _PATTERNS = ("^a", "b$", "^[ab]+$", "[0-9]", "^.{2,3}$", "a|^b7$", "^(a|b)b?$")
@@ -197,8 +212,17 @@ class Found:
     refused: int = 0
     taken: int = 0
     forbidden: int = 0
-    wrong: list[tuple[Schema, str]] = dataclasses.field(default_factory=list)
-    missed: list[tuple[Schema, str]] = dataclasses.field(default_factory=list)
+    wrong: list[tuple[Any, str]] = dataclasses.field(default_factory=list)
+    missed: list[tuple[Any, str]] = dataclasses.field(default_factory=list)
+
+    def counts(self) -> tuple[int, ...]:
+        """Schemas, refused ones, texts taken, texts not valid, of these taken, valid and not taken."""
+        return self.schemas, self.refused, self.taken, self.forbidden, len(self.wrong), len(self.missed)
+
+    def add(self, other: "Found") -> None:
+        """What another group found."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class Judge:
@@ -216,8 +240,13 @@ class Judge:
             self._judge(self.groups.setdefault(group, Found()), schema, draw)
 
     def _judge(self, found: Found, schema: Schema, draw: random.Random) -> None:
-        found.schemas += 1
         validator = jsonschema.Draft202012Validator(schema, format_checker=self._checker)
+        drawn = dict.fromkeys(texts(schema, draw))
+        self.judge(found, schema, ((text, validator.is_valid(json.loads(text))) for text in drawn))
+
+    def judge(self, found: Found, schema: Schema | bool, cases: Iterable[tuple[str, bool]]) -> None:
+        """cases: (JSON, whether it is valid)."""
+        found.schemas += 1
         try:
             matcher = self._guides.matcher(StructuredOutputs(json=schema))
         except RequestError as error:
@@ -225,10 +254,9 @@ class Judge:
                 raise AssertionError(f"{schema} is refused without words or a path") from error
             found.refused += 1
             return
-        for text in dict.fromkeys(texts(schema, draw)):
+        for text, valid in cases:
             assert matcher.reset(), matcher.error
             takes = self._takes(matcher, text)
-            valid = validator.is_valid(json.loads(text))
             found.taken += takes
             found.forbidden += not valid
             if takes and not valid:
@@ -260,8 +288,7 @@ def main() -> int:
     print("| group | schemas | refused | texts taken | not valid | of these taken | valid and not taken |")
     print("|---|---|---|---|---|---|---|")
     for group, found in judge.groups.items():
-        counts = (found.schemas, found.refused, found.taken, found.forbidden, len(found.wrong), len(found.missed))
-        print(f"| {group} | {' | '.join(map(str, counts))} |")
+        print(f"| {group} | {' | '.join(map(str, found.counts()))} |")
     for group, found in judge.groups.items():
         for what, pairs in (("TAKEN", found.wrong), ("not taken", found.missed[: options.show])):
             for schema, text in pairs:

@@ -177,13 +177,17 @@ def test_white_space_is_limited_unless_said_otherwise() -> None:
         ({"minProperties": 2}, "minProperties 2 and 0 required"),
         ({"items": {"anyOf": [{"required": ["a"], "minProperties": 3}]}}, "schema $.items.anyOf[0]"),
         ({"x-guidance": {"json_allowed_escapes": "nu"}}, "without effect"),
+        ({"const": {"a": ["b\0"]}}, "schema $.const"),
+        ({"items": {"enum": [1, {"\x1f": 2}]}}, "schema $.items.enum"),
+        ({"properties": {"k\x0b": {}}}, "schema $.properties"),
+        ({"required": ["\x01"]}, "schema $.required"),
     ],
 )
 def test_keys_that_could_come_twice_or_be_spelled_otherwise_are_refused(schema: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError) as caught:
         schema_text(schema)
     assert words in str(caught.value)
-    assert schema_text({"minProperties": 2, "required": ["a"], "enum": [{"minProperties": 9}]})
+    assert schema_text({"minProperties": 2, "required": ["a"], "enum": [{"minProperties": 9}, "\b\t\n\f\r\x7f"]})
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_freed(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
