@@ -96,7 +96,12 @@ def _cast(values: Array, node: gs.Node) -> Array:
         return values
     dtype = DType.from_onnx(to)
     if dtype not in (DType.F32, DType.F16, DType.BF16):
-        raise BuildError("a quantised weight is cast to a type that ingot does not compute with", where=describe(node))
+        raise BuildError(
+            "a quantised weight is cast to a type that ingot does not compute with",
+            where=describe(node),
+            expected="float32, float16 or bfloat16",
+            got=f"ONNX type {to}",
+        )
     found = np.asarray(values, np.float32)
     return found if dtype is DType.F32 else to_float32(from_float32(found, dtype), dtype)
 

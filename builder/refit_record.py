@@ -40,7 +40,7 @@ def require_refittable(builds: Sequence[TargetBuild]) -> None:
     for each in builds:
         if each.activation_errors:
             raise UsageError(
-                "--activations auto measures the weights, so other weights may get another plan",
+                "--refit does not go with --activations auto: new weights could need another plan",
                 where="--refit",
                 expected="--activations int8, bf16 or f32",
                 got="--activations auto",
@@ -55,7 +55,7 @@ def require_refittable(builds: Sequence[TargetBuild]) -> None:
             )
         if each.target.on_gpu or each.graph is not None:
             raise UsageError(
-                "engines of this target take no new weights: what is compiled for it may hold them",
+                "--refit is not for this target: its compiled code may hold weights",
                 where="--refit",
                 expected="CPU targets and ref",
                 got=each.target.name,

@@ -239,7 +239,7 @@ def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[
         raise BuildError(
             f"the sum of a product cannot be made in {parts} parts",
             where=f"{OPTION}: {name}",
-            expected=f"at least {parts} times {size} columns, which heads and groups of the weight keep together",
+            expected=f"at least {parts} x {size} columns: a cut may not divide a head or a quantisation group",
             got=f"{k} columns",
             hint=f"give a smaller {OPTION}" + (", or a smaller group" if group else ""),
         )

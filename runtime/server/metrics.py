@@ -22,7 +22,7 @@ _GAUGES = {
     "blocks_cached": "KV blocks kept for their contents.",
 }
 _COUNTERS = {
-    "prefix_hit_tokens": "Prompt tokens that the prefix cache gave. Divided by ingot_prompt_tokens: the hit ratio.",
+    "prefix_hit_tokens": "Prompt tokens from the prefix cache. Divided by ingot_prompt_tokens_total: the hit ratio.",
     "preempted_for_others": "Preemptions because a sequence before it needed a block.",
     "preempted_for_itself": "Preemptions because it needed a block and nobody came after it.",
     "preempted_tokens": "Tokens computed again because of preemptions: their cost.",

@@ -112,6 +112,6 @@ def test_what_cannot_be_picked_is_said() -> None:
         pick(AdviseOptions(kl_budget=0.05, memory=150), POINTS, 10.0)
     with pytest.raises(UsageError, match=r"no such point(.|\n)*1 to 3"):
         pick(AdviseOptions(pick=4), POINTS, 10.0)
-    with pytest.raises(UsageError, match="needs no budgets"):
+    with pytest.raises(UsageError, match="--pick does not go with"):
         AdviseOptions(pick=1, kl_budget=0.1)
     assert not dataclasses.replace(AdviseOptions(), batch=4).picks

@@ -130,7 +130,7 @@ def test_what_cannot_be_refitted_is_said(tmp_path: Path) -> None:
     build(BuildConfig(**{**REF, "refit": False}), checkpoint, tmp_path / "e")
     with pytest.raises(EngineError, match="without --refit"):
         refit(tmp_path / "e", checkpoint)
-    with pytest.raises(UsageError, match="auto measures"):
+    with pytest.raises(UsageError, match="does not go with --activations auto"):
         build(BuildConfig(**{**REF, "activations": "auto", "precision": "w8"}), checkpoint, tmp_path / "x")
     with pytest.raises(UsageError, match="several ranks"):
         build(BuildConfig(**{**REF, "tp_size": 2}), checkpoint, tmp_path / "x")

@@ -110,8 +110,8 @@ def test_the_first_part_adds_the_bias() -> None:
     ("options", "parts", "words"),
     [
         ({"relu": False}, 2, "no product whose sum can be made in parts"),
-        ({}, 128, r"in 128 parts(.|\n)*at least 128 times 1 columns(.|\n)*got: 64 columns"),
-        ({"dtype": DType.W4, "group": 32}, 4, r"at least 4 times 32 columns(.|\n)*got: 64 columns(.|\n)*smaller group"),
+        ({}, 128, r"in 128 parts(.|\n)*at least 128 x 1 columns(.|\n)*got: 64 columns"),
+        ({"dtype": DType.W4, "group": 32}, 4, r"at least 4 x 32 columns(.|\n)*got: 64 columns(.|\n)*smaller group"),
     ],
 )
 def test_refusals(options: dict[str, object], parts: int, words: str) -> None:

@@ -40,7 +40,9 @@ class AdviseOptions:
 
     def __post_init__(self) -> None:
         if self.pick is not None and (self.kl_budget, self.ppl_budget, self.memory) != (None, None, None):
-            raise UsageError("a pick needs no budgets", hint="give --pick, or budgets")
+            raise UsageError(
+                "--pick does not go with --kl_budget, --ppl_budget or --memory", hint="leave out --pick or the others"
+            )
 
     @property
     def picks(self) -> bool:

@@ -10,7 +10,7 @@ _FP8 = "FP8 is not supported yet: see `ingot help precisions`"
 _KV = "the type of the KV cache is the build's: ingot build --kv_cache_dtype int8"
 _LORA = "adapters do not exist yet: merge the adapter into the weights before ingot convert"
 _CONFIG = (
-    "the shape of the model comes from its config.json; convert --config FILE --random_weights SEED takes one alone"
+    "the model's config.json decides; a config.json without weights: ingot convert --config FILE --random_weights SEED"
 )
 _RANKS = "only --tp_size divides an engine among ranks"
 _DRAFT = "speculative decoding does not exist yet"

@@ -85,7 +85,7 @@ def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:
     target = click.option(
         "--target",
         metavar="NAME",
-        help="Run this target of an engine that has several, or the best one of a family (cpu). "
+        help="Run this target of an engine that has several; cpu takes its best CPU target. "
         "Default: the one that fits "
         "this machine best.",
     )
