@@ -152,19 +152,21 @@ def start_ranks(engine_dir: Path, ranks: int) -> NoReturn:
 
 def together(link: RankLink, make: Callable[[], Said]) -> list[Said]:
     """What every rank makes, in their order. Where it raises in one rank, it raises in all: none waits for that one."""
-    made: Said | None = None
+    made: tuple[Said] | None = None
     own: IngotError | None = None
     try:
-        made = make()
+        made = (make(),)
     except IngotError as error:
         own = error
-    heard: list[tuple[Said | None, str | None]] = link.exchange((made, None if own is None else str(own)))
+    heard: list[tuple[Said] | str] = link.exchange(str(own) if made is None else made)
     if own is not None:
         raise own
-    for rank, (_, problem) in enumerate(heard):
-        if problem is not None:
-            raise RankError(f"rank {rank} cannot open the engine", got=problem)
-    return [each for each, _ in heard]  # type: ignore[misc]
+    found: list[Said] = []
+    for rank, each in enumerate(heard):
+        if isinstance(each, str):
+            raise RankError(f"rank {rank} cannot open the engine", got=each)
+        found += each
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

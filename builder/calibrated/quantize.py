@@ -42,7 +42,7 @@ from ingot.builder.stored_weight import StoredWeight
 from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_checkpoint
 from ingot.configs.quantize import QuantizeOptions
 from ingot.dtypes import DType
-from ingot.errors import CheckpointError, UsageError
+from ingot.errors import UsageError
 from ingot.output_dir import OutputDir
 from ingot.plan import Step
 from ingot.resource_estimate import ResourceEstimate
@@ -86,13 +86,7 @@ def quantize(
     """Write the Checkpoint. texts: what calibrates it. Raises an IngotError; what products were made by then is kept
     for the next run of the same work, as it is after Ctrl-C."""
     checkpoint = Checkpoint.open(checkpoint_dir)
-    if checkpoint.config.quantised:
-        raise CheckpointError(
-            "the model is quantised already",
-            where=str(checkpoint_dir),
-            got=", ".join(checkpoint.config.source_formats[:3]),
-            hint="quantise the original weights: a second time loses more",
-        )
+    checkpoint.require_float("quantise the original weights: a second time loses more")
     with graph_errors(checkpoint.graph_path):
         work = _Work.choose(options, checkpoint, texts)
     estimate = ResourceEstimate.at(options.output_dir, memory=work.memory, disk=2 * work.stored_bytes)

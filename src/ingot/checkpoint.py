@@ -192,6 +192,16 @@ class Checkpoint:
             name=name, file=file, dtype_name=dtype.safetensors, shape=shape, offset=offset, nbytes=nbytes
         )
 
+    def require_float(self, hint: str) -> None:
+        """Raise CheckpointError if weights are codes already. hint: what to do then."""
+        if self.config.quantised:
+            raise CheckpointError(
+                "the model is quantised already",
+                where=str(self.path),
+                got=", ".join(self.config.source_formats[:3]),
+                hint=hint,
+            )
+
     def open_weights(self, location: str) -> CheckedFile:
         """A file that `external` has found, whose bytes are checked as they are read."""
         return CheckedFile(self.path / location, self.config.weights[location])

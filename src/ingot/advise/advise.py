@@ -31,7 +31,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.recipe import Recipe
 from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
-from ingot.errors import CapacityError, CheckpointError
+from ingot.errors import CapacityError
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import Tunable
 
@@ -54,13 +54,7 @@ def advise(
     """work: where engines lie while they are measured. Raises an IngotError: UsageError where no point keeps to the
     budgets, CapacityError where the disk has no room."""
     checkpoint = Checkpoint.open(checkpoint_dir)
-    if checkpoint.config.quantised:
-        raise CheckpointError(
-            "the model is quantised already",
-            where=str(checkpoint_dir),
-            got=", ".join(checkpoint.config.source_formats[:3]),
-            hint="take the original weights; `ingot build` keeps the codes of this Checkpoint",
-        )
+    checkpoint.require_float("take the original weights; `ingot build` keeps the codes of this Checkpoint")
     with tempfile.TemporaryDirectory(prefix="ingot-advise-", dir=work) as folder:
         with graph_errors(checkpoint.graph_path):
             trial = _Trial.begin(options, checkpoint, texts, Path(folder), progress, say)

@@ -234,9 +234,11 @@ def _tp_size(options: dict[str, Any], defaults: BuildDefaults) -> int:
             origin = "" if options[name] else ", recorded by convert"
             raise UsageError(
                 f"--{name} {size}{origin}: "
-                + ("on GPUs" if name == "tp_size" else "in this version")
-                + " an engine has one rank",
-                hint=f"give --{name} 1" + ("; CPU targets and ref take more" if name == "tp_size" else ""),
+                + ("on GPUs an engine has one rank" if name == "tp_size" else "layers are not divided among ranks yet"),
+                hint=f"give --{name} 1"
+                + (
+                    "; CPU targets and ref take more" if name == "tp_size" else "; --tp_size divides every layer (CPUs)"
+                ),
             )
     return options["tp_size"] or defaults.tp_size or 1
 
