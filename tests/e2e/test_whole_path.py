@@ -315,7 +315,7 @@ def test_precision_by_any_of_its_names(
         (["--activations", "int8"], "int8 activations go with quantised weights"),
         (["--kv_cache_dtype", "fp8"], "CPUs compute no fp8"),
         (["--tp_size", "2", "--target", "cuda/sm90"], "one rank"),
-        (["--pp_size", "2"], "one rank"),
+        (["--pp_size", "2"], "layers are not divided among ranks"),
         (["--config", "recipe.toml"], "the recipe cannot be read"),
         (["--timing_cache", "f", "--no_autotune"], "serves autotuning"),
         (["--max_beam_width", "4"], "beam search"),
