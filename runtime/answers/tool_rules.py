@@ -1,6 +1,7 @@
 """Sampling parameters of a request with tools: the grammar that holds its answer to what it promises."""
 
 import dataclasses
+import re
 
 from ingot.configs.sampling import SamplingParams
 from ingot.configs.structured_outputs import StructuredOutputs
@@ -30,9 +31,9 @@ def with_tools(params: SamplingParams, use: ToolUse, formats: AnswerFormats, gui
             "tool_choice: an answer that must call a tool cannot have another form", hint="leave one out"
         )
     other = None if asked is None else _rule(asked)
-    text = ToolGrammar(formats.wire, use, guides.wire, formats.reasoning).text(other)
-    found = StructuredOutputs(grammar=text)
     try:
+        text = ToolGrammar(formats.wire, use, guides.wire, formats.reasoning).text(other)
+        found = StructuredOutputs(grammar=text)
         guides.matcher(found)
     except RequestError as error:
         if error.got is not None:
@@ -60,6 +61,7 @@ def _blame(use: ToolUse, guides: Guides) -> None:
             guides.compile("json_schema", schema_text(tool.parameters))
         except RequestError as error:
             where = f"parameters of {tool.name}" + ("" if error.where is None else f", {error.where}")
+            what = re.sub(r"^structured_outputs(\.json)?:? ", "tools: ", error.what)
             raise RequestError(
-                "tools: llguidance refuses this schema", where=where, got=error.got, hint="change it"
+                what, where=where, expected=error.expected, got=error.got, hint=error.hint or "change it"
             ) from None

@@ -7,12 +7,12 @@ from typing import Any
 
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
 from ingot.errors import RequestError
+from ingot.runtime.guided.forced_texts import WHITESPACE, refuse_long, refuse_long_in
 
 Grammar = tuple[str, str]
 """(kind, text): "json_schema", "regex" or "lark"."""
 
 TEXT = r"/(.|\n)*/"
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"  # models that love white space would write nothing else
 _ESCAPES = 'nrbtf\\"'  # without \uXXXX, by which a key could have another spelling than the one with a schema
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # those that have no short escape
 _DEEPEST = 200  # schemas within schemas
@@ -24,11 +24,16 @@ _ONE_SCHEMA = ("items", "additionalProperties", "not", "if", "then", "else", "co
 def make_grammar(asked: StructuredOutputs, wire: Callable[[str], str]) -> Grammar:
     """wire: text → how Lark spells it, with control tokens for what they read like. Raises RequestError."""
     if asked.regex is not None:
+        refuse_long_in("regex", asked.regex)
         return "regex", asked.regex
     if asked.choice is not None:
+        for place, text in enumerate(asked.choice):
+            refuse_long(text, f"structured_outputs.choice[{place}]")
         return "regex", choice_as_regex(asked.choice)
     if asked.grammar is not None:
-        return "lark", _from_gbnf(asked.grammar) if "::=" in asked.grammar else asked.grammar
+        text = _from_gbnf(asked.grammar) if "::=" in asked.grammar else asked.grammar
+        refuse_long_in("lark", text)
+        return "lark", text
     if asked.structural_tag is not None:
         return "lark", _tags(read_json("structured_outputs.structural_tag", asked.structural_tag), wire)
     return "json_schema", schema_text(asked.schema, asked)
@@ -56,7 +61,7 @@ def schema_text(schema: Any, asked: StructuredOutputs | None = None) -> str:
     elif asked is not None and asked.whitespace_pattern is not None:
         options = {**options, "whitespace_pattern": asked.whitespace_pattern}
     elif not options.keys() & {"whitespace_flexible", "whitespace_pattern"}:
-        options = {**options, "whitespace_pattern": _WHITESPACE}
+        options = {**options, "whitespace_pattern": WHITESPACE}
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
@@ -77,12 +82,13 @@ def _refuse_unenforced(schema: Any, path: str, deep: int) -> None:
     if not isinstance(schema, Mapping) or deep == 0:
         return  # what is nested deeper is refused by the library
     _refuse_repeated_keys(schema, path)
-    for key in ("const", "enum", "required", "properties"):
+    for key in ("const", "enum", "required", "properties", "patternProperties", "pattern"):
         value = schema.get(key)
-        if key == "properties" and isinstance(value, Mapping):
+        if key in ("properties", "patternProperties") and isinstance(value, Mapping):
             value = list(value)  # its schemas are looked at below
         for text in _texts(value):
-            if _CONTROL.search(text):
+            refuse_long(text, f"schema {path}.{key}")
+            if "attern" not in key and _CONTROL.search(text):
                 raise RequestError(
                     "structured_outputs: control characters that JSON writes as \\uXXXX alone cannot be enforced",
                     where=f"schema {path}.{key}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingot.errors import RequestError
+from ingot.runtime.guided.forced_texts import released
 from ingot.runtime.guided.library import Library
 from ingot.step_io import UInt32
 
@@ -175,7 +176,8 @@ class GrammarCache:
             )
         if b"\0" in data:
             raise RequestError("structured_outputs: a grammar cannot hold the character U+0000")
-        made = self._compile_in_time(kind.encode(), data)
+        kind, text = released(kind, text)
+        made = self._compile_in_time(kind.encode(), text.encode(errors="replace"))
         if isinstance(made, str):
             raise RequestError("structured_outputs: llguidance refuses this", got=made[:1000])
         return made

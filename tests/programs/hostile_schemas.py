@@ -5,11 +5,14 @@ python -m tests.programs.hostile_schemas ENGINE [--seconds 8] [--rounds 3] [--st
 A server in a process of its own has `--streams` free streams all the time. In turns, it is let alone for `--seconds`,
 and then asked as long by `--hostile` clients, one request after the other, for answers in the forms of
 `tests/runtime/hostile.py`. Each is made anew, so that no grammar is found compiled.
+
+Before that, random answers in each form: CPU time of the slowest of 300 steps, mask and consumed token.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import time
 from collections import Counter
@@ -17,7 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import numpy as np
 
+from ingot.configs.structured_outputs import StructuredOutputs
+from ingot.errors import RequestError
+from ingot.runtime.guided.guides import Guides
+from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.hostile import FORMS
 from tests.runtime.server.served import ServeProcess
 
@@ -96,6 +104,28 @@ class Watch:
             self.answers[answer.status_code] += 1
 
 
+def slowest_step(guides: Guides, name: str, steps: int = 300) -> tuple[float, str, int] | None:
+    """(milliseconds of CPU, the form, which step); None: the form is refused."""
+    try:
+        matcher = guides.matcher(StructuredOutputs(**FORMS[name]))
+    except RequestError:
+        return None
+    draw, worst = random.Random(1), (0.0, name, 0)
+    for step in range(steps):
+        begin = time.thread_time()
+        mask = matcher.allowed()
+        masked = time.thread_time()
+        tokens = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+        if not tokens.size:
+            break
+        token, middle = int(draw.choice(tokens)), time.thread_time()
+        ends = matcher.consume(token)
+        worst = max(worst, ((masked - begin + time.thread_time() - middle) * 1e3, name, step))
+        if ends:
+            break
+    return worst
+
+
 async def measure(url: str, watch: Watch, seconds: float, rounds: int, streams: int, hostile: int) -> None:
     """All rounds."""
     limits = httpx.Limits(max_connections=None)
@@ -133,7 +163,13 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=4)
     parser.add_argument("--form", action="append", choices=[*FORMS], help="only this one; may be repeated")
     options = parser.parse_args()
-    found = Watch(options.form or [*FORMS])
+    names = options.form or [*FORMS]
+    guides = Guides(options.engine, {max(Tokenizer.from_dir(options.engine).special_ids, default=0)})
+    walked = sorted(filter(None, (slowest_step(guides, name) for name in names)), reverse=True)
+    print(f"slowest steps, ms of CPU, of {len(walked)} forms that are not refused:")
+    for milliseconds, name, step in walked[:5]:
+        print(f"  {milliseconds:.2f} at step {step}: {name}")
+    found = Watch(names)
     with ServeProcess(options.engine, ("--max_body_size", "4MiB")) as server:
         asyncio.run(measure(server.url, found, options.seconds, options.rounds, options.streams, options.hostile))
     print("| ms | n | p50 | p99 | p99.9 | worst | mean |\n|---|---|---|---|---|---|---|")

@@ -27,6 +27,14 @@ def _either(n: int) -> list[dict[str, Any]]:
     return [{"properties": {"a": {"pattern": f"{letter}{n}"}}} for letter in "xy"]
 
 
+_WORDS = "".join(chr(97 + n * n * 7 % 26) for n in range(16_000))
+
+
+def _deep(schema: dict[str, Any]) -> dict[str, Any]:
+    """Behind a number, so that it is not there when an answer begins."""
+    return {"type": "array", "prefixItems": [{"type": "integer", "minimum": 1000}, schema], "minItems": 2}
+
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "deep": _nested(150),
     "deeper": _nested(3000),
@@ -57,6 +65,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "$defs": {"a": {"enum": [f"choice {n}" for n in range(4000)]}},
     },
     "long text": {"const": "\U0001f600" * 30_000},
+    "long text deep inside": _deep({"const": _WORDS}),
+    "long choices deep inside": _deep({"enum": [f"{_WORDS}{n}" for n in range(20)]}),
+    "long pattern deep inside": _deep({"type": "string", "pattern": "^(ab{99}c){400}$"}),
+    "many keys deep inside": _deep({"required": [f"key {n} {_WORDS[:200]}" for n in range(200)]}),
     "odd names": {"type": "object", "properties": {"\u0000": {}, "\ud800": {}, "\u202e": {}}},
 }
 """Name → schema."""
@@ -66,6 +78,17 @@ FORMS: dict[str, dict[str, Any]] = {
     "a regex that doubles": {"regex": "(a|b)*a(a|b){60}"},
     "a regex that repeats": {"regex": "((([a-z]{1,50} ){1,50}){1,50}\n){1,50}"},
     "a choice of all": {"choice": [f"{n:04d} choice" for n in range(4000)]},
+    "a regex that repeats one text": {"regex": "[0-9]{4}(abcdefgh){6000}"},
+    "a long choice of two": {"choice": [f"{n} {_WORDS}" for n in "ab"]},
+    "long texts behind each other": {
+        "grammar": f'start: /[0-9]{{4}}/ a{{100}}\na: "{_WORDS[:9000]}" "{_WORDS[9000:]}"'
+    },
+    "texts that double": {
+        "grammar": "start: /[0-9]{4}/ r0\n"
+        + "\n".join(f"r{n}: r{n + 1} r{n + 1}" for n in range(20))
+        + f'\nr20: "{_WORDS[:1000]}"'
+    },
+    "ends that pile up": {"grammar": f'start: a\na: /[0-9]/ a "{_WORDS[:1000]}" | "x"'},
     "sums of sums": {"grammar": 'start: start start | "a" | "b" | start "c" start'},
     "no end": {"grammar": "start: a\na: b a | a b\nb: start"},
     "rules that multiply": {

@@ -18,6 +18,7 @@ from ingot.runtime.guided.guides import Guides
 from tests.runtime.answers.samples import RESPONSE_TOKENS, RESPONSES, SAMPLES, SCHEMAS, TOKENS, TOOLS, without_text
 from tests.runtime.byte_tokenizer import whole_byte_tokenizer
 
+LONG = {"type": "object", "properties": {"a": {"enum": ["x", "y" * 17_000], "description": "z" * 20_000}}}
 WIRES = {each.name: each for each in WIRE_FORMATS}
 END = 256
 
@@ -177,6 +178,8 @@ def test_promises_become_a_grammar_and_nothing_else_does(texts: Texts) -> None:
         ("hermes", {"type": "object", "properties": {"a": {"not": {}}}}, "parameters of f"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, "without quotes"),
         ("gemma4", {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, "cannot be held"),
+        ("hermes", LONG, "parameters of f, schema $.properties.a.enum"),
+        ("qwen3_coder", LONG, "parameters of f, schema $.properties.a.enum"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(texts: Texts, name: str, parameters: dict[str, Any], words: str) -> None:
@@ -184,6 +187,12 @@ def test_what_cannot_be_enforced_is_refused(texts: Texts, name: str, parameters:
     with pytest.raises(RequestError) as caught:
         with_tools(SamplingParams(), use, formats(texts, name), texts.guides)
     assert words in str(caught.value)
+
+
+def test_a_long_description_is_no_text_of_the_answer(texts: Texts) -> None:
+    described = {"type": "object", "properties": {"a": {"type": "string", "description": "z" * 20_000}}}
+    use = read_tools([tool("f", parameters=described)], "required")
+    assert with_tools(SamplingParams(), use, formats(texts, "hermes"), texts.guides).structured_outputs is not None
 
 
 @pytest.mark.parametrize(
