@@ -139,7 +139,9 @@ def test_guided_storm(engine: Path) -> None:
 def test_hostile_schemas(engine: Path) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     options = ("--seconds", 0.4, "--rounds", 1, "--form", "a cycle", "--form", "doubling")
-    *table, last = run("hostile_schemas", engine, *options).splitlines()
+    steps, slowest, *table, last = run("hostile_schemas", engine, *options).splitlines()
+    assert steps.endswith("of 1 forms that are not refused:")
+    assert slowest.endswith(": doubling")
     assert len(table) == 6
     assert "200" in last
 
