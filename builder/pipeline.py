@@ -22,6 +22,7 @@ from ingot.builder.passes import (
     insert_moe,
     insert_paged_attention,
     insert_scale,
+    insert_streams,
     merge_qkv,
     recognise_activations,
     recognise_norms,
@@ -47,6 +48,7 @@ def structure_passes() -> tuple[Pass, ...]:
         recognise_norms.PASS,
         insert_matmul.PASS,  # MatMul + bias
         insert_linear_attention.PASS,  # before the activations: those of its gates are its own
+        insert_streams.PASS,  # likewise: a cut of gates ends in one
         recognise_activations.PASS,
         insert_embedding.PASS,
         insert_moe.PASS,  # before fuse_activation, which would take the experts' products apart

@@ -107,8 +107,8 @@ def table_dtype(main: Precision) -> DType:
 
 def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> dict[str, ProductChoice]:
     """Choice by product that is never quantised: routers, gates of shared experts, what says how much of a state
-    stays and how much is added, and the products of heads with latents. They have few weights. An error in them may
-    choose other experts, or changes every later token."""
+    stays, how much is added, or how much streams take of each other, and the products of heads with latents. They have
+    few weights. An error in them may choose other experts, or changes every later token."""
     activations = "f32" if config.activations == "f32" else "bf16"
     return {
         node.name: ProductChoice(
@@ -121,14 +121,16 @@ def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> di
 
 def _steers(node: gs.Node) -> bool:
     """Whether a product makes the logits of experts, the gates of a shared one, the steps or strengths of a
-    recurrence, or what heads read of latents."""
+    recurrence, what streams take of each other, or what heads read of latents."""
     made = node.outputs[0]
     return ours(node, "HeadMatmul") or any(
         ours(user, "MoeRoute")
         or is_gate(each, user)
+        or (ours(user, "MixStreams") and user.inputs[1] is each)
+        or (ours(user, "AddToStreams") and any(each is taken for taken in user.inputs[2:]))
         or (ours(user, "LinearAttention") and any(each is taken for taken in user.inputs[1:3]))
         or (ours(user, "Matmul") and _steers(user))
-        for each in (made, *(user.outputs[0] for user in made.outputs if ours(user, "Scale")))
+        for each in (made, *(user.outputs[0] for user in made.outputs if ours(user, "Scale", "Softcap")))
         for user in each.outputs
     )
 

@@ -77,6 +77,20 @@ class AlibiConfig:
     bf16: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StreamsConfig:
+    """`count` residual streams, of which layers compute one, `active`, and the others follow (AltUp).
+
+    narrow  inner width of a product that is added beside attention (LAuReL)
+    scaled  what ends a layer reads the computed stream, each column by a factor of its own
+    """
+
+    count: int
+    active: int
+    narrow: int
+    scaled: bool
+
+
 class RouterScore(enum.Enum):
     """How a router's logits become the shares of the experts."""
 
@@ -212,6 +226,9 @@ class ModelConfig:
 
     rope                     None: positions are learned, one row per position; unless scores fall with the distance
     alibi                    they do so
+    streams                  there are several residual streams
+    mlp_cuts                 share of the gates of each layer's MLP that are cut off before the activation, if they are
+                             normally distributed: a gate keeps what it is above that bound; 0: all stay as they are
     still_layers             do not rotate queries and keys
     local_rope               of the layers with a window, where it differs from `rope`
     gated_mlp                down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
@@ -222,6 +239,7 @@ class ModelConfig:
     score_cap, logit_cap     cap * tanh(. / cap) of the scores and the logits; 0: none
     embedding_scale          factor of the token embeddings
     embedding_norm           they are normed
+    stored_rows              of the token table, where it has more than the vocabulary; 0: it has not
     pre_norms, post_norms    a norm before each branch, and one after it, before it joins the residual stream
     parallel_branches        attention and MLP both read what the layer was given
     shared_norm              through one norm, which is the attention's
@@ -273,7 +291,10 @@ class ModelConfig:
     rope: RopeConfig | None
     attention_scale: float
     alibi: AlibiConfig | None = None
+    streams: StreamsConfig | None = None
+    mlp_cuts: tuple[float, ...] = ()
     embedding_norm: bool = False
+    stored_rows: int = 0
     moe: MoeConfig | None = None
     scale_by_inverse_layer: bool = False
     local_rope: RopeConfig | None = None

@@ -22,12 +22,14 @@ from ingot.convert.alibi import alibi_mask
 from ingot.convert.attention_sinks import with_sinks
 from ingot.convert.dequantise import dequantise
 from ingot.convert.experts import beside_mlp, experts
+from ingot.convert.head import head, of_vocabulary
 from ingot.convert.latent import latent_attention
 from ingot.convert.layer_input import layer_end
 from ingot.convert.mlp import mlp
 from ingot.convert.positions import query_growth, rotary_angles, token_positions
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.recurrent import recurrent_mixer, times
+from ingot.convert.streams import as_streams, layer_of_streams, of_streams
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor
 
@@ -83,29 +85,20 @@ class _Decoder:
         config = self.config
         positions = token_positions(self, self.config.max_positions)
         x = self._embedding = self.embedding(positions)
+        if config.streams is not None:
+            x = as_streams(self, x, config)
         for layer in range(config.num_layers):
             x = self.layer(x, layer, positions)
-        x = self.norm(x, "norm")
-        table = "embed/weight" if config.tied_embeddings else "lm_head/weight"
-        head = self.node("Transpose", [self.float32(table)], "lm_head/transpose", perm=[1, 0])
-        last = "lm_head/matmul"
-        x = self.node("MatMul", [x, head], last)
-        if config.head_bias:
-            last = "lm_head/add_bias"
-            x = self.node("Add", [x, self.float32("lm_head/bias")], last)
-        if config.logit_scale != 1:
-            last = "lm_head/scale"
-            x = self.node("Mul", [x, self.constant("const/logit_scale", np.float32(config.logit_scale))], last)
-        if config.logit_cap:
-            last = "lm_head/cap"
-            cap = self.constant("const/logit_cap", np.float32(config.logit_cap))
-            bent = self.node("Tanh", [self.node("Div", [x, cap], "lm_head/cap_div")], "lm_head/cap_tanh")
-            self.node("Mul", [bent, cap], last)
+        if config.streams is not None:
+            x = of_streams(self, x, config)
+        last = head(self, self.norm(x, "norm"), config)
         assert self.nodes[-1].name == last, "the logits come last"
         self.nodes[-1].output[0] = "logits"
 
     def layer(self, x: str, layer: int, positions: str) -> str:
         """[batch, sequence, hidden]"""
+        if self.config.streams is not None:
+            return layer_of_streams(self, x, self.config, layer, positions, self._embedding)
         path, given, normed = f"layers.{layer}", x, ""
         if self.config.mixes(layer):
             normed = self.pre_norm(x, f"{path}/attn_norm")
@@ -123,7 +116,8 @@ class _Decoder:
         path = f"layers.{layer}"
         moe = self.config.moe_of(layer)
         if moe is None:
-            branch = mlp(self, normed, self.config, f"{path}/mlp")
+            cut = self.config.mlp_cuts[layer] if self.config.mlp_cuts else 0.0
+            branch = mlp(self, normed, self.config, f"{path}/mlp", cut=cut)
         elif moe.beside_mlp:
             branch = beside_mlp(self, mlp(self, normed, self.config, f"{path}/mlp"), x, moe, self.config, path)
         else:
@@ -313,7 +307,10 @@ class _Decoder:
         """Rows of a table as float32: gathered first, cast after, so that the table is never copied."""
         if table in self.quantised:
             return self.node("Gather", [self.float32(table), indices], f"{path}/gather", axis=0)
-        found = self.node("Gather", [self.weight(table), indices], f"{path}/gather", axis=0)
+        stored = self.weight(table)
+        if table == "embed/weight":
+            stored = of_vocabulary(self, stored, self.config, path)
+        found = self.node("Gather", [stored, indices], f"{path}/gather", axis=0)
         if self.weights[table].dtype is DType.F32:
             return found
         return self.node("Cast", [found], f"{path}/cast_rows", to=TensorProto.FLOAT)

@@ -71,7 +71,7 @@ def layer_end(g: Nodes, x: str, embedding: str, config: ModelConfig, layer: int)
     """What few models have behind the MLP; embedding: of the tokens, scaled"""
     path = f"layers.{layer}"
     if config.layer_input:
-        x = g.node("Add", [x, _branch(g, x, embedding, config, layer)], f"{path}/input/residual")
+        x = g.node("Add", [x, input_branch(g, x, embedding, config, layer)], f"{path}/input/residual")
     if config.layer_scale:
         stored = g.weights[f"{path}/scale"]
         scale = g.constant(f"{path}/scale", to_float32(read_rows(stored), stored.dtype))
@@ -79,10 +79,16 @@ def layer_end(g: Nodes, x: str, embedding: str, config: ModelConfig, layer: int)
     return x
 
 
-def _branch(g: Nodes, x: str, embedding: str, config: ModelConfig, layer: int) -> str:
+def input_branch(g: Nodes, x: str, embedding: str, config: ModelConfig, layer: int) -> str:
     """What the branch adds to x, [batch, sequence, hidden]."""
     path = f"layers.{layer}/input"
-    gate = g.activated(g.linear(x, f"{path}/gate"), path)
+    if f"{path}/scale/weight" in g.weights:  # of the columns of x
+        columns = [g.float32(f"{path}/gate/weight"), g.float32(f"{path}/scale/weight")]
+        turned = g.node("Transpose", [g.node("Mul", columns, f"{path}/scaled")], f"{path}/gate/transpose", perm=[1, 0])
+        product = g.node("MatMul", [x, turned], f"{path}/gate/matmul")
+    else:
+        product = g.linear(x, f"{path}/gate")
+    gate = g.activated(product, path)
     gated = g.node("Mul", [gate, _input(g, embedding, config, layer)], f"{path}/gated")
     return g.norm(g.linear(gated, f"{path}/out"), f"{path}/norm")
 

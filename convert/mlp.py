@@ -1,5 +1,6 @@
 """A plain MLP → its nodes of the Graph."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,8 +31,8 @@ class Nodes(Protocol):
     def constant(self, name: str, value: np.ndarray | np.float32) -> str: ...
 
 
-def mlp(g: Nodes, x: str, config: ModelConfig, path: str) -> str:
-    """[batch, sequence, hidden]"""
+def mlp(g: Nodes, x: str, config: ModelConfig, path: str, *, cut: float = 0.0) -> str:
+    """[batch, sequence, hidden]. cut: share of the gates that are cut off"""
     if not config.gated_mlp:
         return g.linear(g.activated(g.linear(x, f"{path}/up"), path), f"{path}/down")
     if config.fused_gate_up:
@@ -40,4 +41,18 @@ def mlp(g: Nodes, x: str, config: ModelConfig, path: str) -> str:
         g.nodes.append(helper.make_node("Split", inputs, [gate, up], f"{path}/split", axis=-1))
     else:
         gate, up = g.linear(x, f"{path}/gate", scale=config.gate_scale), g.linear(x, f"{path}/up")
+    gate = _cut(g, gate, cut, f"{path}/gate/cut") if cut else gate
     return g.linear(g.node("Mul", [g.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
+
+
+def _cut(g: Nodes, x: str, share: float, path: str) -> str:
+    """max(0, x - mean - n * standard deviation) of each row, with the n at which so large a share of a normal
+    distribution lies below"""
+    last, deviations = g.integers("axis_last", [-1]), statistics.NormalDist().inv_cdf(share)
+    mean = g.node("ReduceMean", [x, last], f"{path}/mean", keepdims=1)
+    apart = g.node("Sub", [x, mean], f"{path}/centred")
+    squares = g.node("Mul", [apart, apart], f"{path}/squares")
+    variance = g.node("ReduceMean", [squares, last], f"{path}/variance", keepdims=1)
+    count = g.constant(f"const/deviations_{share!r}", np.float32(deviations))
+    wide = g.node("Mul", [g.node("Sqrt", [variance], f"{path}/deviation"), count], f"{path}/wide")
+    return g.node("Relu", [g.node("Sub", [x, g.node("Add", [mean, wide], f"{path}/bound")], f"{path}/above")], path)

@@ -6,16 +6,12 @@ _SPARSE = "sparse attention over selected tokens"
 _IMAGES = "an image encoder"
 _STATE = "layers with a recurrent state"
 _ENCODER = "an encoder"
-_STREAMS = "several residual streams (AltUp)"
-_CUT = "MLPs whose small activations are cut off"
 
 MISSING: dict[str, tuple[str, ...]] = {
     "bert": ("an encoder",),
     "deepseek": (_EXPERTS,),
     "deepseek_ref": (_MLA, _EXPERTS, _SPARSE),
     "deepseek_v4": ("several residual streams that mix (hyper-connections)", _SPARSE),
-    "gemma3n": (_STREAMS, _CUT),
-    "gemma3n_text": (_STREAMS, _CUT),
     "jamba": (_STATE,),
     "kimi_k3": ("experts that read a narrower row", "decays that are bounded from below"),
     "llama4": (_IMAGES, _EXPERTS),

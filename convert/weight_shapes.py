@@ -5,6 +5,7 @@ from ingot.convert.experts import beside_shapes, expert_shapes
 from ingot.convert.latent import latent_shapes
 from ingot.convert.layer_input import layer_input_shapes, shared_input_shapes
 from ingot.convert.recurrent import recurrent_shapes
+from ingot.convert.streams import shared_stream_shapes, stream_shapes
 
 Shape = tuple[int, ...]
 
@@ -26,7 +27,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         if bias:
             shapes[f"{path}/bias"] = (size_out,)
 
-    shapes["embed/weight"] = (config.vocab_size, hidden)
+    shapes["embed/weight"] = (config.stored_rows or config.vocab_size, hidden)
     norm("embed_norm", present=config.embedding_norm)
     if config.learned_positions:
         shapes["positions/weight"] = (config.max_positions, hidden)
@@ -50,14 +51,15 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
             shapes |= {} if moe is None else expert_shapes(moe, hidden, f"{path}/moe", mlp_bias=config.mlp_bias)
             shapes |= {} if moe is None else beside_shapes(moe, hidden, path)
             norm(f"{path}/mlp_post_norm", present=config.post_norms)
-        shapes |= layer_input_shapes(config, path)
+        shapes |= layer_input_shapes(config, path) | stream_shapes(config, path)
     norm("norm")
-    return shapes | shared_input_shapes(config) | _head_shapes(config)
+    return shapes | shared_input_shapes(config) | shared_stream_shapes(config) | _head_shapes(config)
 
 
 def _head_shapes(config: ModelConfig) -> dict[str, Shape]:
     """A Linear in every family, never a Conv1D."""
-    table = {} if config.tied_embeddings else {"lm_head/weight": (config.vocab_size, config.hidden_size)}
+    rows = config.stored_rows or config.vocab_size
+    table = {} if config.tied_embeddings else {"lm_head/weight": (rows, config.hidden_size)}
     return {**table, **({"lm_head/bias": (config.vocab_size,)} if config.head_bias else {})}
 
 

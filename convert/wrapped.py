@@ -25,6 +25,7 @@ TOWERS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
 # Keys of the wrapper that speak of images and sounds, of training, or of what is read elsewhere.
 _OF_IMAGES = (
     "audio_config",
+    "audio_soft_tokens_per_image",
     "audio_token_id",
     "boa_token_id",
     "eoa_token_id",
@@ -96,6 +97,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper(
         text={"gemma3_text": "gemma3_text"}, models="Gemma 3 4B to 27B", defaults=_SIZES_OF_GEMMA, tied=True
     ),
+    "gemma3n": Wrapper(text={"gemma3n_text": "gemma3n_text"}, models="Gemma 3n E2B and E4B", tied=True),
     "gemma4": Wrapper(text={"gemma4_text": "gemma4_text"}, models="Gemma 4 E2B, E4B, 26B-A4B and 31B", tied=True),
     "gemma4_unified": Wrapper(
         text={"gemma4_unified_text": "gemma4_text"},

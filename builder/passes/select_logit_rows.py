@@ -12,6 +12,7 @@ _PRODUCTS = ("Matmul", "HeadMatmul", "MoeRoute", "MoeGateUp", "MoeDown")
 _ROW_BY_ROW = (
     *(*_PRODUCTS, "RmsNorm", "LayerNorm", "GatedNorm", "SigmoidGate"),
     *("Activation", "AddGated", "Softcap", "Scale"),
+    *("TakeColumns", "MixStreams", "AddToStreams", "MatchMagnitude", "CutBelow"),
 )
 
 

@@ -38,8 +38,8 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     windows = (*windows[:-1], 0) if any(windows[:-1]) else ()
     keys_as_values = section.boolean("attention_k_eq_v", False)
     kv_heads, head_dim = _full_heads(section, model, windows, keys_as_values=keys_as_values)
-    sharing = _sharing_layers(section, layers, windows)
-    input_width, input_rows = _layer_input(section, model.vocab_size)
+    sharing = read_sharing_layers(section, layers, windows)
+    input_width, input_rows = read_layer_input(section, model.vocab_size)
     wide = section.boolean("use_double_wide_mlp", False)
     return dataclasses.replace(
         model,
@@ -96,9 +96,9 @@ def _full_heads(
     return found.pop()
 
 
-def _sharing_layers(section: Section, layers: int, windows: Sequence[int]) -> int:
+def read_sharing_layers(section: Section, layers: int, windows: Sequence[int], usual: int = 0) -> int:
     """Last layers that share keys and values: of each kind among them one comes before."""
-    count = section.integer("num_kv_shared_layers", 0)
+    count = section.integer("num_kv_shared_layers", usual)
     kinds = [bool(each) for each in windows] or [False] * layers
     if count and (count >= layers or set(kinds[: layers - count]) != set(kinds)):
         raise ConfigError(
@@ -138,7 +138,7 @@ def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeCon
     return RopeConfig(theta=theta, rotary_dim=head_dim, linear_factor=factor, turning_pairs=turning)
 
 
-def _layer_input(section: Section, vocab_size: int) -> tuple[int, int]:
+def read_layer_input(section: Section, vocab_size: int) -> tuple[int, int]:
     """(width of the embeddings of each layer, rows of their table), 0 without."""
     width = section.integer("hidden_size_per_layer_input", 256)
     rows = section.integer("vocab_size_per_layer_input", 262144, minimum=1)
@@ -180,7 +180,7 @@ _BRANCHES = {
     "layers.{i}/moe/down/weight": f"{_LAYER}.experts.down_proj",
     "layers.{i}/moe/down/scale": f"{_LAYER}.router.per_expert_scale",
 }
-_INPUTS = {
+INPUTS = {
     "layer_input/table/weight": "model.embed_tokens_per_layer.weight",
     "layer_input/project/weight": "model.per_layer_model_projection.weight",
     "layer_input/norm/weight": "model.per_layer_projection_norm.weight",
@@ -195,7 +195,7 @@ FAMILY = dataclasses.replace(
     gemma2.FAMILY,
     name="gemma4_text",
     read=read,
-    rows=gemma2.FAMILY.rows + QK_NORMS + takes(_BRANCHES | _INPUTS),
+    rows=gemma2.FAMILY.rows + QK_NORMS + takes(_BRANCHES | INPUTS),
     layer_ropes=True,
     nullable=(
         *("layer_types", "final_logit_softcapping", "use_bidirectional_attention", "num_global_key_value_heads"),

@@ -33,6 +33,7 @@ MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
         name: {"num_key_value_heads": 32}
         for name in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
     },
+    "gemma3n_text": {"num_hidden_layers": 20},  # the last 15 share
     **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("gpt2", "gpt_bigcode")
@@ -136,7 +137,8 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
         small["num_kv_shared_layers"] = 0  # two layers are one of each kind
     if "num_key_value_heads" in config:
         small["num_key_value_heads"] = max(1, 4 * kv_heads // heads)
-    small |= {key: config[key][:2] for key in ("layer_types", "no_rope_layers", "mlp_layer_types") if config.get(key)}
+    by_layer = ("layer_types", "no_rope_layers", "mlp_layer_types", "activation_sparsity_pattern")
+    small |= {key: config[key][:2] for key in by_layer if config.get(key)}
     return small
 
 

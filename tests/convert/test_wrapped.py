@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.read import Section
@@ -65,6 +65,16 @@ GEMMA4_EARS: Config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention
 IDS_OF_GEMMA4: Config = {"image_token_id": 50, "video_token_id": 51, "audio_token_id": 52}
 
 MODELS: dict[str, Config] = {
+    "gemma3n": {
+        "text_config": {
+            **{**TEXT, "model_type": "gemma3n_text", "head_dim": 12, "sliding_window": 8, "num_kv_shared_layers": 1},
+            **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 61, "laurel_rank": 4},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "activation_sparsity_pattern": [0.9, 0.0, 0.5],
+        },
+        "vision_config": {"vocab_size": 4},
+        "audio_config": {"vocab_size": 4},
+    },
     "gemma4": {
         "text_config": {
             **{**GEMMA4_TEXT, "model_type": "gemma4_text", "num_kv_shared_layers": 1, "use_double_wide_mlp": True},
@@ -157,17 +167,36 @@ MODELS: dict[str, Config] = {
 def made(name: str, folder: Path) -> Any:
     """A wrapper of transformers with random weights, saved as `save_pretrained` writes it."""
     config = AutoConfig.for_model(name, **json.loads(json.dumps(MODELS[name])))
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval().float()
+    kind: Any = AutoModelForImageTextToText
+    if name == "gemma3n":
+        config, kind = config.text_config, AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager").eval().float()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for each in model.parameters():
             noise = torch.randn(each.shape, generator=generator)
             each.copy_(1 + 0.2 * noise if each.ndim == 1 else noise * 0.3)
+    if name == "gemma3n":  # whose tower is timm's
+        _save_inside(model, folder)
+        return model
     model.save_pretrained(folder)
     if name == "kimi_k25":  # whose layers transformers 5.23 renames to those of the tower
         tensors = {key: each.contiguous() for key, each in model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return model
+
+
+def _save_inside(model: Any, folder: Path) -> None:
+    """A text model as the wrapper of Gemma 3n holds it, beside what stands for towers."""
+    folder.mkdir()
+    inside = {
+        f"model.language_{key}": each.contiguous() for key, each in model.state_dict().items() if "lm_head" not in key
+    }
+    parts = ("vision_tower.conv", "audio_tower.conv", "embed_vision.embedding", "embed_audio.embedding")
+    inside |= {f"model.{part}.weight": torch.zeros(2, 3) for part in parts}
+    save_file(inside, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {**MODELS["gemma3n"], "model_type": "gemma3n", "text_config": model.config.to_dict()}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def logits(checkpoint: Path, ids: np.ndarray) -> np.ndarray:
@@ -270,6 +299,8 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     text = {**sizes, "num_attention_heads": 32}
     if name == "kimi_k25":  # whose heads of keys are as many
         text |= {"num_key_value_heads": 32}
+    if name == "gemma3n":  # whose last 15 layers share
+        text |= {"num_kv_shared_layers": 0}
     full = AutoConfig.for_model(name, text_config=dict(text)).to_dict()
     assert (
         read({"model_type": name, "text_config": text})[1]

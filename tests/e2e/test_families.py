@@ -130,6 +130,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_kv_heads": None,
         "num_attention_heads": 12,
     },
+    "gemma3n_text": {
+        "altup_num_inputs": 4,
+        "altup_correct_scale": False,
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "num_kv_shared_layers": 0,
+        "intermediate_size": [40, 40, 40, 40],
+        "activation_sparsity_pattern": [0.5, 0.95, 0.3, 0.0],
+        "laurel_rank": 7,
+        "attention_bias": True,
+    },
     "gemma4_text": {
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,

@@ -20,7 +20,7 @@ TOLERANCE_OF_DELTA_RULE = 5e-4  # the reference has two forms of it, which diffe
 NAMES = (
     *("cohere2", "exaone4", "granite", "ministral3", "olmo3", "smollm3"),
     *("falcon_h1", "granitemoehybrid", "granitemoehybrid_dense", "lfm2", "lfm2_moe", "nemotron_h"),
-    *("gemma4_moe_text", "gemma4_text"),
+    *("gemma3n_text", "gemma4_moe_text", "gemma4_text"),
     *("glm4_moe", "gpt_oss", "gpt_oss_mxfp4", "hy_v3", "minimax_m2", "qwen2_moe"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"),
     *DELTA_RULE,

@@ -8,6 +8,7 @@ REFUSED_FAMILIES = (
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
     "falcon_h1",  # states beside keys and values
     "nemotron_h",  # states, experts
+    "gemma3n_text",  # residual streams
     "ministral3",  # queries that grow
     *("bloom", "mpt"),  # scores that fall with the distance
     "gpt_oss",  # attention sinks

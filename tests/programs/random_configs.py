@@ -48,6 +48,29 @@ def _gemma4(draw: Draw) -> Config:
     return config
 
 
+def _gemma3n(draw: Draw) -> Config:
+    layers = draw.mix(("sliding_attention", "full_attention"), draw.choice((3, 4)))
+    shared = draw.choice((0, 1, 2))
+    return {
+        **draw.dense(),
+        **draw.evenly(),
+        "head_dim": draw.choice((8, 16, 24)),
+        "layer_types": [*layers, *(draw.choice(tuple(layers)) for _ in range(shared))],
+        "num_hidden_layers": len(layers) + shared,
+        "num_kv_shared_layers": shared,
+        "sliding_window": draw.choice((4, 8, 30)),
+        "rope_parameters": {"sliding_attention": draw.rope(), "full_attention": draw.rope()},
+        "final_logit_softcapping": draw.choice((4.0, 30.0)),
+        "hidden_size_per_layer_input": draw.choice((8, 20)),
+        "vocab_size_per_layer_input": VOCAB,
+        "altup_num_inputs": draw.choice((2, 3, 4, 5)),
+        "altup_correct_scale": draw.yes(),
+        "laurel_rank": draw.choice((1, 4, 9)),
+        "activation_sparsity_pattern": [draw.choice((0.0, 0.5, 0.95)) for _ in range(len(layers) + shared)],
+        "tie_word_embeddings": True,
+    }
+
+
 def _gpt_oss(draw: Draw) -> Config:
     layers = draw.mix(("sliding_attention", "full_attention"), draw.choice((2, 3, 4)))
     return {
@@ -267,6 +290,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "exaone4": _exaone4,
     "falcon": _falcon,
     "falcon_h1": hybrids.falcon_h1,
+    "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,

@@ -213,6 +213,7 @@ ELSEWHERE = {
     "causal_conv",
     "linear_attention",
     "gated_norm",
+    *("mix_streams", "add_to_streams", "match_magnitude", "cut_below"),  # test_streams.py
     *("head_matmul", "latent_attention", "latent_kv_write"),
 }
 
