@@ -12,6 +12,7 @@ into the row's scale, and the values of a table to multiples of one number.
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -58,22 +59,62 @@ class Grid:
 
 def kept_precision(tensor: gs.Tensor) -> Precision | None:
     """What keeps a weight's codes; None where nothing does."""
-    grids = [read_grid(each) for each in _members(tensor)]
+    grids = [read_grid(each.tensor) for each in _all_pieces(tensor)]
     found = [grid for grid in grids if grid is not None]
-    alike = len({grid.kind for grid in found}) == 1
-    if len(found) < len(grids) or not (alike or all(weight_shape(grid.codes)[0] % PANEL == 0 for grid in found[:-1])):
+    if len(found) < len(grids) or not panels_alike(tensor):
         return None
     group = min(grid.engine_group for grid in found)
     shifted = any(grid.zero is not None or grid.offset is not None for grid in found)
     return Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group) if group else None
 
 
-def _members(tensor: gs.Tensor) -> list[gs.Tensor]:
-    """The weights that lie one below the other."""
-    node = producer(tensor)
-    if is_op(node, "Concat") and node.attrs["axis"] in (0, -2) and len(weight_shape(tensor)) == 2:
-        return [part for each in node.inputs for part in _members(each)]
-    return [tensor]
+def panels_alike(tensor: gs.Tensor) -> bool:
+    """Whether rows of one panel are of one kind, in a weight whose codes are kept."""
+    pieces = _all_pieces(tensor)
+    grids = [read_grid(each.tensor) for each in pieces]
+    kinds = {None if grid is None else grid.kind for grid in grids}
+    return len(kinds) == 1 or all((each.end - each.begin) % PANEL == 0 for each in pieces[:-1])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """Rows [begin, end) and columns [first, last) of a weight, seen as a matrix, that is no part of another one."""
+
+    tensor: gs.Tensor
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+def _all_pieces(tensor: gs.Tensor) -> list[_Piece]:
+    *outer, columns = weight_shape(tensor)
+    return list(_pieces(tensor, 0, math.prod(outer), 0, columns))
+
+
+def _pieces(tensor: gs.Tensor, begin: int, end: int, first: int, last: int) -> Iterator[_Piece]:
+    """Where these rows and columns come from, row after row: through what puts weights together or takes a part."""
+    node, shape = producer(tensor), weight_shape(tensor)
+    members: list[tuple[gs.Tensor, int, int]] = []  # (weight, numbers [low, high) of it along an axis)
+    if is_op(node, "Slice"):
+        low, high, axis = slice_of(node)
+        members = [(node.inputs[0], low, high)]
+        if axis == len(shape) - 1:
+            yield from _pieces(node.inputs[0], begin, end, low + first, low + last)
+            return
+    elif is_op(node, "Concat") and node.attrs["axis"] % len(shape) < len(shape) - 1:
+        axis = node.attrs["axis"] % len(shape)
+        members = [(each, 0, weight_shape(each)[axis]) for each in node.inputs]
+    else:
+        yield _Piece(tensor=tensor, begin=begin, end=end, first=first, last=last)
+        return
+    inner, start = math.prod(shape[axis + 1 : -1]), 0
+    for outer in range(math.prod(shape[:axis])):
+        for source, low, high in members:
+            rows, offset = (high - low) * inner, (outer * weight_shape(source)[axis] + low) * inner - start
+            if max(begin, start) < min(end, start + rows):
+                yield from _pieces(source, max(begin, start) + offset, min(end, start + rows) + offset, first, last)
+            start += rows
 
 
 def read_grid(tensor: gs.Tensor) -> Grid | None:
@@ -137,26 +178,12 @@ def _without_axis(tensor: gs.Tensor) -> gs.Tensor:
 
 def kept_rows(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int, group: int) -> GroupedRows:
     """Rows [begin, end) of a weight that has a `kept_precision`, in groups of the engine."""
-    tensor, first, last = _whole(tensor)
-    parts, start = [], 0
-    for each in _members(tensor):
-        shape, grid = weight_shape(each), read_grid(each)
+    parts = []
+    for each in _pieces(tensor, begin, end, 0, weight_shape(tensor)[-1]):
+        grid = read_grid(each.tensor)
         assert grid is not None, "kept_precision has found it"
-        rows = math.prod(shape[:-1])
-        low, high = max(begin - start, 0), min(end - start, rows)
-        if low < high:
-            parts.append(_rows(reader, grid, low, high, group))
-        start += rows
-    return _columns(joined(parts), first, last)
-
-
-def _whole(tensor: gs.Tensor) -> tuple[gs.Tensor, int, int]:
-    """(a weight, first column, last column and one) of what takes columns of it, or of all of it."""
-    node, columns = producer(tensor), weight_shape(tensor)[-1]
-    if not is_op(node, "Slice"):
-        return tensor, 0, columns
-    begin, end, axis = slice_of(node)
-    return (node.inputs[0], begin, end) if axis == len(weight_shape(tensor)) - 1 else (tensor, 0, columns)
+        parts.append(_columns(_rows(reader, grid, each.begin, each.end, group), each.first, each.last))
+    return joined(parts)
 
 
 def _columns(rows: GroupedRows, begin: int, end: int) -> GroupedRows:
@@ -170,23 +197,24 @@ def _columns(rows: GroupedRows, begin: int, end: int) -> GroupedRows:
     )
 
 
-def kept_bytes(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int) -> QuantisedRows | None:
-    """Rows [begin, end) of a weight that is stored as w8 is: signed bytes, and one scale for each row. None for any
-    other, and where a code is -128."""
-    tensor, first, last = _whole(tensor)
-    codes, scales, start = [], [], 0
-    for each in _members(tensor):
-        found, rows = _bytes_of(each), math.prod(weight_shape(each)[:-1])
+def kept_bytes(
+    reader: WeightReader, tensor: gs.Tensor, begin: int, end: int
+) -> tuple[QuantisedRows, npt.NDArray[np.bool_]]:
+    """Rows [begin, end) of a weight, and which of them are stored as w8 is: signed bytes but -128, and one scale."""
+    columns = weight_shape(tensor)[-1]
+    codes, scales, kept = [], [], []
+    for each in _pieces(tensor, begin, end, 0, columns):
+        found, rows = _bytes_of(each.tensor), each.end - each.begin
         if found is None:
-            return None
-        low, high = max(begin - start, 0), min(end - start, rows)
-        if low < high:
-            codes.append(reader.read_numbers(found[0], low, high).astype(np.int8)[:, first:last])
-            scales.append(reader.read_numbers(found[1], low, high).astype(np.float32).reshape(-1))
-        start += rows
-    scale = np.concatenate(scales)
-    whole = min((int(part.min(initial=0)) for part in codes), default=0) >= -_LARGEST
-    return QuantisedRows(scale=scale, codes=np.concatenate(codes)) if whole and np.isfinite(scale).all() else None
+            own, scale = np.zeros((rows, columns), np.int8), np.full(rows, np.nan, np.float32)
+        else:
+            whole = reader.read_numbers(found[0], each.begin, each.end)
+            own = whole.astype(np.int8)[:, each.first : each.last]
+            scale = reader.read_numbers(found[1], each.begin, each.end).astype(np.float32).reshape(-1)
+        codes.append(own)
+        scales.append(scale)
+        kept.append(np.isfinite(scale) & (own.min(axis=1, initial=0) >= -_LARGEST))
+    return QuantisedRows(scale=np.concatenate(scales), codes=np.concatenate(codes)), np.concatenate(kept)
 
 
 def _bytes_of(tensor: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:

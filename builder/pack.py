@@ -260,23 +260,25 @@ class Packer:
         if str(use.precision) in KEPT:
             rows = joined([kept_rows(self._reader, use.tensor, *each, use.group) for each in self._ranges(block)])
         else:
-            as_stored = self._stored_bytes(block) if use.dtype is DType.W8 else None
-            rows = quantise(values, use.precision) if as_stored is None else as_stored
+            rows = self._quantised(block, values)
         squares = None if bad else _squares_of(values, rows.values)
         if use.panels:
             return block, pack_quantised(rows, gated=use.gated), bad, squares
         assert isinstance(rows, QuantisedRows), "tables are w8"
         return block, pack_table(rows), bad, squares
 
-    def _stored_bytes(self, block: _Block) -> QuantisedRows | None:
-        """The rows of a block, if the Checkpoint has them as w8 has."""
-        found = [kept_bytes(self._reader, block.use.tensor, *each) for each in self._ranges(block)]
-        parts = [each for each in found if each is not None]
-        if not parts or len(parts) < len(found):
-            return None
-        return QuantisedRows(
-            scale=np.concatenate([each.scale for each in parts]), codes=np.concatenate([each.codes for each in parts])
-        )
+    def _quantised(self, block: _Block, values: npt.NDArray[np.float32]) -> QuantisedRows:
+        """The rows of a block; as they are those that the Checkpoint has as w8 has them."""
+        use = block.use
+        if use.dtype is not DType.W8:
+            return quantise(values, use.precision)
+        found = [kept_bytes(self._reader, use.tensor, *each) for each in self._ranges(block)]
+        scale, codes = (np.concatenate([getattr(each, name) for each, _ in found]) for name in ("scale", "codes"))
+        searched = ~np.concatenate([kept for _, kept in found])
+        if searched.any():
+            made = quantise(values[searched], use.precision)
+            scale[searched], codes[searched] = made.scale, made.codes
+        return QuantisedRows(scale=scale, codes=codes)
 
     def _ranges(self, block: _Block) -> list[tuple[int, int]]:
         """The rows of a block; gate rows, then up rows."""

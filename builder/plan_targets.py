@@ -92,7 +92,7 @@ def plan_targets(
 ) -> list[TargetBuild]:
     """A TargetBuild for each target."""
     if config.tp_size > 1:
-        _require_ranks(config.tp_size, checkpoint, targets)
+        _require_ranks(config.tp_size, targets)
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
         _make_folder(config.dump_passes)
@@ -114,7 +114,7 @@ def plan_targets(
     return builds
 
 
-def _require_ranks(ranks: int, checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
+def _require_ranks(ranks: int, targets: Sequence[Target]) -> None:
     """Raises BuildError for what has one rank only."""
     alone = [target.name for target in targets if not isinstance(target, (RunsRanks, JoinsRanks))]
     if alone:
@@ -123,12 +123,6 @@ def _require_ranks(ranks: int, checkpoint: Checkpoint, targets: Sequence[Target]
             where=f"--tp_size {ranks}",
             expected="CPU targets and ref",
             hint="give --tp_size 1; --sum_parts alone fixes the bits that ranks will have",
-        )
-    if checkpoint.config.quantised:
-        raise BuildError(
-            "the weights of a quantised checkpoint are not divided among ranks yet",
-            where=f"--tp_size {ranks}",
-            hint="give --tp_size 1, or convert the model that it was made from",
         )
 
 

@@ -120,18 +120,6 @@ def require_link(ranks: int, directory: Path) -> MpiLink:
     return link
 
 
-def require_one_rank(directory: Path, what: str) -> None:
-    """Raises UsageError for what is not there yet with several ranks."""
-    if (ranks := read_manifest(directory).ranks) > 1:
-        raise UsageError(
-            f"{what} takes no engine of several ranks yet",
-            where=str(directory),
-            expected="an engine of one rank",
-            got=f"{ranks} ranks",
-            hint="take ingot bench latency or ingot bench throughput",
-        )
-
-
 def start_ranks(engine_dir: Path, ranks: int) -> NoReturn:
     """Replace this process by mpirun with this command for each rank. Raises UsageError without one."""
     beside = Path(sys.executable).with_name("mpirun")

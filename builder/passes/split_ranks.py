@@ -15,6 +15,7 @@ from collections import Counter
 
 import onnx_graphsurgeon as gs
 
+from ingot.builder.kept import panels_alike
 from ingot.builder.lower import Lowering
 from ingot.builder.memory import Value
 from ingot.builder.pack import WeightUse
@@ -24,7 +25,9 @@ from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
 from ingot.errors import BuildError
 from ingot.plan import Attr
+from ingot.plugins.layouts import PANEL
 from ingot.plugins.ops import all_gather
+from ingot.weight_formats import KEPT
 
 NAME = "split_ranks"
 OPTION = "--tp_size"
@@ -201,6 +204,10 @@ def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:
         made = gs.Variable(f"{name}.rows")
         gs.Node(op="Concat", name=made.name, attrs={"axis": axis}, inputs=parts, outputs=[made])
     count = sum(end - begin for begin, end in ranges)
+    if str(use.precision) in KEPT and not panels_alike(made):
+        raise _refused(
+            name, f"its rows have codes of several kinds, and a rank's share of one is no multiple of {PANEL}"
+        )
     lowering.drop_weights({name})
     return lowering.add_weight(
         dataclasses.replace(use, tensor=made, shape=(*use.shape[:axis], count, *use.shape[axis + 1 :]))

@@ -36,12 +36,13 @@ class TimedRun:
         for slot in range(sequences):
             session.start(slot, SequenceRules(log_prob=False), np.zeros(1, np.int32), 1)
 
-    def prefill(self, ids: Int32) -> list[TimedStep]:
-        """The first sequence computes a prompt, in chunks of what a step may carry, and draws a token."""
+    def prefill(self, ids: Int32, sequence: int = 0) -> list[TimedStep]:
+        """A sequence computes a prompt, in chunks of what a step may carry, and draws a token."""
         most = self._plan.limits.max_num_tokens
+        chunks = [(begin, ids[begin : begin + most]) for begin in range(0, len(ids), most)]
         return [
-            self._run(ids[begin : begin + most], [(begin, len(ids[begin : begin + most]))], begin + most >= len(ids))
-            for begin in range(0, len(ids), most)
+            self._run(chunk, [(begin, len(chunk))], draws=begin + most >= len(ids), first=sequence)
+            for begin, chunk in chunks
         ]
 
     def share_prompt(self) -> None:
@@ -55,15 +56,16 @@ class TimedRun:
         """The next token of as many sequences as there are ids, each after `past` others."""
         return self._run(ids, [(past, 1)] * len(ids), draws=True)
 
-    def _run(self, ids: Int32, sequences: Sequence[tuple[int, int]], draws: bool) -> TimedStep:
+    def _run(self, ids: Int32, sequences: Sequence[tuple[int, int]], *, draws: bool, first: int = 0) -> TimedStep:
+        """first: number of the first of these sequences."""
         ends = np.cumsum([count for _, count in sequences])
         batch = StepBatch(
             ids=np.ascontiguousarray(ids, np.int32),
             query_starts=np.array([0, *ends], np.int32),
             past_lengths=np.array([past for past, _ in sequences], np.int32),
-            block_tables=np.ascontiguousarray(self._tables[:, : len(sequences)]),
+            block_tables=np.ascontiguousarray(self._tables[:, first : first + len(sequences)]),
             logit_rows=(ends - 1).astype(np.int32) if draws else np.empty(0, np.int32),
-            slots=np.arange(len(sequences), dtype=np.int32),
+            slots=np.arange(first, first + len(sequences), dtype=np.int32),
             draws=np.arange(len(sequences) if draws else 0, dtype=np.int32),
         )
         begin = time.perf_counter()

@@ -1,6 +1,7 @@
 """Commands on an engine of two ranks, as MPI starts them; skipped where mpi4py or mpirun is missing."""
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -51,3 +52,19 @@ def test_refusals(engine: Path) -> None:
     found = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT, launcher=many)
     assert found.returncode != 0
     assert "2 processes are started for an engine of one rank" in found.stderr
+
+
+def test_benchmarks(engine: Path, tmp_path: Path) -> None:
+    args = ("--engine_dir", engine, "--json")
+    short = ("--input_len", 20, "--batch_size", 2, "--repetitions", 1)
+    found = ingot("bench", "kernels", *args, *short)
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert report["ranks"] == 2
+    assert {"all_reduce", "all_gather"} <= {op["name"] for op in report["phases"][1]["ops"]}
+    rows = [{"arrival": n / 100, "input_len": 40 + n, "output_len": 8} for n in range(4)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    trace = ("--trace", tmp_path / "t.jsonl", "--num_requests", 4, "--ttft_ms", 1e-3)
+    found = ingot("bench", "serve", "--offline", *args, *trace)
+    assert found.returncode == 0, found.stderr
+    assert all(run["good_share"] == 0 for mode in json.loads(found.stdout)["modes"] for run in mode["rates"])

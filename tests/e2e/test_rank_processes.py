@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ingot.bench.kernels import KernelsOptions, bench_kernels
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.runtime import RuntimeConfig
 from ingot.errors import RankError, RequestError, UsageError
 from ingot.runtime import ModelRunner
+from ingot.timed_run import TimedRun
 from tests.e2e.test_quantised import bits
 from tests.e2e.test_tensor_parallel import PROMPTS, made
 from tests.runtime.rank_processes import RankProcesses
@@ -64,6 +65,24 @@ def test_the_bits_of_one_rank(
     small = RuntimeConfig(max_num_tokens=7, threads=2)
     with processes.runner(tmp_path / "e", ranks, small) as runner:
         assert bits(runner, PROMPTS) == expected
+
+
+def test_steps_with_their_times(engine: Path, processes: RankProcesses) -> None:
+    """What `bench kernels` measures, of the first rank: every sequence has keys of its own on every rank."""
+    with processes.runner(engine, 2) as runner:
+        (expected,) = runner.generate(PROMPTS[1:], max_new_tokens=3, end_id=-1)[:, 0, len(PROMPTS[1]) :].tolist()
+    with processes.runner(engine, 2) as runner:
+        plan = runner.engine.plan
+        run = TimedRun(processes.session, plan, sequences=2, length=30)
+        chunks = [run.prefill(np.array(PROMPTS[1], np.int32), sequence)[-1] for sequence in (0, 1)]
+        found = [np.concatenate([chunk.ids for chunk in chunks])]
+        for past in (len(PROMPTS[1]), len(PROMPTS[1]) + 1):
+            step = run.decode(found[-1], past)
+            found.append(step.ids)
+        assert [ids.tolist() for ids in found] == [[token] * 2 for token in expected]
+        assert all(
+            part > 0 for part, each in zip(step.times.parts, plan.steps, strict=False) if each.op == "all_reduce"
+        )
 
 
 def refused(processes: RankProcesses, engine: Path, others: Path) -> str:
@@ -127,5 +146,3 @@ def test_one_process_alone(engine: Path) -> None:
         ModelRunner.from_dir(engine)
     with pytest.raises(UsageError, match=r"MPI says which"):
         ModelRunner.from_dir(engine, rank=1)
-    with pytest.raises(UsageError, match="takes no engine of several ranks yet"):
-        bench_kernels(KernelsOptions(engine_dir=engine), lambda *_: None)

@@ -11,6 +11,8 @@ import pytest
 
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.engine import open_engine, read_manifest, read_plan
 from ingot.errors import BuildError, EngineError, UsageError
@@ -19,6 +21,8 @@ from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime import ModelRunner
+from tests import quantised as write
+from tests.convert.quantised.test_formats import CASES as FORMATS
 from tests.e2e.command import ingot
 from tests.e2e.same_bits import random_checkpoint
 from tests.e2e.test_quantised import bits
@@ -73,6 +77,32 @@ def test_any_number_of_ranks_gives_the_same_bits(name: str, precision: str, acti
     assert found[1] == found[2] == found[0]
     with ModelRunner.from_dir(tmp_path / "e2", max_num_tokens=7) as runner:
         assert bits(runner, PROMPTS) == found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "activations"),
+    [
+        ("awq g32", "w4tsg32", "int8"),
+        ("ct nvfp4", "w4tg16", "bf16"),
+        ("hqq 3 bits", "w4tsg32", "int8"),
+        ("bnb int8", "w8", "bf16"),
+        ("ct int8", "w8", "int8"),  # rows with -128, which w8 lacks, are searched; the others keep their codes
+    ],
+)
+def test_quantised_checkpoints(name: str, precision: str, activations: str, tmp_path: Path) -> None:
+    """Each rank keeps the codes of its rows and of its columns, which are whole groups."""
+    settings, packer, _ = FORMATS[name]
+    write.write_model(tmp_path / "m", settings, packer)
+    convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c"))
+    config = BuildConfig(target="ref", activations=activations, sum_parts=2, tokens_per_block=16, autotune=False)
+    found = []
+    for ranks in (1, 2):
+        build(dataclasses.replace(config, tp_size=ranks), tmp_path / "c", tmp_path / f"e{ranks}")
+        manifest = read_manifest(tmp_path / f"e{ranks}")
+        assert manifest.precision == precision
+        with ModelRunner.from_dir(tmp_path / f"e{ranks}") as runner:
+            found.append(bits(runner, [[token % write.VOCAB for token in prompt] for prompt in PROMPTS]))
+    assert found[0] == found[1]
 
 
 def test_ranks_hold_shares_of_weights_and_cache(engine: Path, checkpoint: Path, tmp_path: Path) -> None:

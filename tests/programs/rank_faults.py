@@ -33,6 +33,7 @@ from ingot.runtime.session import load_engine
 from tests.runtime.rank_processes import PipeLink
 
 TIMEOUT, MARGIN = 1.0, 10.0  # seconds that a rank may be late; in which all must have ended, on a busy machine
+LOOK = 0.05  # seconds between two looks
 SHAPE = (
     '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, '
     '"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 61, '
@@ -127,10 +128,9 @@ def _watch(fault: Fault, processes: Sequence[BaseProcess], heard: Sequence[Conne
     victim = processes[fault.victim]
     assert victim.pid is not None
     os.kill(victim.pid, signal.SIGSTOP if fault.stop else signal.SIGKILL)
-    end = time.monotonic() + TIMEOUT + MARGIN
     others = [rank for rank in range(fault.ranks) if rank != fault.victim]
+    _await_end([processes[rank] for rank in others])
     for rank in others:
-        processes[rank].join(max(0.0, end - time.monotonic()))
         if processes[rank].exitcode is None:
             return f"rank {rank} has not ended"
         if processes[rank].exitcode != 1:
@@ -142,10 +142,18 @@ def _watch(fault: Fault, processes: Sequence[BaseProcess], heard: Sequence[Conne
         return f"words that do not name rank {fault.victim}: {words}"
     if fault.stop:
         os.kill(victim.pid, signal.SIGCONT)
-        victim.join(TIMEOUT + MARGIN)
+        _await_end([victim])
         if victim.exitcode != 1:
             return f"rank {fault.victim}, which was stopped, has exit code {victim.exitcode} when it goes on"
     return ""
+
+
+def _await_end(processes: Sequence[BaseProcess]) -> None:
+    """Until they have ended, or long enough; time in which this process could not look, either, does not count."""
+    looks = round((TIMEOUT + MARGIN) / LOOK)
+    while looks and any(process.exitcode is None for process in processes):
+        time.sleep(LOOK)
+        looks -= 1
 
 
 def _last_words(pipe: Connection) -> str:

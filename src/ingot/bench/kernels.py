@@ -23,8 +23,7 @@ from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Step
 from ingot.plugins.cpu.native import barrier_seconds, core_count, peak_flops, peak_name, read_bandwidth
 from ingot.plugins.plan_work import PlanWork
-from ingot.runtime.distributed import require_one_rank
-from ingot.runtime.session import load_engine
+from ingot.runtime.session import join_ranks, load_engine
 from ingot.step_io import Int32, TimedSession
 from ingot.step_work import Work
 from ingot.timed_run import TimedRun, TimedStep
@@ -108,13 +107,18 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KernelsReport:
-    """All phases of one run; notes: what the engine's limits left out."""
+    """All phases of one run. notes: what the engine's limits left out.
+
+    ranks  of the engine. Ops and limits are the first one's; its collectives last until the others have come, and the
+           others rest while the limits are measured
+    """
 
     engine: str
     target: str
     precision: str
     kv_dtype: str
     threads: int
+    ranks: int
     buffer_bytes: int
     notes: tuple[str, ...]
     phases: tuple[Phase, ...]
@@ -123,11 +127,10 @@ class KernelsReport:
 def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
     """Prefill, then decode steps of every batch size, after the prompt that the prefill left in the KV cache."""
     shape = _shape(options, read_plan(options.engine_dir))
-    require_one_rank(options.engine_dir, "ingot bench kernels")
-    loaded = load_engine(
-        options.engine_dir, runtime_config(threads=options.threads, isa=options.isa, target=options.target)
-    )
-    session, plan = loaded.session, loaded.engine.plan
+    config = runtime_config(threads=options.threads, isa=options.isa, target=options.target)
+    join_ranks(options.engine_dir, config)
+    loaded = load_engine(options.engine_dir, config)
+    session, plan, ranks = loaded.session, loaded.engine.plan, loaded.engine.manifest.ranks
     try:
         if not isinstance(session, TimedSession):
             raise TargetError(
@@ -142,11 +145,18 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
         measure = _Measure(plan, options, progress)
         draw = np.random.default_rng(options.seed)
 
+        def random_prompt() -> Int32:
+            return draw.integers(0, plan.vocab_size, shape.input_len).astype(np.int32)
+
         def prefill(_: int) -> list[TimedStep]:
-            return run.prefill(draw.integers(0, plan.vocab_size, shape.input_len).astype(np.int32))
+            return run.prefill(random_prompt())
 
         phases = [measure.phase(f"prefill of {shape.input_len} tokens", prefill, options.repetitions)]
-        run.share_prompt()
+        if ranks == 1:
+            run.share_prompt()
+        else:  # only the first rank could copy: all of them compute a prompt for each sequence
+            for sequence in range(1, max(sizes, default=1)):
+                run.prefill(random_prompt(), sequence)
         for size in sizes:
             ids = draw.integers(0, plan.vocab_size, size).astype(np.int32)
 
@@ -167,6 +177,7 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
         precision=manifest.precision,
         kv_dtype=plan.caches[0].dtype.value,
         threads=measure.threads,
+        ranks=ranks,
         buffer_bytes=measure.buffer_bytes,
         notes=notes,
         phases=tuple(phases),

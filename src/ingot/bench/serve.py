@@ -16,13 +16,14 @@ import numpy as np
 
 from ingot.bench.timing import RequestTimes
 from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
+from ingot.configs.runtime import RuntimeConfig
 from ingot.engine import read_manifest
 from ingot.errors import UsageError
 from ingot.plan import Limits
-from ingot.runtime.distributed import require_one_rank
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Outlet
 from ingot.runtime.request import Request
+from ingot.runtime.session import join_ranks, load_engine
 
 GOOD_SHARE = 0.9
 _MAX_INPUT, _MAX_OUTPUT = 768, 256  # tokens
@@ -116,13 +117,24 @@ class ServeReport:
 
 def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]) -> ServeReport:
     """Search the goodput of both modes, one run of each in turn."""
-    require_one_rank(options.engine_dir, "ingot bench serve --offline")
+    config = RuntimeConfig(
+        threads=options.threads,
+        isa=options.isa,
+        target=options.target,
+        max_batch_size=options.max_batch_size,
+        max_num_tokens=options.max_num_tokens,
+    )
+    join_ranks(options.engine_dir, config)
     max_input, max_output = _clips(options, read_manifest(options.engine_dir).limits)
     rows = scale_lengths(read_trace(options.trace, options.num_requests), options.length_scale, max_input, max_output)
     with contextlib.ExitStack() as open_runners:
-        searches = []
-        for mode, chunked in MODES.items():
-            runner = open_runners.enter_context(_open(options, chunked=chunked))
+        searches, loaded = [], load_engine(options.engine_dir, config)
+        for number, (mode, chunked) in enumerate(MODES.items()):
+            tpot_target = options.tpot_target if chunked else None
+            own = dataclasses.replace(config, enable_chunked_prefill=chunked, tpot_target=tpot_target)
+            if number and loaded.engine.manifest.ranks == 1:  # several ranks follow no second session
+                loaded = load_engine(options.engine_dir, config)
+            runner = open_runners.enter_context(ModelRunner(loaded, own))
             searches.append(_Search(mode, _Load(runner, rows, options)))
         while not all(search.done for search in searches):
             for search in searches:
@@ -144,19 +156,6 @@ def bench_serve(options: ServeOptions, progress: Callable[[str, int, int], None]
         modes=tuple(modes),
         ratio=on / off if off else None,
         drift=max(max(mode.saturated) / min(mode.saturated) for mode in modes),
-    )
-
-
-def _open(options: ServeOptions, *, chunked: bool) -> ModelRunner:
-    return ModelRunner.from_dir(
-        options.engine_dir,
-        threads=options.threads,
-        isa=options.isa,
-        target=options.target,
-        max_batch_size=options.max_batch_size,
-        max_num_tokens=options.max_num_tokens,
-        enable_chunked_prefill=chunked,
-        tpot_target=options.tpot_target if chunked else None,
     )
 
 

@@ -48,6 +48,9 @@ def kernels(everything: bool, as_json: bool, log_level: str, batch_sizes: tuple[
     The limits are measured around each phase: memory read from a buffer as large as the engine, and arithmetic on
     random numbers. Activations count as bytes too; where they lie in caches, more than 100 % of the limit is possible.
 
+    With several ranks, ops and limits are those of rank 0. Its collectives last until the other ranks have come. The
+    others rest while the limits are measured.
+
     \b
     Example: ingot bench kernels --engine_dir ENGINE --input_len 512 --batch_size 1 --batch_size 8
     """
@@ -64,6 +67,8 @@ def kernels(everything: bool, as_json: bool, log_level: str, batch_sizes: tuple[
 
 def _show(report: KernelsReport, *, everything: bool) -> None:
     threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
+    if report.ranks > 1:
+        threads = f"rank 0 of {report.ranks}, {threads} each"
     print(wrapped(f"{report.engine}: {report.precision} for {report.target}, KV cache in {report.kv_dtype}, {threads}"))
     for phase in report.phases:
         print()
