@@ -78,7 +78,7 @@ def panels_alike(tensor: gs.Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """Rows [begin, end) and columns [first, last) of a weight, seen as a matrix, that is no part of another one."""
+    """Rows [begin, end) and columns [first, last) of a weight that stands by itself, seen as a matrix."""
 
     tensor: gs.Tensor
     begin: int

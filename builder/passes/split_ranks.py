@@ -206,7 +206,7 @@ def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:
     count = sum(end - begin for begin, end in ranges)
     if str(use.precision) in KEPT and not panels_alike(made):
         raise _refused(
-            name, f"its rows have codes of several kinds, and a rank's share of one is no multiple of {PANEL}"
+            name, f"codes of several kinds in its rows; a rank's share would divide {PANEL} rows of one kind"
         )
     lowering.drop_weights({name})
     return lowering.add_weight(
