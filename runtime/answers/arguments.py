@@ -29,7 +29,7 @@ def read_parameters(
             if scanner.cut_inside([begin, *stops]):
                 return False
             break
-        key = yield from _collect(scanner, [coded(form.after_key).strip()])
+        key = yield from _collect_before(scanner, form.after_key, coded)
         wire_type = None
         if form.after_type and key is not None:
             wire_type = yield from _collect(scanner, [coded(form.after_type).strip()])
@@ -41,8 +41,9 @@ def read_parameters(
             yield from scanner.accept("\n")
         behind = [begin, *stops]
         ends = [*([f"\n{each}" for each in (end, *behind)] if form.trim else []), end, *behind]
-        kinds = None if wire_type is None else _wire_kinds(form, wire_type)
-        found = yield from _value(scanner, ends, _kinds(schema, key.strip()) if kinds is None else kinds, emit)
+        kinds = _kinds(schema, key.strip())
+        kinds = kinds if wire_type is None else _wire_kinds(form, wire_type, kinds)
+        found = yield from _value(scanner, ends, kinds, emit)
         if found is None:
             return False
         if found.strip() != end:
@@ -51,8 +52,11 @@ def read_parameters(
     return True
 
 
-def _wire_kinds(form: Parameters, wire_type: str) -> frozenset[str]:
-    return frozenset(("string",)) if wire_type == form.types[0] else frozenset(("other",))
+def _wire_kinds(form: Parameters, wire_type: str, kinds: frozenset[str]) -> frozenset[str]:
+    """What the wire says of a type, unless the schema has no such type: kinds."""
+    if wire_type == form.types[0]:
+        return kinds if kinds and "string" not in kinds else frozenset(("string",))
+    return kinds if kinds == {"string"} else frozenset(("other",))
 
 
 def _value(scanner: Scanner, ends: Sequence[str], kinds: frozenset[str], emit: Emit) -> Wait:
@@ -135,6 +139,16 @@ def resolved(reference: str, root: object) -> object:
     for part in reference.removeprefix("#").strip("/").split("/"):
         found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
     return found
+
+
+def _collect_before(scanner: Scanner, mark: str, coded: Coded) -> Wait:
+    """The text before a mark; None where the answer was cut. Between its tags there may be white space, or none."""
+    first, *others = re.split(r"(?<=>)\s*(?=<)", mark.strip())
+    found = yield from _collect(scanner, [coded(first)])
+    for each in others if found is not None else ():
+        yield from scanner.skip()
+        yield from scanner.accept(coded(each))
+    return None if found is not None and scanner.cut_inside([coded(each) for each in others]) else found
 
 
 def _collect(scanner: Scanner, ends: Sequence[str]) -> Wait:

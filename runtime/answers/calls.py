@@ -26,6 +26,7 @@ class CallReader:
     ) -> None:
         self._scanner, self._output, self._markers = scanner, output, markers
         self._wire, self._tools = wire, tools
+        self._known_only = wire.whole  # what names no tool of the request is no call
 
     def _coded(self, text: str) -> str:
         return self._markers.coded(text)
@@ -79,6 +80,7 @@ class CallReader:
     def read_whole(self) -> Wait:
         """An answer that is calls and nothing else, of tools that the request has."""
         scanner, wire, before = self._scanner, self._wire, self._output.num_calls
+        self._known_only = True
         scanner.keep()
         for opener in self.openers:
             yield from scanner.skip()
@@ -89,6 +91,7 @@ class CallReader:
                 yield from self._objects(wire, wire.coding)
         elif (yield from scanner.peek()) == "[":
             yield from self._python(wire)
+        self._known_only = wire.whole
         if self._output.num_calls == before:
             self._output.content(self._markers.plain(scanner.take_back()))
 
@@ -106,7 +109,7 @@ class CallReader:
         pieces: list[str] = []
         found = yield from scanner.until(list(dict.fromkeys([after_name, *others])), pieces.append)
         written = "".join(pieces).strip()
-        name = written.removeprefix(wire.prefix).strip()
+        name = written.removeprefix(wire.prefix).lstrip(": ")  # of the prefix, where its first token is missing
         if (not found and scanner.cut) or not _NAME.match(name):
             scanner.put_back(found)
             return
@@ -179,7 +182,7 @@ class CallReader:
             yield from scanner.skip()
             if key == coding.name and emit is None:
                 name = yield from self._json_text()
-                if name is None or not _NAME.match(name) or (wire.whole and name not in self._tools):
+                if name is None or not _NAME.match(name) or (self._known_only and name not in self._tools):
                     return False
                 emit = self._begin(name)
                 if held is not None:
@@ -190,7 +193,7 @@ class CallReader:
                 held = into
                 if not whole:
                     return False
-            elif wire.whole and emit is None and key != "type":
+            elif self._known_only and emit is None and key != "type":
                 return False  # some other JSON
             else:
                 yield from scanner.json_value(no_text)
@@ -235,7 +238,7 @@ class CallReader:
                 if (yield from scanner.follows(closer)):
                     return
             read = yield from read_python_call(scanner)
-            if read is None or (wire.whole and read[0] not in self._tools):
+            if read is None or (self._known_only and read[0] not in self._tools):
                 return
             self._begin(read[0])(read[1])
             yield from scanner.skip(_BEHIND_WHOLE)

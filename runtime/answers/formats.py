@@ -131,7 +131,8 @@ WIRE_FORMATS = (
         name="gemma4",
         signs=(("<|tool_call>", "<tool_call|>"),),
         coding=BareKeys(quote='<|"|>'),
-        around=(("<|tool_call>call:", "<tool_call|>"),),
+        around=(("<|tool_call>", "<tool_call|>"),),
+        prefix="call:",
         after_name="{",
     ),
     WireFormat(
@@ -193,6 +194,7 @@ WIRE_FORMATS = (
         signs=(("<|python_start|>",),),
         coding=Python(),
         section=("<|python_start|>", "<|python_end|>"),
+        bare=True,
     ),
     WireFormat(
         name="hermes",

@@ -41,7 +41,7 @@ class AnswerParser:
         self.marks = markers.characters
         self._scanner, self._output = Scanner(markers.plain), AnswerOutput(make_id)
         self._calls = None if wire is None else CallReader(self._scanner, self._output, markers, wire, tools)
-        self._whole = wire is not None and wire.whole
+        self._whole = wire is not None and (wire.whole or wire.bare)
         harmony = isinstance(wire and wire.coding, Harmony) or (reasoning is not None and reasoning.name == "harmony")
         self._run = self._messages() if harmony else self._answer()
         self._done = False

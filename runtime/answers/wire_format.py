@@ -79,6 +79,7 @@ class WireFormat:
     call_id     before an id that may stand behind the name
     between     two calls
     whole       calls are all of an answer: it begins with one, or it is text
+    bare        the section may be left out where calls are all of an answer
     """
 
     name: str
@@ -93,6 +94,7 @@ class WireFormat:
     call_id: str = ""
     between: str = ""
     whole: bool = False
+    bare: bool = False
 
     @property
     def begin(self) -> str:

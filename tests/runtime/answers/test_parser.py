@@ -51,6 +51,12 @@ def calls(answer: Answer) -> list[tuple[str, object]]:
     return [(each.name, json.loads(each.arguments)) for each in answer.calls]
 
 
+def _dsml(key: str, is_text: str, value: str, section: str = "function_calls") -> str:
+    parameter = f'<｜DSML｜parameter name="{key}" string="{is_text}">{value}</｜DSML｜parameter>'
+    invoke = f'<｜DSML｜invoke name="get_weather">\n{parameter}\n</｜DSML｜invoke>'
+    return f"<｜DSML｜{section}>\n{invoke}\n</｜DSML｜{section}>"
+
+
 @pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_format_wherever_pieces_end(name: str, tokens: Sequence[str]) -> None:
@@ -90,6 +96,37 @@ def test_what_calls_nothing_passes_as_it_is(name: str | None) -> None:
         if name == "harmony":
             continue
         assert (read(reader(name), list(text)).content or "") == text
+
+
+@pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("glm47", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>", {"a": "x"}),
+        ("glm4", "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>", {"a": "x"}),
+        ("gemma4", '<|tool_call>:f{a:<|"|>x<|"|>}<tool_call|>', {"a": "x"}),
+        ("gemma4", '<|tool_call>f{a:<|"|>x<|"|>}<tool_call|>', {"a": "x"}),
+        ("llama4_pythonic", "[get_time(tz='UTC')]", {"tz": "UTC"}),
+        ("deepseek_v32", _dsml("days", "true", "5"), {"days": 5}),
+        ("deepseek_v32", _dsml("days", "true", "five"), {"days": "five"}),
+        ("deepseek_v4", _dsml("city", "false", "5", "tool_calls"), {"city": "5"}),
+        ("deepseek_v4", _dsml("other", "false", "5", "tool_calls"), {"other": 5}),
+    ],
+)
+def test_calls_that_differ_a_little_from_the_template(
+    name: str, text: str, expected: object, tokens: Sequence[str]
+) -> None:
+    pieces = marked(reader(name, tokens=tokens), text)
+    whole = read(reader(name, tokens=tokens), [text if not tokens else "".join(pieces)])
+    assert [json.loads(each.arguments) for each in whole.calls] == [expected]
+    assert whole.content is None
+    for place in range(1, len(pieces)):
+        assert read(reader(name, tokens=tokens), ["".join(pieces[:place]), "".join(pieces[place:])]) == whole
+
+
+def test_a_list_that_calls_no_tool_is_content() -> None:
+    for text in ("[1, 2]", "[other(a=1)]", "[get_time(1)]"):
+        assert read(reader("llama4_pythonic"), list(text)).content == text
 
 
 def test_letters_of_a_marker_are_content_where_it_is_a_token() -> None:
