@@ -15,14 +15,15 @@ PRECISION = "w4g128"  # and its class
 UPDATE = "run: python -m tests.peers.page"
 _HEAD = """# Results beside other engines
 
-`python -m tests.peers.page` writes this page from the records in `tests/peers/results`. [Speed](speed.md) explains the
-method, the limit of a machine, and what these figures cannot say.
+This page compares ingot's speed with other engines. [Speed](speed.md) explains the method, the limit of a machine, and
+what these results cannot say. `python -m tests.peers.page` writes the page from the records in `tests/peers/results`.
 
-All models have the shape of the named one and random weights. A figure is the median of the rounds, in tokens per
-second. The percentage is its share of the machine's limit. The last row of a class has a ratio for each round.
+Each model has the shape that its title names, and random weights. The tables show tokens per second, as the median of
+the rounds. A percentage is the share of the machine's limit. The last row of each class of weights shows ingot's speed
+divided by that of the fastest other engine, for each round.
 
-Records up to 2026-11-23 were copied from the tables of that day. Their commands say what those tables measured. The
-program writes later records.
+Records up to 2026-11-23 were copied from the tables of that day. The command of such a record says what the table
+measured. Newer records are written by the program itself.
 """
 
 
@@ -74,7 +75,7 @@ def _group(group: Group, regimes: Sequence[str]) -> Iterator[list[str]]:
     if group.limits:
         yield ["*limit*", group.precision, *(f"*{group.limits[name]:,.0f}*" for name in regimes)]
     ratios = [" and ".join(f"{each:.2f}" for each in group.ratios[name]) for name in regimes]
-    yield ["**ingot over the fastest peer**", group.precision, *(f"**{each}**" for each in ratios)]
+    yield ["**ingot / fastest other engine**", group.precision, *(f"**{each}**" for each in ratios)]
 
 
 def _load(load: Load) -> list[str]:
@@ -89,8 +90,11 @@ def _load(load: Load) -> list[str]:
         ]
         for row in load.rows
     ]
-    rows.append(["**ingot over the best peer**", "", "", *_ratios(load.rows)])
-    words = f"Mixed load: {load.words}. {load.concurrent} requests run at once at most. TTFT below {load.ttft:g} s."
+    rows.append(["**ingot / best other engine**", "", "", *_ratios(load.rows)])
+    words = (
+        f"Mixed load: {load.words}. At most {load.concurrent} requests run at once. "
+        f"A good request has its first token within {load.ttft:g} s."
+    )
     columns = ["engine", "weights", "alone: TTFT, TPOT", "all at once, requests/s", *limits]
     return [words, "", *table(columns, rows)]
 
@@ -105,7 +109,7 @@ def _ratios(rows: Sequence[LoadRow]) -> Iterator[str]:
             yield ""
         else:
             best = max(each for each in theirs if each is not None)
-            yield f"**{ours / best:.2f}**" if best else "**no peer has any**"
+            yield f"**{ours / best:.2f}**" if best else "**others: 0**"
 
 
 def main() -> None:

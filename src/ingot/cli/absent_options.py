@@ -48,7 +48,7 @@ ABSENT = {
     "auto_parallel": _RANKS,
     "gpus_per_node": _RANKS,
     "cluster_key": "--target names the kind of machine, e.g. cuda/sm90",
-    "strongly_typed": "every step of a plan has its types; --precision and --activations set them",
+    "strongly_typed": "every kernel call has its types; --precision and --activations set them",
     "builder_opt": "the build times its kernels unless --no_autotune is given; there are no levels",
     "builder_force_num_profiles": "one plan serves any number of tokens up to the limits",
     "hardware_compatible": "--target takes a list: --target cpu/avx2,cpu/avx512 runs on both",
