@@ -68,8 +68,12 @@ def structure_passes() -> tuple[Pass, ...]:
 def target_passes(
     target: Target, *, products: Mapping[str, ProductChoice], tables: DType, kv: DType
 ) -> tuple[Pass, ...]:
-    """How the model is computed."""
-    return (SetPrecision(products=products, tables=tables, kv=kv, target=target), ChooseKernels(target=target))
+    """How the model is computed. Attention stays in float32 where the inputs of all products do."""
+    exact = all(each.activations == "f32" for each in products.values())
+    return (
+        SetPrecision(products=products, tables=tables, kv=kv, target=target),
+        ChooseKernels(target=target, exact=exact),
+    )
 
 
 StepPass = Callable[[Program], tuple[Program, PassReport]]

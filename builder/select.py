@@ -22,6 +22,11 @@ def kernel_dtype(dtype: str, activations: str) -> str:
     return dtype + ("a8" if activations == "int8" else "")
 
 
+def rounds_nothing(target: Target, op: str, dtype: str) -> bool:
+    """Whether the target has a kernel that leaves its inputs in float32."""
+    return any(name.startswith(f"{op}.{dtype}.") and target.activations(name) == "f32" for name in target.kernels())
+
+
 def choose_kernel(target: Target, op: str, dtype: str, activations: str | None = None) -> str:
     """Name of the best kernel, of a product one that rounds its input to `activations` (None: any). Raises
     NoKernelError with what there is instead.

@@ -2,17 +2,18 @@
 
 import dataclasses
 
-from ingot.builder.graph import DOMAIN, Graph
+from ingot.builder.graph import DOMAIN, Graph, ours
 from ingot.builder.passes.base import PassReport, Sweep
-from ingot.builder.select import choose_kernel, kernel_dtype, plan_ops
+from ingot.builder.select import ATTENTIONS, choose_kernel, kernel_dtype, plan_ops, rounds_nothing
 from ingot.plugins.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChooseKernels:
-    """A plugin that becomes several steps gets the kernel of each."""
+    """A plugin that becomes several steps gets the kernel of each. exact: attention rounds nothing that it need not."""
 
     target: Target
+    exact: bool = False
     name: str = "choose_kernels"
 
     def run(self, graph: Graph) -> PassReport:
@@ -25,8 +26,13 @@ class ChooseKernels:
             activations = node.attrs.get("activations")  # of products alone
             dtype = kernel_dtype(node.attrs.get("dtype", "f32"), activations or "")
             kernels = (
-                choose_kernel(self.target, op, "f32" if op == "rope_query" else dtype, activations)
+                self._kernel(op, "f32" if op == "rope_query" else dtype, activations, ours(node, *ATTENTIONS))
                 for op in plan_ops(node.op)
             )
             node.attrs["kernel"] = " ".join(kernels)
         return len(nodes)
+
+    def _kernel(self, op: str, dtype: str, activations: str | None, attends: bool) -> str:
+        if attends and self.exact and rounds_nothing(self.target, op, dtype):
+            activations = "f32"
+        return choose_kernel(self.target, op, dtype, activations)

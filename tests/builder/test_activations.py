@@ -203,7 +203,10 @@ def test_f32_activations_take_kernels_that_do_not_round(tmp_path: Path) -> None:
     for target, rounding in (("cpu/avx512bf16", "avx512bf16"), ("cpu/amx", "amx")):
         for asked, expected in (("auto", (f"matmul.bf16.{rounding}", "bf16")), ("f32", ("matmul.bf16.avx512", "f32"))):
             config = BuildConfig(target=target, precision="bf16", activations=asked, dry_run=True)
-            assert set(plan_kernels(build(config, checkpoint, tmp_path / "e")).values()) == {expected}
+            report = build(config, checkpoint, tmp_path / "e")
+            assert set(plan_kernels(report).values()) == {expected}
+            attention = {step.kernel for step in report.plan.steps if step.op == "paged_attention"}
+            assert attention == {expected[0].replace("matmul", "paged_attention")}
     config = BuildConfig(target="cpu/amx", precision="w8", activations="f32", dry_run=True)
     assert set(plan_kernels(build(config, checkpoint, tmp_path / "e")).values()) == {("matmul.w8.avx512", "f32")}
 

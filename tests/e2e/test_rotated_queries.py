@@ -67,7 +67,7 @@ class Built:
     def through(self, level: str, dtype: DType) -> Plan:
         """The same steps by kernels of a level, or of one that it includes, over a KV cache of `dtype`."""
         known = kernel_table()
-        above = {"amxemu": ("amxemu", "avx512emu"), "amx": ("amx", "avx512"), "avx512bf16": ("avx512",)}
+        above = {"amxemu": ("amxemu", "avx512emu"), "amx": ("amx", "avx512"), "avx512bf16": ("avx512bf16", "avx512")}
         levels = above.get(level, (level,))
 
         def kernel(step: Step) -> str:

@@ -87,6 +87,7 @@ def test_a_float32_kernel(llama: Built) -> None:
     ("kernel", "dtype", "relative"),
     [
         ("paged_attention.bf16.avx512", DType.BF16, 0.0),
+        ("paged_attention.bf16.avx512bf16", DType.BF16, 2.0**-6),
         ("paged_attention.bf16.amx", DType.BF16, 2.0**-6),
         ("paged_attention.f16.sm80", DType.F16, 2.0**-9),
         ("paged_attention.f32.sm80", DType.F32, 0.0),

@@ -58,6 +58,15 @@ def test_kernels_are_timed_by_rows() -> None:
     assert all(row.count(" GB/s)") == 2 for row in rows)
 
 
+def test_attention_is_timed_by_contexts() -> None:
+    kernels = ("paged_attention.bf16.avx2", "paged_attention.int8.avx2")
+    shape = ("--heads", 4, "--kv_heads", 2, "--head_dim", 8, "--rounds", 2)
+    head, _, *rows = run("time_attention", *kernels, "--steps", "2x40,prompt:33", *shape).splitlines()
+    assert head == "| step | `paged_attention.bf16.avx2` | `paged_attention.int8.avx2` |"
+    assert [row.split(" | ")[0] for row in rows] == ["| 2x40", "| prompt:33"]
+    assert all(row.count(" GB/s)") == 2 for row in rows)
+
+
 def test_each_precision_has_a_row(tmp_path: Path) -> None:
     """Of a random model: fewer bytes, and errors that grow."""
     write_model(TINY, tmp_path / "m")

@@ -19,21 +19,11 @@
 
 #include <utility>
 
-#include "attention/kv_layout.h"
-#include "attention/paged_attention_rows.h"
+#include "attention/paged_attention_passes.h"
 #include "attention/paged_attention_softmax.h"
 
 namespace ingot {
 namespace {
-
-// Calls f.template operator()<n>() for the n in kLeast .. kMost that is asked for.
-template <int kMost, int kLeast = 1, typename F>
-[[gnu::always_inline]] inline void with_count(int64_t n, F f) {
-  if constexpr (kMost > kLeast) {
-    if (n < kMost) return with_count<kMost - 1, kLeast>(n, f);
-  }
-  f.template operator()<kMost>();
-}
 
 // Keeps the compiler from holding lines in registers that sums need: a load of the other half costs less than a spill.
 [[gnu::always_inline]] inline void load_anew() { asm volatile("" : : : "memory"); }
@@ -41,17 +31,24 @@ template <int kMost, int kLeast = 1, typename F>
 // Where products take lines of keys or values from: the cache; the cache, leaving them widened in the panel; the panel.
 enum class Lines { kCached, kKept, kPanel };
 
+// Rows at once: beside kRows x kVectors sums a half line, a broadcast and a mask fit into the registers.
+template <typename S>
+constexpr int kFloatRows = S::kRegisters >= 32   ? 12
+                           : S::kRegisters >= 16 ? 6
+                                                 : 2;
+
 template <typename S, typename T>
-class FloatAttention {
+class FloatAttention : AttentionPasses<S, T, 64, kFloatRows<S>> {
+  using Passes = AttentionPasses<S, T, 64, kFloatRows<S>>;
+  using Passes::kGroups, Passes::kRows, Passes::kTile;
+  using Passes::kv_, Passes::rows_, Passes::seen_begin_, Passes::seen_end_, Passes::slopes_;
+  using typename Passes::Tile;
+
  public:
   using V = typename S::V;
-  static constexpr int64_t kItemRows = 48;
+  using Passes::kItemRows, Passes::expect;
   static constexpr bool kSetsOut = false, kDividesOnce = false;
-  static constexpr int64_t kTile = 64;
-  static constexpr int kGroups = kTile / kKvLanes;
   static constexpr int kVectors = kKvLanes / S::kWidth;  // of a half line
-  // Rows at once: beside kRows x kVectors sums a half line, a broadcast and a mask fit into the registers.
-  static constexpr int kRows = S::kRegisters >= 32 ? 12 : S::kRegisters >= 16 ? 6 : 2;
   // Groups of tokens, or of dims, at once. A row alone waits for memory, which is read fastest line after line.
   static constexpr int groups_for(int rows) {
     int groups = rows == 1 ? 1 : kGroups;
@@ -67,7 +64,7 @@ class FloatAttention {
   // of two, which would share few cache sets.
   static constexpr int64_t kQueryStride = 512 + kKvLanes;
 
-  explicit FloatAttention(const AttentionRows& rows) : rows_(rows), kv_(rows.kv) {}
+  explicit FloatAttention(const AttentionRows& rows) : Passes(rows) {}
 
   static int64_t floats(const PagedKv& kv) {
     const int64_t lines = kv.head_dim > kTile ? kv.head_dim : kTile;
@@ -81,21 +78,9 @@ class FloatAttention {
   }
 
   void load_queries(const AttentionItem& item, float* rotated);
-  void expect(const AttentionItem& item, int64_t begin, int64_t end);
   void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
 
  private:
-  // Where the groups of a tile lie. Groups that no row of the item sees repeat another one's place: their blocks may
-  // not be there any more, or not yet.
-  struct Tile {
-    int64_t begin, groups;
-    T* keys[kGroups];
-    T* values[kGroups];
-    const float* key_scales[kGroups];
-    const float* value_scales[kGroups];
-  };
-
-  void fetch(const Tile& tile, int64_t first) const;
   // A line of the next tile: to L1 where the fewest rows read it soon, else to L2, and from there what is near.
   template <int kR, Lines kLines>
   [[gnu::always_inline]] static inline void fetch_lines(const T* line, const T* ahead) {
@@ -107,8 +92,6 @@ class FloatAttention {
       S::prefetch_far(ahead);
     }
   }
-  Tile locate(const AttentionItem& item, int64_t begin, int64_t end) const;
-  int64_t pass_end(const AttentionItem& item, int64_t first) const;
   void attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
   void attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
   template <int kR>
@@ -124,16 +107,10 @@ class FloatAttention {
   [[gnu::noinline]] void weigh_dims(int64_t first, int64_t begin, int64_t end, int64_t at, const Tile& tile,
                                     const Tile& next, const RowState& state) const;
 
-  const AttentionRows& rows_;
-  const PagedKv& kv_;
   float* q_ = nullptr;        // [kItemRows][kQueryStride], scaled
   float* p_ = nullptr;        // [kItemRows][kTile]
   float* factors_ = nullptr;  // [kItemRows], by which what rows have gathered so far is still to be multiplied
   float* panel_ = nullptr;    // [dims of keys or tokens of values][kPanelGroups][16]
-  Tile expected_;             // what is likely to follow, where expects_
-  bool expects_ = false;
-  int64_t seen_begin_[kItemRows], seen_end_[kItemRows];  // tokens that the item's rows see
-  float slopes_[kItemRows];
 };
 
 template <typename S, typename T>
@@ -142,9 +119,7 @@ void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* rotate
     const float* q = token.queries;
     const V scale = S::set1(rows_.scale(token.visible));
     for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += kv_.head_dim) {
-      seen_begin_[row] = token.hidden;
-      seen_end_[row] = token.visible;
-      slopes_[row] = rows_.slope(item, item.begin + row);
+      this->set_row(item, row, token);
       float* scaled = q_ + row * kQueryStride;
       for (int64_t i = 0; i < kv_.head_dim; i += S::kWidth) {
         const int64_t n = kv_.head_dim - i;
@@ -154,95 +129,14 @@ void FloatAttention<S, T>::load_queries(const AttentionItem& item, float* rotate
   });
 }
 
-// The tile from token `begin` on; nobody sees tokens from `end` on.
-template <typename S, typename T>
-typename FloatAttention<S, T>::Tile FloatAttention<S, T>::locate(const AttentionItem& item, int64_t begin,
-                                                                 int64_t end) const {
-  Tile tile;
-  tile.begin = begin;
-  tile.groups = begin + kTile <= end ? kGroups : (end - begin + kKvLanes - 1) / kKvLanes;
-  const int64_t unseen = (rows_.hidden(item.sequence, item.begin) - begin) / kKvLanes, seen = unseen > 0 ? unseen : 0;
-  const int64_t token = begin + seen * kKvLanes;
-  const int32_t* block = rows_.blocks(item.sequence) + token / kv_.block_size;
-  int64_t slot = token % kv_.block_size;
-  for (int64_t g = seen; g < tile.groups; ++g, slot += kKvLanes) {
-    if (slot == kv_.block_size) slot = 0, ++block;
-    const int64_t place = *block * kv_.block_bytes;
-    T* keys = reinterpret_cast<T*>(kv_.keys + place) + item.head * kv_head_size<T>(kv_.head_dim, kv_.block_size);
-    T* values = reinterpret_cast<T*>(kv_.values + place) + item.head * kv_head_size<T>(kv_.padded_dim, kv_.block_size);
-    tile.keys[g] = key_lines(keys, kv_.head_dim, slot);
-    tile.values[g] = value_line(values, slot);
-    tile.key_scales[g] = kv_scales(keys, kv_.head_dim, kv_.block_size) + slot;
-    tile.value_scales[g] = kv_scales(values, kv_.padded_dim, kv_.block_size) + slot;
-  }
-  for (int64_t g = 0; g < kGroups; ++g) {
-    if (g >= seen && g < tile.groups) continue;
-    tile.keys[g] = tile.keys[seen];
-    tile.values[g] = tile.values[seen];
-    tile.key_scales[g] = tile.key_scales[seen];
-    tile.value_scales[g] = tile.value_scales[seen];
-  }
-  return tile;
-}
-
-// Asks memory for the groups of a tile from `first` on; loops over the tile before it do so for the groups that they
-// read.
-template <typename S, typename T>
-void FloatAttention<S, T>::fetch(const Tile& tile, int64_t first) const {
-  for (int64_t g = first; g < tile.groups; ++g) {
-    for (int64_t d = 0; d < kv_.head_dim; d += kPair<T>) S::prefetch_far(tile.keys[g] + d * kKvLanes);
-    for (int64_t d = 0; d < kv_.padded_dim; d += kKvLanes)
-      for (int64_t t = 0; t < kKvLanes; t += kPair<T>)
-        S::prefetch_far(tile.values[g] + d * kv_.block_size + t * kKvLanes);
-  }
-}
-
-// These tokens of an item are likely to follow what the next call of `attend` is for, which fetches their first tile.
-template <typename S, typename T>
-void FloatAttention<S, T>::expect(const AttentionItem& item, int64_t begin, int64_t end) {
-  if (begin >= end) return;
-  expected_ = locate(item, begin / kTile * kTile, end);
-  expects_ = true;
-  rows_.sources(item, [](const float* q, int64_t count) {
-    for (int64_t i = 0; i < count; i += kKvLanes) S::prefetch_far(q + i);
-  });
-}
-
 template <typename S, typename T>
 void FloatAttention<S, T>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
-  const int64_t rows = item.end - item.begin;
-  if (begin >= end) return;
-  Tile tile = locate(item, begin / kTile * kTile, end);
-  while (tile.begin < end) {
-    const bool last = tile.begin + kTile >= end;
-    const Tile next = last ? (expects_ ? expected_ : tile) : locate(item, tile.begin + kTile, end);
-    if (last && expects_) fetch(expected_, tile.groups);
-    if constexpr (kScaled<T>) {  // the loops over codes fetch the next tile's codes
-      for (int g = 0; g < kGroups; ++g) {
-        S::prefetch_far(next.key_scales[g]);
-        S::prefetch_far(next.value_scales[g]);
-      }
-    }
-    if (seen_begin_[rows - 1] <= tile.begin && tile.begin + kTile <= seen_end_[0]) {
-      attend_whole(rows, tile, next, state);
-    } else {
-      for (int64_t first = 0, stop = 0; first < rows; first = stop) {
-        stop = pass_end(item, first);
-        attend_rows(first, stop - first, tile, first == 0 ? next : tile, state);
-      }
-    }
-    if (last) break;
-    tile = next;
-  }
-  expects_ = false;
-}
-
-// Where a pass over a tile from row `first` on ends: with a token, so that its rows see as many.
-template <typename S, typename T>
-int64_t FloatAttention<S, T>::pass_end(const AttentionItem& item, int64_t first) const {
-  const int64_t most = item.begin + first + kRows, whole = most / rows_.group * rows_.group;
-  if (most >= item.end) return item.end - item.begin;
-  return (whole > item.begin + first ? whole : most) - item.begin;
+  this->each_tile(
+      item, begin, end,
+      [&](int64_t rows, const Tile& tile, const Tile& next) { attend_whole(rows, tile, next, state); },
+      [&](int64_t first, int64_t rows, const Tile& tile, const Tile& next) {
+        attend_rows(first, rows, tile, next, state);
+      });
 }
 
 // A tile that all rows of the item see. Where these take several passes, the first one leaves the lines to the others,

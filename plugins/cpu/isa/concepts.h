@@ -106,8 +106,9 @@ concept Int8Vector =
 
 // Lanes that hold pairs of bf16, whose products are summed in float32.
 template <typename S>
-concept PairVector = FloatVector<S> && requires(typename S::V v) {
+concept PairVector = FloatVector<S> && requires(typename S::V v, uint32_t bits) {
   { S::round_pairs(v, v) } -> std::same_as<typename S::V>;
+  { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
 };
 
 // Eight tiles of 16 rows of 64 bytes.

@@ -18,6 +18,10 @@ struct PairsAvx512 : SimdAvx512 {
     const __m512bh pairs = _mm512_cvtne2ps_pbh(second, first);
     return reinterpret_cast<const V&>(pairs);
   }
+  // Those bits of every pair.
+  INGOT_INLINE V keep_bits(V pairs, uint32_t bits) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(static_cast<int>(bits))));
+  }
 };
 
 }  // namespace ingot

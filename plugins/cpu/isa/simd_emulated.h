@@ -181,6 +181,7 @@ struct PairsEmulated : SimdEmulated {
     }
     return pairs;
   }
+  INGOT_INLINE V keep_bits(V pairs, uint32_t bits) { return from_words(to_words(pairs) & bits); }
 
  private:
   INGOT_INLINE V even_of(V pairs) { return from_words(to_words(pairs) << 16); }

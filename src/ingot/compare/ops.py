@@ -5,8 +5,8 @@ of them in a sum add up like a few times sqrt(K). So the bound of an output is a
 largest value in its row, and of what the same rounding of the inputs would do to it. For the latter the reference is
 computed a second time with inputs that are moved by one part in 2^10, whatever the op is.
 
-The matrix units that attention runs on, of GPUs and AMX, take queries and probabilities in the cache's type. And GPUs
-store what only 16-bit products read in their type, half a step off.
+The units that attention runs on, of GPUs, AMX and AVX-512 BF16, take queries and probabilities in the cache's type.
+And GPUs store what only 16-bit products read in their type, half a step off.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ SLACK = 32.0  # roundings that every kernel may make beside those of its sums
 # head; F16_STEP: of f16 at zero.
 KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.I8: 1 / 127}
 F16_STEP = 2.0**-24
-MATRIX_UNITS = (".sm80", ".amx")  # how the names of kernels end that multiply in the type of the cache
+MATRIX_UNITS = (".sm80", ".amx", ".avx512bf16")  # how the names of kernels end that multiply in the type of the cache
 TIMES_ROUNDED = 4.0  # queries once, probabilities once, and what chance adds
 # How often inputs are moved where rounded queries decide the bound. A row of sharp attention hangs on the score of one
 # or two tokens, which a single draw may happen to leave in place.

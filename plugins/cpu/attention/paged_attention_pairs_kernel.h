@@ -1,0 +1,399 @@
+// Causal attention over a bf16 KV cache by the CPU's dot product of bf16: scaled queries and weights are rounded to
+// bf16, sums are float32; an online softmax over tiles of 64 tokens. Passes over tiles: paged_attention_passes.h.
+//
+//   scores [rows][64 tokens]    += q [rows][2 dims] . keys [2 dims][16 tokens]         a line of the cache is the
+//   out    [rows][dims]         += p [rows][2 tokens] . values [2 tokens][16 dims]     right operand of one instruction
+//
+// A row's sums take pairs in ascending order, alone or beside other rows. Of a pair of tokens of which a row sees one,
+// the other value is masked away: it may be anything. So rows take such pairs by themselves, and whole pairs together.
+//
+// Floors, of a row, token and head: 4 * head_dim operations at the peak of the dot product; 4 * head_dim bytes per
+// token and KV head, which decode reads once. Weights: 13 operations for 16 of them, at head_dim 64 an eighth of the
+// products. So decode waits for memory: loops over a tile ask for the next one, line by line, for L1. Asked for L2
+// first and for L1 later, it comes more slowly (Zen 5).
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/paged_attention_passes.h"
+#include "attention/paged_attention_weights.h"
+
+namespace ingot {
+namespace {
+
+// Rows at once: beside kRows x 2 sums two lines and a broadcast fit into the registers.
+template <typename S>
+constexpr int kPairsRows = S::kRegisters >= 32 ? 12 : 2;
+
+template <typename S>
+class PairsAttention : AttentionPasses<S, uint16_t, 64, kPairsRows<S>> {
+  using Passes = AttentionPasses<S, uint16_t, 64, kPairsRows<S>>;
+  using Passes::kGroups, Passes::kRows, Passes::kTile;
+  using Passes::kv_, Passes::rows_, Passes::seen_begin_, Passes::seen_end_, Passes::slopes_;
+  using typename Passes::Tile;
+
+ public:
+  using V = typename S::V;
+  using Passes::kItemRows, Passes::expect;
+  static_assert(S::kWidth == kKvLanes);
+  static constexpr bool kSetsOut = false, kDividesOnce = true;
+  // Groups of tokens, or of dims, at once. A row alone waits for memory, which is read fastest line after line.
+  static constexpr int groups_for(int rows) { return rows == 1 ? 1 : rows <= 4 && S::kRegisters >= 32 ? 4 : 2; }
+  static constexpr int64_t kStep = 2 * S::kWidth;  // tokens whose weights are rounded together
+  static constexpr int64_t kReducedRows = 8;
+  // Floats between queries, whatever head_dim is (512 at most); no power of two, which would share few cache sets.
+  static constexpr int64_t kQueryStride = 512 / 2 + kKvLanes;
+
+  explicit PairsAttention(const AttentionRows& rows) : Passes(rows) {}
+
+  static int64_t floats(const PagedKv&) { return kItemRows * (kQueryStride + kTile + 1); }
+  void allocate(float* memory) {
+    q_ = memory;
+    p_ = q_ + kItemRows * kQueryStride;
+    factors_ = p_ + kItemRows * kTile;
+  }
+
+  void load_queries(const AttentionItem& item, float* rotated);
+  void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
+
+ private:
+  static constexpr uint32_t kWhole = 0xFFFFFFFFu, kEven = 0x0000FFFFu, kOdd = 0xFFFF0000u;  // what is kept of pairs
+
+  struct Range {
+    int64_t begin, end;
+    bool operator==(const Range&) const = default;
+  };
+  Range seen(int64_t row, const Tile& tile) const {  // tokens of the tile that a row of the item sees; both ascend
+    const auto inside = [&](int64_t n) { return std::clamp<int64_t>(n - tile.begin, 0, kTile); };
+    return {inside(seen_begin_[row]), inside(seen_end_[row])};
+  }
+
+  void attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
+  void attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
+  template <int kR, bool kFetch>
+  void score(int64_t first, int64_t groups, const Tile& tile, const Tile& next);
+  template <int kR, int kG, bool kFetch>
+  [[gnu::noinline]] void score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next);
+  template <bool kAll>
+  void softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
+  template <bool kAll, typename F>
+  static void each_seen(Range seen, F f);
+  template <bool kAll>
+  static V kept(Range seen, int64_t i, V v, V otherwise);
+  template <bool kAll>
+  [[gnu::noinline]] void weigh_scores(int64_t first, int64_t rows, const Tile& tile, const RowState& state);
+  template <int kR, bool kFetch>
+  void weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next, const RowState& state) const;
+  template <int kR, int kG, bool kFetch>
+  [[gnu::noinline]] void weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
+                                    const RowState& state) const;
+
+  float* q_ = nullptr;        // [kItemRows][kQueryStride] pairs of dims, scaled
+  float* p_ = nullptr;        // [kItemRows][kTile]: scores, then half as many pairs of weights
+  float* factors_ = nullptr;  // [kItemRows], by which what rows have gathered so far is still to be multiplied
+};
+
+template <typename S>
+void PairsAttention<S>::load_queries(const AttentionItem& item, float* rotated) {
+  rows_.tokens(item, rotated, [&](const AttentionRows::TokenRows& token) {
+    const float* q = token.queries;
+    const V scale = S::set1(rows_.scale(token.visible));
+    for (int64_t row = token.begin - item.begin; row < token.end - item.begin; ++row, q += kv_.head_dim) {
+      this->set_row(item, row, token);
+      float* pairs = q_ + row * kQueryStride;
+      for (int64_t i = 0; i < kv_.head_dim; i += 2 * S::kWidth, pairs += S::kWidth) {
+        const int64_t left = kv_.head_dim - i;
+        const V first = S::mul(load_lanes<S>(q + i, left), scale);
+        const V second =
+            left > S::kWidth ? S::mul(load_lanes<S>(q + i + S::kWidth, left - S::kWidth), scale) : S::zero();
+        S::store(pairs, S::round_pairs(first, second));
+      }
+    }
+  });
+}
+
+template <typename S>
+void PairsAttention<S>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
+  this->each_tile(
+      item, begin, end,
+      [&](int64_t rows, const Tile& tile, const Tile& next) { attend_whole(rows, tile, next, state); },
+      [&](int64_t first, int64_t rows, const Tile& tile, const Tile& next) {
+        attend_rows(first, rows, tile, next, state);
+      });
+}
+
+// A tile that all rows of the item see.
+template <typename S>
+void PairsAttention<S>::attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
+  const int64_t passes = (rows + kRows - 1) / kRows, step = (rows + passes - 1) / passes;
+  const auto in_passes = [&](auto pass) {
+    with_count<kRows>(step, [&]<int kR>() { pass.template operator()<kR, true>(0); });
+    for (int64_t first = step; first < rows; first += step)
+      with_count<kRows>(std::min(step, rows - first), [&]<int kR>() { pass.template operator()<kR, false>(first); });
+  };
+  in_passes([&]<int kR, bool kFetch>(int64_t first) { score<kR, kFetch>(first, kGroups, tile, next); });
+  softmax<true>(0, rows, tile, next, state);
+  in_passes([&]<int kR, bool kFetch>(int64_t first) { weigh<kR, kFetch>(first, {0, kTile}, tile, next, state); });
+}
+
+// One tile for up to kRows rows of the item.
+template <typename S>
+void PairsAttention<S>::attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
+                                    const RowState& state) {
+  const auto mine = [&](int64_t row) { return seen(first + row, tile); };
+  const Range least = mine(0), most = mine(rows - 1);
+  if (most.end == 0 || least.begin == kTile) return;
+  const int64_t groups = (most.end + kKvLanes - 1) / kKvLanes;
+  with_count<kRows>(rows, [&]<int kR>() { score<kR, true>(first, groups, tile, next); });
+  softmax<false>(first, rows, tile, next, state);
+  const auto weigh_rows = [&](int64_t row, int64_t count, Range tokens, const Tile& ahead) {
+    if (tokens.begin >= tokens.end) return;
+    with_count<kRows>(count, [&]<int kR>() { weigh<kR, true>(first + row, tokens, tile, ahead, state); });
+    std::fill_n(factors_ + first + row, count, 1.0f);
+  };
+  if (least == most) return weigh_rows(0, rows, least, next);
+  // whole pairs that all rows see, and what is before and behind them
+  const Range shared{(most.begin + 1) / 2 * 2, least.end / 2 * 2};
+  const bool share = shared.begin < shared.end;
+  const auto apart = [&](auto part) {
+    for (int64_t row = 0, count = 1; row < rows; row += count, count = 1) {
+      while (row + count < rows && mine(row + count) == mine(row)) ++count;
+      weigh_rows(row, count, part(mine(row)), tile);
+    }
+  };
+  apart([&](Range all) { return share ? Range{all.begin, shared.begin} : all; });
+  if (!share) return;
+  weigh_rows(0, rows, shared, next);
+  apart([&](Range all) { return Range{shared.end, all.end}; });
+}
+
+// p[row][token] = q[row] . K[:, token] of so many groups; dims ascend.
+template <typename S>
+template <int kR, bool kFetch>
+void PairsAttention<S>::score(int64_t first, int64_t groups, const Tile& tile, const Tile& next) {
+  constexpr int kG = groups_for(kR);
+  int64_t group = 0;
+  for (; group + kG <= groups; group += kG) score_groups<kR, kG, kFetch>(first, group, tile, next);
+  if constexpr (kG > 1)
+    for (; group < groups; ++group) score_groups<kR, 1, kFetch>(first, group, tile, next);
+}
+
+template <typename S>
+template <int kR, int kG, bool kFetch>
+void PairsAttention<S>::score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next) {
+  const int64_t pairs = kv_.head_dim / 2;
+  const float* q = q_ + first * kQueryStride;
+  V sums[kR][kG];
+#pragma GCC unroll 16
+  for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 16
+    for (int g = 0; g < kG; ++g) sums[r][g] = S::zero();
+  const uint16_t* lines[kG];
+#pragma GCC unroll 16
+  for (int g = 0; g < kG; ++g) lines[g] = tile.keys[group + g];
+  // the next tile's groups one after the other: memory is read fastest in order
+  for (int part = 0; part < kG; ++part) {
+    const uint16_t* ahead = next.keys[group + part];
+    for (int64_t i = pairs * part / kG; i < pairs * (part + 1) / kG; ++i) {
+      V k[kG];
+#pragma GCC unroll 16
+      for (int g = 0; g < kG; ++g) k[g] = S::load(reinterpret_cast<const float*>(lines[g]));
+#pragma GCC unroll 16
+      for (int r = 0; r < kR; ++r) {
+        const V each = S::set1(q[r * kQueryStride + i]);
+#pragma GCC unroll 16
+        for (int g = 0; g < kG; ++g) {
+          V sum = sums[r][g];
+          S::accumulate(sum, each, k[g]);
+          sums[r][g] = sum;
+        }
+      }
+#pragma GCC unroll 16
+      for (int g = 0; g < kG; ++g) {
+        if constexpr (kFetch) S::prefetch(ahead + g * kLine<uint16_t>);
+        lines[g] += kLine<uint16_t>;
+      }
+      ahead += kG * kLine<uint16_t>;
+    }
+  }
+  float* p = p_ + first * kTile + group * kKvLanes;
+#pragma GCC unroll 16
+  for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 16
+    for (int g = 0; g < kG; ++g) S::store(p + r * kTile + g * kKvLanes, sums[r][g]);
+}
+
+// The softmax of some rows at a time, so that one row's sums and maxima do not wait for another's. Memory, which would
+// be idle, is asked meanwhile for the first dims of the next tile's values. kAll: all rows see all of the tile.
+template <typename S>
+template <bool kAll>
+void PairsAttention<S>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
+                                const RowState& state) {
+  for (int64_t t = 0; kAll && t < kTile; t += 2) S::prefetch_far(value_line(next.values[t / kKvLanes], t % kKvLanes));
+  for (int64_t row = 0; row < rows; row += kReducedRows)
+    weigh_scores<kAll>(first + row, std::min(kReducedRows, rows - row), tile, state);
+}
+
+// Calls f<kWhole>(token) for the steps of which some tokens are seen; kWhole: all of them. kAll: of the tile.
+template <typename S>
+template <bool kAll, typename F>
+[[gnu::always_inline]] inline void PairsAttention<S>::each_seen(Range seen, F f) {
+  if constexpr (kAll) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kTile; i += kStep) f.template operator()<true>(i);
+  } else {
+    for (int64_t i = seen.begin / kStep * kStep; i < seen.end; i += kStep)
+      seen.begin <= i&& i + kStep <= seen.end ? f.template operator()<true>(i) : f.template operator()<false>(i);
+  }
+}
+
+// Lanes of the group of tokens from i on that are seen, `otherwise` in the others.
+template <typename S>
+template <bool kAll>
+[[gnu::always_inline]] inline typename S::V PairsAttention<S>::kept(Range seen, int64_t i, V v, V otherwise) {
+  if constexpr (kAll) return v;
+  const auto before = [i](int64_t n) { return S::first_lanes(std::clamp<int64_t>(n - i, 0, S::kWidth)); };
+  return S::select(before(seen.begin), otherwise, S::select(before(seen.end), v, otherwise));
+}
+
+// Scores of up to kReducedRows rows become pairs of weights, zero beside those that a row sees; top and sum follow.
+template <typename S>
+template <bool kAll>
+void PairsAttention<S>::weigh_scores(int64_t first, int64_t rows, const Tile& tile, const RowState& state) {
+  const bool changes = rows_.changes_scores();
+  V tops[kReducedRows], sums[kReducedRows];
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const scores = p_ + (first + r) * kTile;
+    const Range range = seen(first + r, tile);
+    V highest = S::set1(kLowest);
+    each_seen<kAll>(range, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int64_t i = step; i < step + kStep; i += S::kWidth) {
+        if (changes)
+          S::store(scores + i, rows_.template changed<S>(S::load(scores + i), slopes_[first + r], tile.begin + i,
+                                                         seen_end_[first + r]));
+        highest = S::max(highest, kept<kWhole>(range, i, S::load(scores + i), S::set1(kLowest)));
+      }
+    });
+    tops[r] = highest;
+  }
+  std::fill(tops + rows, tops + kReducedRows, S::set1(kLowest));
+  std::fill(sums + rows, sums + kReducedRows, S::zero());
+  float *const top = state.top + first, *const sum = state.sum + first;
+  const V old = load_lanes<S>(top, rows), highest = S::reduce_max(tops),
+          now = S::select(S::less(old, highest), highest, old);
+  const V factor = S::select(S::less(old, now), exp<S>(S::sub(old, now)), S::set1(1.0f));
+  store_lanes<S>(top, now, rows);
+  store_lanes<S>(factors_ + first, factor, rows);
+  const V to_bits = S::set1(1.44269504f);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* const scores = p_ + (first + r) * kTile;
+    const Range range = seen(first + r, tile);
+    const V offset = S::set1(-1.44269504f * top[r]);
+    V total = S::zero();
+    each_seen<kAll>(range, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
+      V weights[2];
+#pragma GCC unroll 2
+      for (int64_t g = 0; g < 2; ++g) {
+        const int64_t i = step + g * S::kWidth;
+        weights[g] = kept<kWhole>(range, i, weight_of<S>(S::fma(S::load(scores + i), to_bits, offset)), S::zero());
+        total = S::add(total, weights[g]);
+      }
+      S::store(scores + step / 2, S::round_pairs(weights[0], weights[1]));  // over scores that are read
+    });
+    sums[r] = total;
+  }
+  store_lanes<S>(sum, S::fma(load_lanes<S>(sum, rows), factor, S::reduce_add(sums)), rows);
+}
+
+// out[row] = out[row] * factor + p[row][pair] . V[pair] for the pairs of tokens, ascending.
+template <typename S>
+template <int kR, bool kFetch>
+void PairsAttention<S>::weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next,
+                              const RowState& state) const {
+  constexpr int kG = groups_for(kR);
+  int64_t at = 0;
+  for (; at + kG * kKvLanes <= kv_.padded_dim; at += kG * kKvLanes)
+    weigh_dims<kR, kG, kFetch>(first, tokens, at, tile, next, state);
+  if constexpr (kG > 1)
+    for (; at < kv_.padded_dim; at += kKvLanes) weigh_dims<kR, 1, kFetch>(first, tokens, at, tile, next, state);
+}
+
+// Of kG times 16 dims from `at` on.
+template <typename S>
+template <int kR, int kG, bool kFetch>
+void PairsAttention<S>::weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
+                                   const RowState& state) const {
+  const int64_t dim = kv_.padded_dim, next_dims = kKvLanes * kv_.block_size;
+  const float* p = p_ + first * kTile;
+  float* out = state.out + first * dim + at;
+  V sums[kR][kG];
+#pragma GCC unroll 16
+  for (int r = 0; r < kR; ++r) {
+    const V factor = S::set1(factors_[first + r]);
+#pragma GCC unroll 16
+    for (int g = 0; g < kG; ++g) sums[r][g] = S::mul(S::load(out + g * kKvLanes), factor);
+    out += dim;
+  }
+  const auto one_pair = [&]<bool kMasked>(const uint16_t* line, int64_t pair, uint32_t mask)
+                            __attribute__((always_inline)) {
+                              V v[kG];
+#pragma GCC unroll 16
+                              for (int g = 0; g < kG; ++g) {
+                                v[g] = S::load(reinterpret_cast<const float*>(line + g * next_dims));
+                                if constexpr (kMasked) v[g] = S::keep_bits(v[g], mask);
+                              }
+#pragma GCC unroll 16
+                              for (int r = 0; r < kR; ++r) {
+                                const V each = S::set1(p[r * kTile + pair]);
+#pragma GCC unroll 16
+                                for (int g = 0; g < kG; ++g) {
+                                  V sum = sums[r][g];
+                                  S::accumulate(sum, each, v[g]);
+                                  sums[r][g] = sum;
+                                }
+                              }
+                            };
+  const int64_t place = at * kv_.block_size;
+  const auto line_of = [&](int64_t t) { return value_line(tile.values[t / kKvLanes], t % kKvLanes) + place; };
+  int64_t t = tokens.begin;
+  if (t % 2 == 1) {
+    one_pair.template operator()<true>(line_of(t), t / 2, kOdd);
+    ++t;
+  }
+  const int64_t whole = tokens.end / 2 * 2;
+  while (t < whole) {
+    const int64_t group = t / kKvLanes, stop = std::min((group + 1) * kKvLanes, whole);
+    const int64_t ahead = next.values[group] - tile.values[group];
+    const uint16_t* line = line_of(t);
+    for (; t < stop; t += 2, line += kLine<uint16_t>) {
+      one_pair.template operator()<false>(line, t / 2, 0);
+      if constexpr (kFetch) {
+#pragma GCC unroll 16
+        for (int g = 0; g < kG; ++g) S::prefetch(line + ahead + g * next_dims);
+      }
+    }
+  }
+  if (t < tokens.end) one_pair.template operator()<true>(line_of(t), t / 2, kEven);
+  asm("" : "+r"(out));  // else the compiler keeps the address of every row, in vector registers
+#pragma GCC unroll 16
+  for (int r = kR - 1; r >= 0; --r) {
+    out -= dim;
+#pragma GCC unroll 16
+    for (int g = 0; g < kG; ++g) S::store(out + g * kKvLanes, sums[r][g]);
+  }
+}
+
+template <typename S>
+void paged_attention_pairs(const PagedAttentionArgs& args, const Team& team) {
+  PagedAttention<S, PairsAttention<S>>(args).run(team);
+}
+
+template <typename S>
+size_t paged_attention_pairs_scratch(const void* args) {
+  return PagedAttention<S, PairsAttention<S>>::shared_bytes(static_cast<const PagedAttentionArgs*>(args)->kv);
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,108 @@
+"""How fast kernels of attention are here: several kernels in turn, by steps.
+
+python -m tests.programs.time_attention paged_attention.bf16.avx512 paged_attention.bf16.avx512bf16
+    [--steps 8x512,32x512,prompt:512] [--heads 32] [--kv_heads 4] [--head_dim 64] [--threads 2] [--rounds 9]
+
+A step is a number of sequences and the tokens that each has in the cache when one more is decoded, or a prompt. Values
+are random. Prints a table: medians of the rounds in microseconds, in Gop/s and in GB/s of the cache; a call of the
+session is counted too. A round takes each kernel once.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot.dtypes import DType
+from ingot.plan import Attr, CacheGroup
+from ingot.plugins.op import KvCache
+from tests.plugins.cpu.one_step import batch_of, native_outputs, open_step
+
+BLOCK = 32  # tokens
+
+
+def parts(step: str) -> list[tuple[int, int]]:
+    """(past, new) of each sequence. prompt:512, 8x512"""
+    kind, colon, length = step.partition(":")
+    if colon:
+        return [(0, int(length))]
+    count, _, past = kind.partition("x")
+    return [(int(past), 1)] * int(count)
+
+
+def call_of(kernel: str, sequences: list[tuple[int, int]], options: argparse.Namespace) -> Callable[[], object]:
+    """One step on random values."""
+    heads, kv_heads, dim = options.heads, options.kv_heads, options.head_dim
+    group = CacheGroup(
+        window=0,
+        layers=(0,),
+        kv_heads=kv_heads,
+        head_dim=dim,
+        tokens_per_block=BLOCK,
+        dtype=DType(kernel.split(".")[1]),
+    )
+    ends = np.cumsum([-(-sum(each) // BLOCK) for each in sequences]).tolist()
+    tables = [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
+    cache, rng = KvCache(group, ends[-1]), np.random.default_rng(0)
+    for table, (past, new) in zip(tables, sequences, strict=True):
+        positions = np.arange(past + new)
+        keys, values = rng.standard_normal((2, past + new, kv_heads, dim), dtype=np.float32)
+        cache.write(0, np.asarray(table)[positions // BLOCK], positions % BLOCK, keys, values)
+    batch = batch_of(sequences, tables)
+    queries = rng.standard_normal((sum(new for _, new in sequences), heads * dim), dtype=np.float32)
+    attrs: dict[str, Attr] = {
+        "layer": 0,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": dim,
+        "scale": dim**-0.5,
+        "window": 0,
+        "softcap": 0.0,
+        "bf16_bias": 0,
+        "growth": 0.0,
+        "growth_every": 1,
+    }
+    session = open_step(kernel, [queries, None, None], attrs, batch, cache=cache, threads=options.threads)
+    return lambda: native_outputs(session, batch)
+
+
+def cell(kernel: str, sequences: list[tuple[int, int]], seconds: float, options: argparse.Namespace) -> str:
+    """What a kernel's median comes to."""
+    pairs = sum(past * new + new * (new + 1) // 2 for past, new in sequences)
+    operations = 4 * pairs * options.heads * options.head_dim
+    number = {"f32": 4, "bf16": 2, "int8": 1}[kernel.split(".")[1]]
+    token = 2 * options.kv_heads * (options.head_dim * number + (4 if number == 1 else 0))
+    nbytes = sum(past + new for past, new in sequences) * token
+    return f"{1e6 * seconds:.0f} us ({1e-9 * operations / seconds:.0f} Gop/s, {1e-9 * nbytes / seconds:.1f} GB/s)"
+
+
+def main() -> None:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernels", nargs="+")
+    parser.add_argument("--steps", default="8x512,32x512,prompt:512", type=lambda text: text.split(","))
+    for name, default in (("heads", 32), ("kv_heads", 4), ("head_dim", 64), ("threads", 2), ("rounds", 9)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    print("| step | " + " | ".join(f"`{kernel}`" for kernel in options.kernels) + " |")
+    print("|---" * (len(options.kernels) + 1) + "|")
+    for step in options.steps:
+        sequences = parts(step)
+        calls = [call_of(kernel, sequences, options) for kernel in options.kernels]
+        taken: list[list[float]] = [[] for _ in calls]
+        for _ in range(options.rounds):
+            for seconds, call in zip(taken, calls, strict=True):
+                begin = time.perf_counter()
+                call()
+                seconds.append(time.perf_counter() - begin)
+        cells = [
+            cell(kernel, sequences, statistics.median(seconds), options)
+            for kernel, seconds in zip(options.kernels, taken, strict=True)
+        ]
+        print(f"| {step} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
