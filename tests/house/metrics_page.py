@@ -7,14 +7,16 @@ from tests.house.project import ROOT
 PAGE = ROOT / "docs/metrics.md"
 _HEAD = """# Metrics
 
-`python -m tests.house.metrics_page` writes this page from the server's own list. `/metrics` needs no key.
-`examples/deploy/alerts.yml` has rules, `examples/deploy/dashboard.json` a dashboard.
+This page lists the metrics that Prometheus reads from `/metrics`, which needs no API key.
+`examples/deploy/alerts.yml` has rules for alerts, `examples/deploy/dashboard.json` a dashboard for Grafana.
+`python -m tests.house.metrics_page` writes the page from the server's own list.
 
 | metric | kind | labels | meaning |
 |---|---|---|---|
 """
 _TAIL = """
-A histogram also has `_bucket`, `_sum` and `_count`. Gauges and the counters of preemptions are those of the last step.
+A histogram also has `_bucket`, `_sum` and `_count`. Gauges, and the counters of preemptions, have the values of the
+last step.
 """
 
 

@@ -40,44 +40,46 @@ GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx":
 
 HEAD = """# What works
 
-`python -m tests.house.support` writes this page. It converts, builds and, where the machine can, runs every row. Tests
-try every row again, on some of its targets.
+This page lists every model type, in every precision, on every target. `python -m tests.house.support` writes the page.
+For every row it converts and builds a small model, and runs it if the machine can. Tests try every row again, on some
+of its targets.
+
+| word | meaning |
+|---|---|
+| tested | the engine runs, and its logits agree with the numpy reference |
+| tested on emulated tiles | the same, on a CPU with AVX-512 and BF16, where software computes the AMX instructions |
+| builds | the engine was built, but not run, because our machine lacks the instructions |
+| never run on a GPU | the engine was built, and tests run its kernels on an emulated GPU |
+| refused | ingot refuses to build the engine, and says why |
 
 """
 WORDS = """
-| word | means |
-|---|---|
-| tested | The engine runs, and its logits agree with the numpy reference. |
-| tested on emulated tiles | The same on a CPU with AVX-512 and BF16, with the AMX instructions done in software. |
-| builds | The engine was built and not run: our machine lacks the instructions. |
-| never run on a GPU | The engine is built, and tests run its kernels on an emulated GPU. |
-| refused | ingot refuses to build it and says why. |
-
-- `cpu/amx` is tested on a CPU that has AMX; where CI runs without one, software does the instructions of its tiles.
+- `cpu/amx` is tested on CPUs with AMX. If CI has no such CPU, software computes the AMX instructions.
 - `cuda/smXX` and `tensorrt/smXX` stand for sm80, sm86, sm89, sm90, sm100 and sm120. `tensorrt-rtx` also has /sm80,
-  /sm86, /sm89 and /sm120. All of them also take `f16`.
-- We have not even built an engine for `tensorrt/smXX`: we had no such library.
+  /sm86, /sm89 and /sm120. All of these targets also take `f16`.
+- We have not even built an engine for `tensorrt/smXX`, because we had no copy of the library.
 - `w4g64` and `w4g128` run the kernels of `w4g32`.
 - Any other model type is refused by name. [Adding a family](how-to/add.md#a-model-family) takes one file.
 
 """
-WRAPPED = """## Text models inside wrappers
+WRAPPED = """## Text models of models for images
 
-ingot converts the text model of a model that takes images. It leaves towers and projectors out, and says so.
+Some models take images and text. ingot converts only their text model. It leaves out the parts for images, and says so.
 
 """
 UNPROVEN = """## Not proven
 
-We had no GPU. So nobody has tried:
+We had no GPU, so we could not try these:
 
-- whether TensorRT-RTX takes a GPU of 9.0 (we expect that it refuses), and that it loads and runs engines on any other
-- the numbers of every CUDA kernel on a real GPU, and that compute-sanitizer finds nothing
-- that whole models give the right tokens and layers under the real driver, cuBLASLt and graph capture
+- whether TensorRT-RTX accepts a GPU of compute capability 9.0 (we expect a refusal), and whether it loads and runs
+  engines on other GPUs
+- the numbers of every CUDA kernel on a real GPU, and whether compute-sanitizer finds errors in it
+- whether whole models give the right tokens and layer outputs with the real driver, cuBLASLt and graph capture
 - any speed on a GPU: decode, prefill, paged attention
-- that the full TensorRT builds, reads back and runs an engine
-- several GPUs: an engine for them has one rank
+- whether the full TensorRT builds, reads back and runs an engine
 
-`python -m tests.gpu_proof --work DIR` does the first four on an H100 or H200 ([NVIDIA GPUs](gpu.md)).
+An engine for GPUs has one rank, so one model cannot use several GPUs. To try the first four points on an H100 or H200,
+run `python -m tests.gpu_proof --work DIR` ([NVIDIA GPUs](gpu.md#what-only-a-real-gpu-can-show)).
 """
 
 
