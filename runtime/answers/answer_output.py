@@ -12,12 +12,13 @@ class AnswerOutput:
 
     space      of content, that counts if content follows
     num_calls  that have begun
+    cut        a limit was reached: what comes behind a call now has waited, since it may be a part of a mark
     """
 
     def __init__(self, make_id: Callable[[], str]) -> None:
         self._make_id = make_id
         self._found: list[Delta] = []
-        self.space, self.num_calls = "", 0
+        self.space, self.num_calls, self.cut = "", 0, False
         self._between = ""  # what content begins with, if there is more of it
         self._said = False  # whether there has been some
 
@@ -28,6 +29,8 @@ class AnswerOutput:
 
     def content(self, text: str) -> None:
         """More of it."""
+        if self.cut and self.num_calls:
+            return
         whole = self.space + text
         kept = whole.rstrip()
         self.space = whole[len(kept) :]

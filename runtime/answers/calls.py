@@ -55,11 +55,12 @@ class CallReader:
     def read(self) -> Wait:
         """From an opener on: calls as long as they follow each other. What turns out to be no call is content."""
         scanner, wire = self._scanner, self._wire
-        before, taken = self._output.num_calls, False
+        before, taken, opened = self._output.num_calls, False, False
         scanner.keep()
         for opener in self.openers:
             yield from scanner.skip()
             taken = yield from scanner.accept(opener)
+            opened = opened or taken
         if isinstance(wire.coding, JsonCalls):
             yield from self._objects(wire, wire.coding)
         elif isinstance(wire.coding, Python):
@@ -67,9 +68,17 @@ class CallReader:
         elif taken:  # the innermost one, behind which a name stands
             yield from self._call(wire)
         if self._output.num_calls == before:
-            self._output.content(self._markers.plain(scanner.take_back()))
+            self._no_call(opened)
             return
         yield from self._close()
+
+    def _no_call(self, opened: bool) -> None:
+        """What was read is content, unless it is the beginning of a call that a limit cut."""
+        text = self._markers.plain(self._scanner.take_back())
+        if self._scanner.cut and opened:
+            self._scanner.drop()
+        else:
+            self._output.content(text)
 
     def _close(self) -> Wait:
         for closer in self.closers:
@@ -80,11 +89,11 @@ class CallReader:
     def read_whole(self) -> Wait:
         """An answer that is calls and nothing else, of tools that the request has."""
         scanner, wire, before = self._scanner, self._wire, self._output.num_calls
-        self._known_only = True
+        self._known_only, opened = True, False
         scanner.keep()
         for opener in self.openers:
             yield from scanner.skip()
-            yield from scanner.accept(opener)
+            opened = (yield from scanner.accept(opener)) or opened
         yield from scanner.skip()
         if isinstance(wire.coding, JsonCalls):
             if (yield from scanner.peek()) in ("{", "["):
@@ -93,7 +102,7 @@ class CallReader:
             yield from self._python(wire)
         self._known_only = wire.whole
         if self._output.num_calls == before:
-            self._output.content(self._markers.plain(scanner.take_back()))
+            self._no_call(opened)
 
     # One call, or a list of them.
 

@@ -54,6 +54,7 @@ class AnswerParser:
     def finish(self, *, cut: bool) -> None:
         """The answer is complete. cut: a limit was reached, or a stop text of the client."""
         self._scanner.end(cut=cut)
+        self._output.cut = cut
         self._go_on()
 
     def ends_calls(self, text: str) -> bool:

@@ -59,6 +59,10 @@ class Scanner:
         """Nothing is put back any more."""
         self._kept = None
 
+    def drop(self) -> None:
+        """Read all that is there, for nobody."""
+        self._at = len(self._text)
+
     def one(self) -> str:
         """Read the next character, which is there."""
         self._at += 1

@@ -124,6 +124,19 @@ def test_calls_that_differ_a_little_from_the_template(
         assert read(reader(name, tokens=tokens), ["".join(pieces[:place]), "".join(pieces[place:])]) == whole
 
 
+@pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
+@pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"harmony", "llama3_json", "pythonic"}))
+def test_an_answer_that_is_cut_within_a_call_leaks_no_mark(name: str, tokens: Sequence[str]) -> None:
+    pieces = marked(reader(name, tokens=tokens), SAMPLES[name])
+    opened = len(marked(reader(name, tokens=tokens), reader(name)._calls.openers[0]))  # type: ignore[union-attr]
+    for place in range(opened, len(pieces) + 1):
+        found = read(reader(name, tokens=tokens), ["".join(pieces[:place])], cut=True)
+        assert found.content is None, "".join(pieces[:place])
+    assert read(reader(name, tokens=tokens), pieces[: opened + 20], cut=True) == read(
+        reader(name, tokens=tokens), ["".join(pieces[: opened + 20])], cut=True
+    )
+
+
 def test_a_list_that_calls_no_tool_is_content() -> None:
     for text in ("[1, 2]", "[other(a=1)]", "[get_time(1)]"):
         assert read(reader("llama4_pythonic"), list(text)).content == text
