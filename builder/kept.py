@@ -1,5 +1,5 @@
-"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t, w4ts or w8, and these
-rows.
+"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t, w4ts, w8 or f8, and
+these rows.
 
 A code of 4 bits, a table of 16 values or none, scales of groups of columns, zero points or offsets, and a factor of
 each row or none become `GroupedRows`. Nothing is searched: scales are rounded to float16, after a power of two has gone
@@ -8,23 +8,27 @@ into the row's scale, and the values of a table to multiples of one number.
     source's scale                        is kept
     float16, bf16, E4M3, powers of two    exactly
     float32, products of two              to 2^-12 of each value
+
+Bytes of FP8 become `F8Rows`, whose scales are float32, as stored.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ingot.builder.expressions import Float32, WeightReader, is_signed_bytes, nibbles_of
+from ingot.builder.expressions import Float32, WeightReader, is_f8, is_signed_bytes, nibbles_of
 from ingot.builder.graph import is_op, producer, slice_of, small_value, weight_shape
-from ingot.dtypes import DType, Precision
+from ingot.dtypes import DType, Precision, from_float32
+from ingot.plugins.f8_rows import F8Rows, joined_f8
 from ingot.plugins.grouped import GroupedRows, joined
 from ingot.plugins.layouts import PANEL
 from ingot.plugins.quantised import QuantisedRows
-from ingot.weight_formats import W4T
+from ingot.weight_formats import F8, W4T
 
 _TOP = 15  # largest exponent of a row's scales
 _LARGEST = 127  # value of a table
@@ -32,7 +36,12 @@ _LARGEST = 127  # value of a table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What a weight [N, K] is made of. group: columns that share a scale; table: nothing where codes are numbers."""
+    """What a weight [N, K] is made of.
+
+    group   columns that share a scale
+    table   nothing where codes are numbers
+    floats  whether codes are FP8
+    """
 
     codes: gs.Constant
     signed: bool
@@ -43,13 +52,19 @@ class Grid:
     table: tuple[float, ...] = ()
     factor: gs.Tensor | None = None
     divides: bool = False
+    floats: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether a row has one scale."""
+        return self.group >= weight_shape(self.codes)[1]
 
     @property
     def engine_group(self) -> int:
         """The largest group of the format that no group of the source cuts; 0 where there is none."""
-        columns = weight_shape(self.codes)[1]
-        fitting = math.gcd(self.group, max(W4T.groups)) if self.group < columns else max(W4T.groups)
-        return fitting if fitting in W4T.groups else 0
+        groups = F8.groups if self.floats else W4T.groups
+        fitting = max(groups) if self.whole else math.gcd(self.group, max(groups))
+        return fitting if fitting in groups else 0
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -64,8 +79,13 @@ def kept_precision(tensor: gs.Tensor) -> Precision | None:
     if len(found) < len(grids) or not panels_alike(tensor):
         return None
     group = min(grid.engine_group for grid in found)
+    floats = {grid.floats for grid in found}
+    if len(floats) > 1 or group == 0:
+        return None
+    if floats == {True}:
+        return Precision(dtype=DType.F8, group=0 if all(grid.whole for grid in found) else group)
     shifted = any(grid.zero is not None or grid.offset is not None for grid in found)
-    return Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group) if group else None
+    return Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group)
 
 
 def panels_alike(tensor: gs.Tensor) -> bool:
@@ -134,10 +154,19 @@ def read_grid(tensor: gs.Tensor) -> Grid | None:
 
 def _dequantised(node: gs.Node) -> Grid | None:
     codes, scale, *zero = node.inputs
-    signed = nibbles_of(codes)
+    floats, signed = is_f8(codes), nibbles_of(codes)
+    if floats and not zero:
+        signed = True
     if signed is None or node.attrs.get("axis", 1) not in (1, -1) or not node.attrs.get("block_size", 0):
         return None
-    return Grid(codes=codes, signed=signed, group=node.attrs["block_size"], scale=scale, zero=zero[0] if zero else None)
+    return Grid(
+        codes=codes,
+        signed=signed,
+        group=node.attrs["block_size"],
+        scale=scale,
+        zero=zero[0] if zero else None,
+        floats=floats,
+    )
 
 
 def _by_groups(node: gs.Node, columns: int) -> Grid | None:
@@ -176,14 +205,20 @@ def _without_axis(tensor: gs.Tensor) -> gs.Tensor:
     return node.inputs[0] if is_op(node, "Unsqueeze") else tensor
 
 
-def kept_rows(reader: WeightReader, tensor: gs.Tensor, begin: int, end: int, group: int) -> GroupedRows:
-    """Rows [begin, end) of a weight that has a `kept_precision`, in groups of the engine."""
-    parts = []
-    for each in _pieces(tensor, begin, end, 0, weight_shape(tensor)[-1]):
+def kept_rows(
+    reader: WeightReader, tensor: gs.Tensor, ranges: Sequence[tuple[int, int]], precision: Precision
+) -> GroupedRows | F8Rows:
+    """Rows of a weight that has this `kept_precision`, those of each range [begin, end) one after the other."""
+    columns, grouped, floats = weight_shape(tensor)[-1], [], []
+    for each in (piece for begin, end in ranges for piece in _pieces(tensor, begin, end, 0, columns)):
         grid = read_grid(each.tensor)
         assert grid is not None, "kept_precision has found it"
-        parts.append(_columns(_rows(reader, grid, each.begin, each.end, group), each.first, each.last))
-    return joined(parts)
+        if precision.dtype is DType.F8:
+            numbers = _f8_rows(reader, grid, each.begin, each.end, precision.group)
+            floats.append(_f8_columns(numbers, each.first, each.last))
+        else:
+            grouped.append(_columns(_rows(reader, grid, each.begin, each.end, precision.group), each.first, each.last))
+    return joined_f8(floats) if floats else joined(grouped)
 
 
 def _columns(rows: GroupedRows, begin: int, end: int) -> GroupedRows:
@@ -195,6 +230,13 @@ def _columns(rows: GroupedRows, begin: int, end: int) -> GroupedRows:
         group_scale=rows.group_scale[:, groups],
         shift=None if rows.shift is None else rows.shift[:, groups],
     )
+
+
+def _f8_columns(rows: F8Rows, begin: int, end: int) -> F8Rows:
+    scales = rows.group_scale
+    if scales is not None:
+        scales = scales[:, begin // rows.group : -(-end // rows.group)]
+    return dataclasses.replace(rows, codes=rows.codes[:, begin:end], group_scale=scales)
 
 
 def kept_bytes(
@@ -232,21 +274,16 @@ def _bytes_of(tensor: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:
 def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) -> GroupedRows:
     codes = reader.read_numbers(grid.codes, begin, end)
     lowest = -8 if grid.signed else 0
-    columns, groups = codes.shape[1], -(-codes.shape[1] // group)
 
     def numbers(each: gs.Tensor) -> Float32:
-        """[rows, groups of the engine]"""
-        found = reader.read_numbers(each, begin, end).astype(np.float32)
-        return np.repeat(found, max(1, -(-min(grid.group, columns) // group)), axis=1)[:, :groups]
+        return _by_engine_groups(reader.read_numbers(each, begin, end), grid.group, codes.shape[1], group)
 
     scale = numbers(grid.scale)
     shift = None if grid.zero is grid.offset else numbers(grid.zero if grid.offset is None else grid.offset)
     table, unit = _table(grid.table) if grid.table else (np.arange(lowest, lowest + 16, dtype=np.int8), 1.0)
     powers = _powers(scale, shift if grid.offset is not None else None)
     row_scale = powers * np.float32(unit)
-    if grid.factor is not None:
-        factor = reader.read_numbers(grid.factor, begin, end)[:, 0]
-        row_scale = row_scale / factor if grid.divides else row_scale * factor
+    row_scale = _with_factor(reader, grid, row_scale, begin, end)
     with np.errstate(invalid="ignore"):
         if grid.offset is not None and shift is not None:
             shift = shift / powers[:, None]
@@ -260,6 +297,32 @@ def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) ->
         is_offset=np.full(end - begin, grid.offset is not None),
         group=group,
     )
+
+
+def _f8_rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) -> F8Rows:
+    """group: of the engine, 0 where every row has one scale."""
+    codes = from_float32(reader.read_numbers(grid.codes, begin, end), DType.F8).astype(np.uint8)
+    scale = reader.read_numbers(grid.scale, begin, end).astype(np.float32)
+    row_scale = _with_factor(reader, grid, np.ones(end - begin, np.float32) if group else scale[:, 0], begin, end)
+    return F8Rows(
+        scale=np.where(((codes & 0x7F) == 0x7F).any(axis=1), np.float32(np.nan), row_scale),  # kernels know no NaN
+        codes=codes,
+        group_scale=_by_engine_groups(scale, grid.group, codes.shape[1], group) if group else None,
+        group=group,
+    )
+
+
+def _by_engine_groups(numbers: npt.NDArray[Any], source: int, columns: int, group: int) -> Float32:
+    """[rows, groups of the source] -> [rows, groups of the engine], each a part of one."""
+    repeated = np.repeat(numbers.astype(np.float32), max(1, -(-min(source, columns) // group)), axis=1)
+    return repeated[:, : -(-columns // group)]
+
+
+def _with_factor(reader: WeightReader, grid: Grid, scale: Float32, begin: int, end: int) -> Float32:
+    if grid.factor is None:
+        return scale
+    factor = reader.read_numbers(grid.factor, begin, end)[:, 0]
+    return np.asarray(scale / factor if grid.divides else scale * factor, np.float32)
 
 
 def _powers(scale: Float32, offset: Float32 | None) -> Float32:

@@ -23,7 +23,6 @@ from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import SECTION_ALIGNMENT, aligned
 from ingot.plan import ALIGNMENT, Plan, Weight, WeightSlice
-from ingot.plugins.grouped import WeightRows, joined
 from ingot.plugins.layouts import (
     PANEL,
     interleave_gated,
@@ -38,6 +37,7 @@ from ingot.plugins.layouts import (
 )
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import Constant
+from ingot.plugins.weight_rows import WeightRows
 from ingot.weight_formats import KEPT
 
 GATED = ".gated"
@@ -258,7 +258,7 @@ class Packer:
             rows: WeightRows = use.made(quantise(values, Precision(dtype=DType.W8)))
             return block, pack_quantised(rows, gated=use.gated), bad, None
         if str(use.precision) in KEPT:
-            rows = joined([kept_rows(self._reader, use.tensor, *each, use.group) for each in self._ranges(block)])
+            rows = kept_rows(self._reader, use.tensor, self._ranges(block), use.precision)
         else:
             rows = self._quantised(block, values)
         squares = None if bad else _squares_of(values, rows.values)

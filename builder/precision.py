@@ -14,7 +14,7 @@ from ingot.configs.build import BuildConfig
 from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import NoKernelError, UsageError
 from ingot.plugins.target import Target
-from ingot.weight_formats import QUANTISED, TABLE_FORMAT
+from ingot.weight_formats import KEPT, QUANTISED, TABLE_FORMAT
 
 LM_HEAD = "lm_head"
 PRODUCTS = ("Matmul", "HeadMatmul", "MoeGateUp", "MoeDown")
@@ -73,6 +73,8 @@ def kept_products(config: BuildConfig, graph: Graph, target: Target) -> Kept:
     found = {node.name: kept_precision(product_weight(node)) for node in products_of(graph)}
     if config.screen_lm_head or config.lm_head_precision is not None:
         found.pop(LM_HEAD, None)
+    if config.activations == "int8":  # for which other formats keep fewer bits of the source
+        found = {name: each for name, each in found.items() if each is not None and _rounds_inputs(each)}
     return {name: each for name, each in found.items() if each is not None and each.dtype.value in offered}
 
 
@@ -89,7 +91,8 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
         values[kept.get(node.name, Precision(dtype=DType.W8))] += math.prod(weight_shape(product_weight(node)))
     ((most, _),) = values.most_common(1)
     found = f"{len(kept)} of {len(products)} products keep their codes" if kept else "no product can keep its codes"
-    why = "" if {"w4t", "w4ts"} <= _offered(target) else f"; {target.name} computes no w4t"
+    lacking = sorted({Precision.parse(each).dtype.value for each in KEPT} - _offered(target))
+    why = f"; {target.name} computes no {', '.join(lacking)}" if lacking else ""
     notes.append(f"chose --precision {most}: the checkpoint is quantised; {found}{why}")
     return most
 
@@ -168,8 +171,8 @@ def choose_products(
             if rule.activations is not None:
                 activations[name] = rule.activations
         if rule.activations == "int8":
-            _require_quantised([name for name in fitting if not precisions[name].dtype.is_quantised], rule.pattern)
-    if config.activations == "int8" and not any(each.dtype.is_quantised for each in precisions.values()):
+            _require_quantised([name for name in fitting if not _rounds_inputs(precisions[name])], rule.pattern)
+    if config.activations == "int8" and not any(map(_rounds_inputs, precisions.values())):
         _require_quantised([str(main)], "the whole model")
     return {
         name: ProductChoice(precision=each, activations=_possible(activations[name], each))
@@ -178,7 +181,12 @@ def choose_products(
 
 
 def _possible(activations: str, precision: Precision) -> str:
-    return activations if precision.dtype.is_quantised or activations == "f32" else "bf16"
+    return activations if _rounds_inputs(precision) or activations == "f32" else "bf16"
+
+
+def _rounds_inputs(precision: Precision) -> bool:
+    quantised = precision.dtype.weight_format
+    return quantised is not None and quantised.rounds_inputs
 
 
 def _head(config: BuildConfig, main: Precision) -> Precision:

@@ -33,7 +33,7 @@ _SUFFIX = ".toml"
 NOT_YET = {
     "w8a8": "ingot quantize --recipe w8a8 makes it, with calibration; --precision w8 --activations int8 needs none",
     "w4a8": "ingot quantize --recipe w4g128 calibrates weights; --precision w4g128 --activations int8 needs none",
-    "fp8": "FP8 is not supported yet in engines; --precision w8 has as many bits. ingot quantize has f8 to export",
+    "fp8": "ingot quantize --recipe f8 makes it, and --precision auto keeps it; --precision w8 has as many bits",
 }
 """Precisions that this version cannot build, and what it has instead."""
 

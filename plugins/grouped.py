@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.plugins.quantised import Float32, Int8, QuantisedRows
+from ingot.plugins.quantised import Float32, Int8
 from ingot.weight_formats import W4T, W4TS, WeightFormat
 
 
@@ -105,9 +105,6 @@ class GroupedRows:
 def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
     found: Float32 = (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
     return found
-
-
-WeightRows = QuantisedRows | GroupedRows
 
 
 def stacked_grouped(experts: Sequence[GroupedRows]) -> GroupedRows:

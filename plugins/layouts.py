@@ -20,6 +20,9 @@
                                        to a multiple of 64 bytes
                                    64  a line per 8 of Kp: four bytes of each column, k and k + 4 in the low and the
                                        high nibble
+    panel16.f8    [ceil(N/16)] of   64  scale         64  zeros
+                                 64*g group scales of f8gG, float32 [g][16]
+                                   64  a line per 4 of Kp, byte by byte [4][16]; Kp is K rounded up to 64, with zeros
 
 N is padded to a multiple of 16 with zeros (scales 0, code 0, multiplier 1). A gated product (gate and up of an MLP)
 alternates panels: panel 2p holds gate columns 16p .. 16p+15 and panel 2p+1 the up columns of the same numbers, each
@@ -34,8 +37,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
-from ingot.plugins.grouped import GroupedRows, WeightRows
+from ingot.plugins.f8_rows import F8Rows
+from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.weight_rows import WeightRows
 from ingot.weight_formats import SCALE_BYTES, TABLE_FORMAT, W4, WeightFormat
 
 PANEL = 16  # output columns per panel
@@ -45,7 +50,7 @@ ROW_W8 = "row.w8"
 K_BLOCK = {DType.F32: 1, DType.BF16: 32}  # K is padded to a multiple of this; of quantised rows: see their format
 
 Bytes = npt.NDArray[np.uint8]
-SomeRows = TypeVar("SomeRows", QuantisedRows, GroupedRows)
+SomeRows = TypeVar("SomeRows", QuantisedRows, GroupedRows, F8Rows)
 
 
 def row_layout(dtype: DType) -> str:
@@ -60,7 +65,7 @@ def panel_layout(dtype: DType, group: int = 0) -> str:
 
 def group_of(layout: str) -> int:
     """The group of a layout's name, 0 where there is none."""
-    found = re.search(r"\.w\d+[a-z]*?g(\d+)", layout)
+    found = re.search(r"\.[wf]\d+[a-z]*?g(\d+)", layout)
     return int(found[1]) if found else 0
 
 
@@ -115,6 +120,8 @@ def pack_quantised(weight_rows: WeightRows, *, gated: bool = False) -> Bytes:
     """Rows of any number → panels [ceil(n/16), panel_bytes]. gated: gate rows, then up rows."""
     if isinstance(weight_rows, GroupedRows):
         return _pack_grouped(interleave_quantised(weight_rows) if gated else weight_rows)
+    if isinstance(weight_rows, F8Rows):
+        return _pack_f8(interleave_quantised(weight_rows) if gated else weight_rows)
     weight_rows = interleave_quantised(weight_rows) if gated else weight_rows
     n, k = weight_rows.shape
     dtype = DType(weight_rows.format.dtype)
@@ -147,7 +154,8 @@ def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
     panels = np.zeros((count, panel_bytes(k, dtype, weight_rows.group)), np.uint8)
     panels[:, :64] = _padded(weight_rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
     panels[:, 64:80], panels[:, 80] = weight_rows.table[::PANEL].view(np.uint8), weight_rows.is_offset[::PANEL]
-    numbers = np.zeros((count, -(-padded // weight_rows.group), weight_rows.format.group_values, PANEL), np.float16)
+    values = _half_numbers(weight_rows.format)
+    numbers = np.zeros((count, -(-padded // weight_rows.group), values, PANEL), np.float16)
     for place, each in enumerate(each for each in (weight_rows.group_scale, weight_rows.shift) if each is not None):
         by_panel = _padded(each, count * PANEL, groups).reshape(count, PANEL, groups)
         numbers[:, :groups, place] = by_panel.transpose(0, 2, 1)
@@ -166,10 +174,11 @@ def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> Gro
     panels = data.reshape(-1, panel_bytes(k, dtype, group))
     count, padded, groups = len(panels), padded_k(k, dtype), -(-k // group)
     scale = np.ascontiguousarray(panels[:, :64]).view(np.float32).reshape(-1)[:n]
-    begin, size = HEADER_BYTES, groups * described.group_values * PANEL * 2
+    values = _half_numbers(described)
+    begin, size = HEADER_BYTES, groups * values * PANEL * 2
     stored = np.ascontiguousarray(panels[:, begin : begin + size]).view(np.float16)
-    numbers = stored.reshape(count, groups, described.group_values, PANEL).transpose(2, 0, 3, 1)
-    by_row = numbers.reshape(described.group_values, count * PANEL, groups)[:, :n].astype(np.float32)
+    numbers = stored.reshape(count, groups, values, PANEL).transpose(2, 0, 3, 1)
+    by_row = numbers.reshape(values, count * PANEL, groups)[:, :n].astype(np.float32)
     lines = panels[:, panels.shape[1] - padded * PANEL // 2 :].reshape(count, padded // 8, PANEL, 4)
     fours = np.stack([lines & 15, lines >> 4], axis=3).transpose(0, 2, 1, 3, 4)
     return GroupedRows(
@@ -177,8 +186,42 @@ def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> Gro
         codes=np.ascontiguousarray(fours.reshape(count * PANEL, padded)[:n, :k]),
         group_scale=by_row[0],
         table=np.repeat(panels[:, 64:80].view(np.int8), PANEL, axis=0)[:n],
-        shift=by_row[1] if described.group_values > 1 else None,
+        shift=by_row[1] if values > 1 else None,
         is_offset=np.repeat(panels[:, 80] != 0, PANEL)[:n],
+        group=group,
+    )
+
+
+def _pack_f8(weight_rows: F8Rows) -> Bytes:
+    (n, k), group = weight_rows.shape, weight_rows.group
+    count, padded = -(-n // PANEL), padded_k(k, DType.F8)
+    panels = np.zeros((count, panel_bytes(k, DType.F8, group)), np.uint8)
+    panels[:, :64] = _padded(weight_rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
+    if weight_rows.group_scale is not None:
+        groups = -(-padded // group)
+        by_panel = _padded(weight_rows.group_scale, count * PANEL, groups).reshape(count, PANEL, groups)
+        scales = np.ascontiguousarray(by_panel.transpose(0, 2, 1)).view(np.uint8)
+        panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL * SCALE_BYTES] = scales.reshape(count, -1)
+    codes = _padded(weight_rows.codes, count * PANEL, padded).reshape(count, PANEL, padded)
+    panels[:, panels.shape[1] - padded * PANEL :] = codes.transpose(0, 2, 1).reshape(count, -1)
+    return panels
+
+
+def unpack_f8(data: Bytes, n: int, k: int, group: int = 0) -> F8Rows:
+    """Inverse of `pack_quantised` for f8."""
+    panels = data.reshape(-1, panel_bytes(k, DType.F8, group))
+    count, padded = len(panels), padded_k(k, DType.F8)
+    scales = None
+    if group:
+        groups = -(-k // group)
+        stored = np.ascontiguousarray(panels[:, HEADER_BYTES : HEADER_BYTES + groups * PANEL * SCALE_BYTES])
+        by_panel = stored.view(np.float32).reshape(count, groups, PANEL).transpose(0, 2, 1)
+        scales = by_panel.reshape(count * PANEL, groups)[:n]
+    codes = panels[:, panels.shape[1] - padded * PANEL :].reshape(count, padded, PANEL).transpose(0, 2, 1)
+    return F8Rows(
+        scale=np.ascontiguousarray(panels[:, :64]).view(np.float32).reshape(-1)[:n],
+        codes=np.ascontiguousarray(codes.reshape(count * PANEL, padded)[:n, :k]),
+        group_scale=scales,
         group=group,
     )
 
@@ -245,8 +288,8 @@ def interleave_quantised(weight_rows: SomeRows) -> SomeRows:
     taken = weight_rows.take(numbers - 1)
     taken.scale[numbers == 0] = 0
     taken.codes[numbers == 0] = 0
-    if isinstance(taken, GroupedRows):
-        for each in (taken.group_scale, taken.shift):
+    if isinstance(taken, (GroupedRows, F8Rows)):
+        for each in (taken.group_scale, taken.shift if isinstance(taken, GroupedRows) else None):
             if each is not None:
                 each[numbers == 0] = 0
     elif taken.multipliers is not None:
@@ -262,7 +305,12 @@ def deinterleave_quantised(weight_rows: SomeRows, half: int) -> SomeRows:
 def _group_bytes(padded: int, described: WeightFormat, group: int) -> int:
     """Bytes of what groups have. padded: K with its padding."""
     groups = -(-padded // group)
-    return -(-groups * PANEL * max(1, 2 * described.group_values) // 64) * 64
+    return -(-groups * PANEL * described.group_bytes // 64) * 64
+
+
+def _half_numbers(described: WeightFormat) -> int:
+    """Float16 numbers of a group: its scale, and its shift."""
+    return described.group_bytes // 2
 
 
 def _padded(values: npt.NDArray[np.generic], *shape: int) -> npt.NDArray[np.generic]:

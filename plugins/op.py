@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, CacheGroup, Plan, Rows, Step
 from ingot.plugins.attributes import AttrRule
-from ingot.plugins.grouped import WeightRows
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
+from ingot.plugins.weight_rows import WeightRows
 from ingot.plugins.weight_values import HeldWeight, WeightValues
 from ingot.plugins.work import WorkRule, plain_work
 from ingot.step_io import Int32, StepBatch

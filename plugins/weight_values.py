@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plugins.grouped import GroupedRows, WeightRows
-from ingot.plugins.quantised import Float32, Int8, round_to_int8
+from ingot.plugins.grouped import GroupedRows
+from ingot.plugins.quantised import Float32, Int8, QuantisedRows, round_to_int8
+from ingot.plugins.weight_rows import WeightRows
 
 EXACT_K = 1024  # 127 * 127 * 1024 < 2^24
 
@@ -90,8 +91,9 @@ def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float
         codes, a_scale = round_to_int8(x)
         if isinstance(weight, GroupedRows):
             return weight.int8_product(codes) * (a_scale[:, None] * weight.scale)
+        assert isinstance(weight, QuantisedRows), "products of f8 take floats"
         return _integer_product(codes, weight.integers).astype(np.float32) * (a_scale[:, None] * weight.scale)
-    q = weight.unscaled if isinstance(weight, GroupedRows) else weight.integers
+    q = weight.integers if isinstance(weight, QuantisedRows) else weight.unscaled
     return (x.astype(np.float64) @ q.astype(np.float64).T).astype(np.float32) * weight.scale
 
 

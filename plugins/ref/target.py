@@ -14,7 +14,7 @@ from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOption
 from ingot.step_io import Session
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
-_PRODUCTS = ("f32", "bf16", *FORMATS, *(f"{each}a8" for each in FORMATS))
+_PRODUCTS = ("f32", "bf16", *FORMATS, *(f"{name}a8" for name, each in FORMATS.items() if each.rounds_inputs))
 _TABLES = ("f32", "bf16", TABLE_FORMAT.dtype)
 _CACHES = ("f32", "bf16", "int8")
 

@@ -8,7 +8,8 @@ import numpy.typing as npt
 from ingot.dtypes import STORED, DType, Precision, to_float32
 from ingot.errors import EngineError
 from ingot.plan import Weight
-from ingot.plugins.grouped import GroupedRows, WeightRows, stacked_grouped
+from ingot.plugins.f8_rows import F8Rows, stacked_f8
+from ingot.plugins.grouped import GroupedRows, stacked_grouped
 from ingot.plugins.layouts import (
     PANEL,
     ROW,
@@ -20,6 +21,7 @@ from ingot.plugins.layouts import (
     panel_bytes,
     panel_layout,
     row_bytes,
+    unpack_f8,
     unpack_grouped,
     unpack_panels,
     unpack_quantised,
@@ -27,6 +29,7 @@ from ingot.plugins.layouts import (
 )
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows, stacked
+from ingot.plugins.weight_rows import WeightRows
 
 _GATED = ".gated"
 
@@ -80,6 +83,9 @@ def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, grou
     if dtype in (DType.W4T, DType.W4TS):
         kept = unpack_grouped(panels, packed_n, k, dtype, group)
         return deinterleave_quantised(kept, n // 2) if gated else kept
+    if dtype is DType.F8:
+        numbers = unpack_f8(panels, packed_n, k, group)
+        return deinterleave_quantised(numbers, n // 2) if gated else numbers
     rows = unpack_quantised(panels, packed_n, k, group)
     return deinterleave_quantised(rows, n // 2) if gated else rows
 
@@ -87,7 +93,8 @@ def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, grou
 def _stacked(experts: list[WeightRows]) -> WeightRows:
     grouped = [each for each in experts if isinstance(each, GroupedRows)]
     quantised = [each for each in experts if isinstance(each, QuantisedRows)]
-    return stacked_grouped(grouped) if grouped else stacked(quantised)
+    floats = [each for each in experts if isinstance(each, F8Rows)]
+    return stacked_grouped(grouped) if grouped else stacked_f8(floats) if floats else stacked(quantised)
 
 
 def _joined(section: npt.NDArray[np.uint8], weight: Weight, experts: int, unit_bytes: int) -> npt.NDArray[np.uint8]:

@@ -45,14 +45,6 @@ def calibrated_build(
     if config.dry_run:
         raise UsageError("--dry_run makes no calibrated weights", hint="leave --recipe or --dry_run out")
     precision, layers = read_recipe(recipe)
-    if "f8" in (precision, *(rule.precision for rule in layers)):
-        raise UsageError(
-            "no engine computes with FP8 codes",
-            where=f"--recipe {recipe}",
-            expected="w8, w8a8, w4g128, w4g64 or w4g32",
-            got="f8",
-            hint="ingot quantize --recipe f8 and ingot export make FP8 weights for others",
-        )
     if precision == "w8a8" and config.activations == "auto":
         config = dataclasses.replace(config, activations="int8")
     output = Path(output_dir)

@@ -1,8 +1,8 @@
 """The element types that ingot stores, with their names in numpy, ONNX and safetensors.
 
 bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. f8 (E4M3FN) is
-carried as uint8. w8, w4, w4t and w4ts are quantised rows: integers that share scales, bytes that mean
-something only in their layout (`plugins/layouts.py`).
+carried as uint8; in an engine, f8 is rows that share scales. w8, w4, w4t and w4ts are such rows too, of integers: bytes
+that mean something only in their layout (`plugins/layouts.py`).
 """
 
 import dataclasses

@@ -12,6 +12,11 @@ codes that stand for the values of a table:
     w4tgG   q is the value times the group's scale
     w4tsgG  the same, of the value less the group's zero point; or plus the group's offset
 
+FP8 keeps its bytes and float32 scales:
+
+    f8      q is the number that the byte stands for (E4M3)
+    f8gG    q is that times the group's scale
+
 How bytes lie in panels is the layout's affair (`plugins/layouts.py`), how scales are found the search's
 (`builder/quantise.py`). `plugins/cpu/matmul/weight_formats.h` has what C++ needs of the table; a test holds them equal.
 """
@@ -27,21 +32,23 @@ class WeightFormat:
 
     bits            of a code
     codes           the lowest and the highest
-    groups          columns that may share a multiplier, a precision each; nothing: there are no multipliers
+    groups          columns that may share a multiplier or scale, a precision each; nothing: there are none
+    rows_alone      whether rows may have no groups where others have
     multiplier      the largest magnitude of one; it is never 0
+    group_bytes     of a group in one row: its multiplier, its scale, its scale and shift
     k_block         columns of a packed row are filled up to a multiple of it
     in_tables       tables of token and position rows may have it
-    group_values    float16 numbers that a group has; 0: none
     lm_head         precision of lm_head in an engine of this format, unless an option says another
-    int8_tolerance  relative error of a product's output up to which its inputs are rounded to int8
+    int8_tolerance  relative error of a product's output up to which its inputs are rounded to int8; 0: never
     """
 
     dtype: str
     bits: int
     codes: tuple[int, int]
     groups: tuple[int, ...] = ()
+    rows_alone: bool = False
     multiplier: int = 0
-    group_values: int = 0
+    group_bytes: int = 0
     k_block: int
     in_tables: bool = False
     lm_head: str
@@ -50,7 +57,13 @@ class WeightFormat:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Their names in options."""
-        return tuple(f"{self.dtype}g{group}" for group in self.groups) or (self.dtype,)
+        alone = (self.dtype,) if self.rows_alone or not self.groups else ()
+        return (*alone, *(f"{self.dtype}g{group}" for group in self.groups))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether there are products with int8 inputs."""
+        return self.int8_tolerance > 0
 
 
 # With w8, stories260K and the shipped model have no error above 4 %, and their KL divergence from f32 stays below 0.002
@@ -62,13 +75,25 @@ W4 = WeightFormat(
     codes=(-8, 7),
     groups=(128, 64, 32),
     multiplier=15,
+    group_bytes=1,
     k_block=128,
     lm_head="w8",
     int8_tolerance=0.05,
 )
-W4T = dataclasses.replace(W4, dtype="w4t", codes=(0, 15), groups=(128, 64, 32, 16), multiplier=0, group_values=1)
-W4TS = dataclasses.replace(W4T, dtype="w4ts", group_values=2)
-FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS)}
+W4T = dataclasses.replace(W4, dtype="w4t", codes=(0, 15), groups=(128, 64, 32, 16), multiplier=0, group_bytes=2)
+W4TS = dataclasses.replace(W4T, dtype="w4ts", group_bytes=4)
+F8 = WeightFormat(
+    dtype="f8",
+    bits=8,
+    codes=(0, 255),
+    groups=(128, 64, 32, 16),
+    rows_alone=True,
+    group_bytes=4,
+    k_block=64,
+    lm_head="w8",
+    int8_tolerance=0,
+)
+FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, F8)}
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
 QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
-KEPT = tuple(name for each in (W4T, W4TS) for name in each.precisions)  # that only quantised checkpoints have
+KEPT = tuple(name for each in (W4T, W4TS, F8) for name in each.precisions)  # that only quantised checkpoints have

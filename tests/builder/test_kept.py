@@ -34,6 +34,8 @@ KEPT: dict[str, tuple[set[str], float]] = {
     "ct nvfp4": ({"w4tg16"}, 2.0**-23),
     "ct mxfp4": ({"w4tg32"}, 0),
     "modelopt nvfp4 that says fp8": ({"w4tg16"}, 2.0**-23),
+    "fp8 blocks of 32 columns": ({"f8g32"}, 0),
+    **dict.fromkeys(("ct fp8 tensor", "fp8 rows", "modelopt fp8", "torchao fp8"), ({"f8"}, 0)),
     "bnb nf4": ({"w4tg32", "w4tg128"}, 0.005),
     "hqq 4 bits": ({"w4tsg32", "w4tsg128"}, HALF),
     "hqq 3 bits": ({"w4tsg32"}, HALF),

@@ -72,7 +72,7 @@ def test_a_name_that_nobody_has() -> None:
     [
         ("w8a8", "ingot quantize --recipe w8a8"),
         ("w4a8", "ingot quantize --recipe w4g128"),
-        ("fp8", "not supported yet"),
+        ("fp8", "quantize --recipe f8 makes it"),
     ],
 )
 def test_a_recipe_that_no_build_makes_says_so(name: str, words: str) -> None:
@@ -85,7 +85,7 @@ def test_a_recipe_that_no_build_makes_says_so(name: str, words: str) -> None:
     [
         (LayerRule(pattern="*", precision="w5"), r"precision of \*"),
         (LayerRule(pattern="*", precision="auto"), r"precision of \*"),
-        (LayerRule(pattern="*", precision="fp8"), "FP8 is not supported yet"),
+        (LayerRule(pattern="*", precision="fp8"), "--precision auto keeps it"),
         (LayerRule(pattern="*", activations="int4"), r"activations of \*"),
     ],
 )

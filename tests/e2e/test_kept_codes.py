@@ -14,6 +14,7 @@ from tests.e2e.command import ingot
 from tests.e2e.test_quantised import bits
 
 KINDS = [("awq g32", "int8"), ("awq g32", "bf16"), ("ct nvfp4", "int8"), ("hqq 4 bits", "int8")]
+KINDS += [("fp8 blocks of 32 columns", "bf16")]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
@@ -27,7 +28,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     args = ("--checkpoint_dir", folder / "checkpoint", "--output_dir", folder / "engine")
     done = ingot("build", *args, *options).succeeds()
     assert "keep their codes" in done.out + done.err
-    assert read_manifest(folder / "engine").precision.startswith("w4t")
+    assert read_manifest(folder / "engine").precision.startswith(("w4t", "f8"))
     return folder / "engine"
 
 

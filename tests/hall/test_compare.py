@@ -22,13 +22,13 @@ from ingot.engine import open_engine
 from ingot.errors import EngineError, UsageError
 from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Weight
-from ingot.plugins.grouped import WeightRows
 from ingot.plugins.layouts import PANEL
 from ingot.plugins.op import Array
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.weight_rows import WeightRows
 from ingot.quickstart import SHIPPED
 from tests.families import covering_families
 from tests.hall.planted import Bytes, Edit, floats, panel, replant, swap_panels, with_attr

@@ -33,7 +33,8 @@ def test_kernels_have_the_same_table() -> None:
         assert _found(r'\.dtype = "(\w+)"', row) == described.dtype
         assert int(_found(r"\.bits = (\d+)", row)) == described.bits
         assert int(_found(r"\.k_block = (\d+)", row)) == described.k_block
-        assert int(_found(r"\.group_values = (\d+)", row)) == described.group_values
+        assert int(_found(r"\.group_bytes = (\d+)", row)) == described.group_bytes
+        assert _found(r"\.rows_alone = (\w+)", row) == str(described.rows_alone).lower()
         groups = _found(r"\.groups = \{(.*?)\}", row).split(", ")
         assert tuple(int(group) for group in groups if group != "0") == described.groups
         assert _found(r"\.in_tables = (\w+)", row) == str(described.in_tables).lower()
@@ -75,6 +76,7 @@ def test_other_names_are_no_precision(name: str) -> None:
 def test_every_format_has_kernels_with_and_without_int8_activations(target: str, described: WeightFormat) -> None:
     names = find_target(target).kernels()
     for op in ("matmul", "moe_gate_up", "moe_down"):
-        for dtype in (described.dtype, f"{described.dtype}a8"):
-            assert any(name.startswith(f"{op}.{dtype}.") for name in names)
+        assert any(name.startswith(f"{op}.{described.dtype}.") for name in names)
+        rounds = any(name.startswith(f"{op}.{described.dtype}a8.") for name in names)
+        assert rounds == described.rounds_inputs
     assert any(name.startswith(f"embedding.{described.dtype}.") for name in names) == described.in_tables

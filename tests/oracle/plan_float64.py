@@ -20,12 +20,14 @@ from ingot.dtypes import DType, round_to_bf16
 from ingot.engine import Engine
 from ingot.fixed_tables import blocks_needed
 from ingot.plan import Step
-from ingot.plugins.grouped import GroupedRows, WeightRows
+from ingot.plugins.f8_rows import F8Rows
+from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.weight_rows import WeightRows
 from ingot.step_io import TapSession
 
 Float64 = npt.NDArray[np.float64]
@@ -192,7 +194,7 @@ class _PlanFloat64:
 
 def _exact(rows: Array | WeightRows) -> Float64:
     """Weights as what is stored stands for, without a rounding."""
-    if isinstance(rows, GroupedRows):
+    if isinstance(rows, (GroupedRows, F8Rows)):
         return rows.unscaled.astype(np.float64) * rows.scale[:, None].astype(np.float64)
     if isinstance(rows, QuantisedRows):
         return rows.integers.astype(np.float64) * rows.scale[:, None].astype(np.float64)

@@ -13,12 +13,13 @@ from ingot.plugins.layouts import (
     panel_bytes,
     panel_layout,
     row_bytes,
+    unpack_f8,
     unpack_grouped,
     unpack_quantised,
     unpack_table,
 )
 from ingot.plugins.quantised import QuantisedRows
-from tests.plugins.ops.calls import random_grouped, random_rows
+from tests.plugins.ops.calls import random_f8, random_grouped, random_rows
 
 SHAPES = [(1, 1), (15, 172), (16, 64), (17, 128), (40, 300), (48, 129)]
 
@@ -78,6 +79,28 @@ def test_every_byte_of_a_w4t_panel() -> None:
     assert numbers[:3, 1, 0].tolist() == rows.shift[16].tolist()
     line = second[128 + 256 + 64 : 128 + 256 + 68]  # k = 8 to 15
     assert line.tolist() == (rows.codes[16, 8:12] | rows.codes[16, 12:16] << 4).tolist()
+
+
+@pytest.mark.parametrize("group", [0, 16, 128])
+def test_f8_comes_back(group: int) -> None:
+    rows = random_f8((40, 150), group)
+    for gated in (False, True):
+        packed = pack_quantised(rows, gated=gated)
+        assert packed.shape[1] == panel_bytes(150, DType.F8, group)
+        assert group_of(panel_layout(DType.F8, group)) == group
+        found = unpack_f8(packed.reshape(-1), 64 if gated else 40, 150, group)
+        found = deinterleave_quantised(found, 20) if gated else found
+        np.testing.assert_array_equal(found.codes, rows.codes)
+        np.testing.assert_array_equal(found.values, rows.values)
+
+
+def test_every_byte_of_an_f8_panel() -> None:
+    rows = random_f8((17, 70), 64)
+    second = pack_quantised(rows)[1]
+    assert rows.group_scale is not None
+    assert second[:64].view(np.float32)[0] == rows.scale[16]
+    assert second[128 : 128 + 2 * 64].view(np.float32).reshape(2, 16)[:, 0].tolist() == rows.group_scale[16].tolist()
+    assert second[128 + 2 * 64 :].reshape(128, 16)[:, 0].tolist() == [*rows.codes[16].tolist(), *[0] * 58]
 
 
 def test_every_byte_of_a_w8_panel() -> None:

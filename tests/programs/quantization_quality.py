@@ -62,10 +62,7 @@ def main() -> None:
                     texts = read_calibration(arguments.calibration, work / "checkpoint")
                     quantize(options, work / "checkpoint", texts)
                     shown = f", {codes}" if len(arguments.codes or "all") > 1 else ""
-                    config = BuildConfig(activations=activations)
-                    if recipe == "f8":  # no engine computes with its codes, so the values count
-                        config = BuildConfig(precision="f32")
-                    row(f"`{recipe}`, {what}{shown}", work / "quantised", config)
+                    row(f"`{recipe}`, {what}{shown}", work / "quantised", BuildConfig(activations=activations))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ std::string row_layout_of(std::string_view dtype) {
 
 bool comes_in_groups(std::string_view dtype, int64_t group) {
   const WeightFormat* const format = find_format(dtype);
-  if (format == nullptr || group == 0) return group == 0 && (format == nullptr || format->groups[0] == 0);
+  if (format == nullptr) return group == 0;
+  if (group == 0) return format->rows_alone || format->groups[0] == 0;
   return std::ranges::count(format->groups, group) > 0;
 }
 
@@ -56,7 +57,7 @@ int64_t panel_bytes_of(std::string_view dtype, int64_t k, int64_t group) {
     return type == nullptr ? 0 : kPanel * type->itemsize * round_up(k, type->k_block);
   }
   const int64_t padded_k = round_up(k, format->k_block);
-  const int64_t group_bytes = kPanel * (format->group_values == 0 ? 1 : 2 * format->group_values);
+  const int64_t group_bytes = kPanel * format->group_bytes;
   const int64_t groups = group == 0 ? 0 : round_up(round_up(padded_k, group) / group * group_bytes, kAlignment);
   return kHeaderBytes + groups + padded_k * format->bits / 8 * kPanel;
 }

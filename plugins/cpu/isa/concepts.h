@@ -101,6 +101,7 @@ concept Int8Vector =
       { S::set_sum(0) } -> std::same_as<typename S::Sum>;
       { S::template sum_floats<0>(sum) } -> std::same_as<typename S::V>;
       { S::load_f16(from_f16) } -> std::same_as<typename S::V>;
+      { S::load_f8(x, true) } -> std::same_as<typename S::V>;
       { S::kValueBias } -> std::convertible_to<int32_t>;
     };
 

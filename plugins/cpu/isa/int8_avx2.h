@@ -192,6 +192,13 @@ struct Int8Avx2 : SimdAvx2 {
   INGOT_INLINE V load_f16(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  // The first or second kWidth of 2 * kWidth numbers of FP8 (E4M3), over kF8Unit: with another exponent, the same bits
+  // as float16. NaN becomes a number.
+  INGOT_INLINE V load_f8(const void* p, bool second) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    const __m256i words = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xBFFF)));
+    return _mm256_cvtph_ps(second ? _mm256_extracti128_si256(words, 1) : _mm256_castsi256_si128(words));
+  }
 
  protected:
   INGOT_INLINE __m256i columns(const int8_t* p) {

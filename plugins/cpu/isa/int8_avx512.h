@@ -149,6 +149,11 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE V load_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
+  INGOT_INLINE V load_f8(const void* p, bool second) {
+    const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+    const __m512i words = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(static_cast<int16_t>(0xBFFF)));
+    return _mm512_cvtph_ps(second ? _mm512_extracti64x4_epi64(words, 1) : _mm512_castsi512_si256(words));
+  }
 
  private:
   INGOT_INLINE __m512i columns(const int8_t* p) {

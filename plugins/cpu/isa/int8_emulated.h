@@ -141,6 +141,14 @@ struct Int8Emulated : SimdEmulated {
     }
     return v;
   }
+  INGOT_INLINE V load_f8(const void* p, bool second) {
+    uint16_t words[kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      const unsigned byte = static_cast<const uint8_t*>(p)[i + (second ? kWidth : 0)];
+      words[i] = static_cast<uint16_t>((byte & 0x80) << 8 | (byte & 0x7F) << 7);
+    }
+    return load_f16(words);
+  }
 
  private:
   INGOT_INLINE Weights times(Short codes, const Multipliers& m) {

@@ -187,6 +187,7 @@ struct GroupedWeight {
   int64_t panel_bytes() const { return format.panel_bytes(); }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
   static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / 2; }
+  static const float* scales(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
     return {args, panel_bytes()};

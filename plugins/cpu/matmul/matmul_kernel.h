@@ -49,10 +49,25 @@ struct PanelInt8 {
   }
 };
 
+constexpr float kF8Unit = 256;  // load_f8 takes the exponent of FP8 for float16's
+
+// Four k of FP8, over kF8Unit.
+struct PanelF8 {
+  static constexpr int64_t kPerLine = F8::kLineK;
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    constexpr int kTwo = 2 * S::kWidth;  // numbers of two vectors begin to be widened together
+    const int64_t at = kK * kPanel + column;
+    return S::load_f8(line + at / kTwo * kTwo, at % kTwo > 0);
+  }
+};
+
 constexpr int64_t kBlockedK = 256;  // k of a part, in lines of float32
 
 // How a weight comes to its lines in a part of K: those that tiles read once, and those that the first of many tiles
-// leaves widened to the others (Blocked). Float lines are used where they lie.
+// leaves widened to the others (Blocked). Float lines are used where they lie. The scales of groups of FP8 go to tiles
+// beside its lines.
 template <typename Panel>
 struct FloatWeight {
   using Stream = Panel;
@@ -71,6 +86,7 @@ struct FloatWeight {
     return panel + at / Panel::kPerLine * kLineBytes;
   }
   static int64_t stored_bytes(int64_t part) { return ceil_div(part, Panel::kPerLine) * kLineBytes; }
+  static const float* scales(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   PlainSums<S> sums(const MatmulArgs&) const {
     return {};
@@ -105,6 +121,29 @@ struct QuantisedWeight {
   }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
   static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / Format::kTiles; }
+  static const float* scales(const std::byte*, int64_t) { return nullptr; }
+  template <typename S>
+  ScaledSums<S> sums(const MatmulArgs& args) const {
+    return {args, panel_bytes()};
+  }
+};
+
+// FP8. A scale multiplies each number when it is widened, so that a sum is that of the numbers a weight stands for.
+struct F8Weight {
+  using Stream = PanelF8;
+  using Blocked = PanelF32;
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kStreamRows = INT64_MAX, kStreamPart = INT64_MAX, kStreamBytes = 0;
+  static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
+  F8 format;
+
+  template <typename Args>
+  explicit F8Weight(const Args& args) : format(args) {}
+  int64_t panel_bytes() const { return format.panel_bytes(); }
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
+  const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
+  static int64_t stored_bytes(int64_t part) { return ceil_div(part, F8::kLineK) * kLineBytes; }
+  const float* scales(const std::byte* panel, int64_t at) const { return format.scales(panel, at); }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
     return {args, panel_bytes()};
@@ -120,6 +159,8 @@ struct TileArgs {
   float* sums;
   int64_t panel_stride;
   bool first;
+  const float* const* scales = nullptr;    // of FP8: those of the groups of each panel, or null, and
+  int64_t group = 0;                       // k of a group, which the first k begins; 0: there are none
   const std::byte* const* next = nullptr;  // what is fetched meanwhile, from each pointer on, and
   int64_t next_step = 0;                   // bytes of it per line
   float* widened = nullptr;                // where lines are left as PanelF32 has them, and
@@ -131,7 +172,7 @@ struct TileArgs {
 template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
 void tile(const TileArgs& args) {
   using V = typename S::V;
-  constexpr bool kMany = kXStride > 0;
+  constexpr bool kMany = kXStride > 0, kOfGroups = std::is_same_v<Panel, PanelF8>;
   const int64_t x_stride = kMany ? kXStride : args.x_stride;
   constexpr int kVectors = kPanels * kPanel / S::kWidth;
   V sum[kRows][kVectors];
@@ -151,6 +192,18 @@ void tile(const TileArgs& args) {
     for (int v = 0; v < kVectors; ++v) sum[r][v] = args.first ? S::zero() : S::load(sums_at(r, v));
 
   float* widened = args.widened;
+  V scale[kVectors];  // of FP8, times what load_f8 leaves out
+  int64_t groups = 0;
+  const auto next_scales = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      constexpr int kPerPanel = kPanel / S::kWidth;
+      scale[v] = S::set1(kF8Unit);
+      if (args.group > 0)
+        scale[v] = S::mul(scale[v], S::load(args.scales[v / kPerPanel] + groups * kPanel + v % kPerPanel * S::kWidth));
+    }
+    ++groups;
+  };
   const auto add_k = [&]<int kK>(const float* x) __attribute__((always_inline)) {
     V weight[kVectors];
 #pragma GCC unroll 16
@@ -158,6 +211,7 @@ void tile(const TileArgs& args) {
       constexpr int kPerPanel = kPanel / S::kWidth;
       const int p = v / kPerPanel, column = v % kPerPanel * S::kWidth;
       weight[v] = Panel::template load<S, kK>(line[p], column);
+      if constexpr (kOfGroups) weight[v] = S::mul(weight[v], scale[v]);
       if constexpr (kLeaves) S::store(widened + p * args.widened_stride + kK * kPanel + column, weight[v]);
     }
 #pragma GCC unroll 16
@@ -169,7 +223,16 @@ void tile(const TileArgs& args) {
   };
   const float* x = args.x;
   const int64_t whole = args.k / Panel::kPerLine, rest = args.k % Panel::kPerLine;
+  const int64_t lines = kOfGroups && args.group > 0 ? args.group / Panel::kPerLine : INT64_MAX;  // of a group
+  int64_t left = 0;
   for (int64_t i = 0; i < whole; ++i, x += Panel::kPerLine) {
+    if constexpr (kOfGroups) {
+      if (left == 0) {
+        next_scales();
+        left = lines;
+      }
+      --left;
+    }
     add_k.template operator()<0>(x);
     if constexpr (Panel::kPerLine > 1) add_k.template operator()<1>(x + 1);
     if constexpr (Panel::kPerLine > 2) {
@@ -190,6 +253,7 @@ void tile(const TileArgs& args) {
     }
     if constexpr (kLeaves) widened += Panel::kPerLine * kPanel;
   }
+  if (kOfGroups && rest > 0 && left == 0) next_scales();
   if (rest > 0) add_k.template operator()<0>(x);
   if constexpr (Panel::kPerLine > 2) {
     if (rest > 1) add_k.template operator()<1>(x + 1);
@@ -247,11 +311,16 @@ void stream(const MatmulArgs& args, const Team& team) {
     for (int64_t k = 0; k < args.k; k += std::min(Weight::kStreamPart, args.k)) {
       const int64_t part = std::min(Weight::kStreamPart, args.k - k);
       const std::byte* data[kMaxPanels];
-      for (int64_t p = 0; p < count; ++p)
-        data[p] = weight.lines(panel_at(args, panel + p, bytes), k, part, lines + p * Weight::kStreamBytes);
-      TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0};
+      const float* scales[kMaxPanels];
+      for (int64_t p = 0; p < count; ++p) {
+        const std::byte* const from = panel_at(args, panel + p, bytes);
+        data[p] = weight.lines(from, k, part, lines + p * Weight::kStreamBytes);
+        scales[p] = weight.scales(from, k);
+      }
+      TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0, scales, args.group};
       for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
         tile.panels = data + p;
+        tile.scales = scales + p;
         tile.sums = sums + p * stride;
         (count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
       }
@@ -283,7 +352,7 @@ struct Blocked {
   // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will
   // probably be multiplied next, or null.
   template <typename RowOf, typename PanelAt>
-  static void sums(const Weight& weight, int64_t k, int64_t rows, const RowOf& row_of, int64_t panels,
+  static void sums(const Weight& weight, int64_t k, int64_t group, int64_t rows, const RowOf& row_of, int64_t panels,
                    const PanelAt& at, const std::byte* after, float* to, std::byte* scratch) {
     float* const x = reinterpret_cast<float*>(scratch);
     std::byte* const widened = reinterpret_cast<std::byte*>(x + rows * kXStride);
@@ -296,7 +365,9 @@ struct Blocked {
       for (int64_t p = 0, step; p < panels; p += step) {
         step = panels - p >= T::kPanels ? T::kPanels : 1;
         const std::byte *lines[T::kPanels], *next[T::kPanels];
+        const float* scales[T::kPanels];
         for (int64_t i = 0; i < step; ++i) {
+          scales[i] = weight.scales(at(p + i), begin);
           lines[i] = weight.lines(at(p + i), begin, part, narrow + i * Weight::kStreamBytes);
           if (p + 2 * step <= panels) {
             next[i] = weight.stored(at(p + step + i), begin);
@@ -317,6 +388,8 @@ struct Blocked {
                               .sums = to + p * stride + r * kPanel,
                               .panel_stride = stride,
                               .first = begin == 0,
+                              .scales = scales,
+                              .group = group,
                               .next = next,
                               .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
                               .widened = reinterpret_cast<float*>(widened),
@@ -354,7 +427,7 @@ void blocked(const MatmulArgs& args, const Team& team) {
                   panels = std::min(blocks.panels, args.num_panels - panel);
     const int64_t next = std::min(blocks.next_panel(item, team.count), args.num_panels - 1);
     B::sums(
-        weight, args.k, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
+        weight, args.k, args.group, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
         [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,
         reinterpret_cast<std::byte*>(sums + num_sums));
     epilogue<S>(args, row, rows, panel, panels, sums, rows * kPanel, scaled);

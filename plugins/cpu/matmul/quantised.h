@@ -1,6 +1,6 @@
-// How weights of int8 (w8) and int4 (w4, w4t) lie in panels, see plugins/layouts.py: a header, then tiles of 1 KiB. A
-// tile of int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column. A tile of w4 is two of those, in
-// its low and its high nibbles; of w4t a line holds eight k, the first four in its low nibbles.
+// How weights of int8 (w8), int4 (w4, w4t) and FP8 lie in panels, see plugins/layouts.py: a header, then tiles of 1
+// KiB. A tile of int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column. A tile of w4 is two of
+// those, in its low and its high nibbles; of w4t a line holds eight k, the first four in its low nibbles.
 #pragma once
 
 #include <algorithm>
@@ -141,10 +141,35 @@ struct W4t {
   int64_t data_offset_;
 };
 
+// FP8 (E4M3): lines of four k, each of 16 columns one after another, behind the scales of all groups.
+struct F8 {
+  static constexpr int64_t kLineK = 4;
+  int64_t k, group;  // 0: rows have one scale; else a power of two, at least 16
+
+  template <typename Args>
+  explicit F8(const Args& args)
+      : k(args.k),
+        group(args.group),
+        data_offset_(kHeaderBytes +
+                     (group == 0 ? 0 : (tiles_of(k) * kTileK + group - 1) / group * kPanel * int64_t{sizeof(float)})) {}
+  int64_t data_offset() const { return data_offset_; }
+  int64_t panel_bytes() const { return data_offset() + tiles_of(k) * kTileBytes; }
+
+  const std::byte* stored(const std::byte* panel, int64_t at_k) const { return panel + data_offset() + at_k * kPanel; }
+  // Of the group of k and those that follow; null where there are no groups.
+  const float* scales(const std::byte* panel, int64_t at_k) const {
+    return group == 0 ? nullptr : reinterpret_cast<const float*>(panel + kHeaderBytes) + at_k / group * kPanel;
+  }
+
+ private:
+  int64_t data_offset_;
+};
+static_assert(kF8.bits == 8 && kF8.k_block == kTileK && kF8.group_bytes == sizeof(float));
+
 template <typename Format>
 constexpr bool reads(const WeightFormat& format) {
   if constexpr (requires { Format::kValues; }) {
-    if (format.group_values != Format::kValues) return false;
+    if (format.group_bytes != Format::kValues * int64_t{sizeof(uint16_t)}) return false;
   }
   return format.k_block == Format::kTiles * kTileK && format.bits * Format::kTiles == 8;
 }

@@ -15,20 +15,43 @@ struct WeightFormat {
   int64_t bits;            // of a code
   int64_t k_block;         // columns of a packed row are filled up to a multiple of it
   int64_t groups[4];       // columns that may share a multiplier or scale; 0, nothing else: none do
-  int64_t group_values;    // float16 numbers that a group has; 0 where it has an int8 multiplier, or nothing
+  bool rows_alone;         // whether rows may have no groups where others have
+  int64_t group_bytes;     // of a group in one row: an int8 multiplier, float16 numbers or a float32 scale
   bool in_tables;          // tables of token and position rows may have it
 };
 
 constexpr WeightFormat kW8{
-    .dtype = "w8", .bits = 8, .k_block = 64, .groups = {0}, .group_values = 0, .in_tables = true};
-constexpr WeightFormat kW4{
-    .dtype = "w4", .bits = 4, .k_block = 128, .groups = {128, 64, 32}, .group_values = 0, .in_tables = false};
-constexpr WeightFormat kW4t{
-    .dtype = "w4t", .bits = 4, .k_block = 128, .groups = {128, 64, 32, 16}, .group_values = 1, .in_tables = false};
-constexpr WeightFormat kW4ts{
-    .dtype = "w4ts", .bits = 4, .k_block = 128, .groups = {128, 64, 32, 16}, .group_values = 2, .in_tables = false};
+    .dtype = "w8", .bits = 8, .k_block = 64, .groups = {0}, .rows_alone = false, .group_bytes = 0, .in_tables = true};
+constexpr WeightFormat kW4{.dtype = "w4",
+                           .bits = 4,
+                           .k_block = 128,
+                           .groups = {128, 64, 32},
+                           .rows_alone = false,
+                           .group_bytes = 1,
+                           .in_tables = false};
+constexpr WeightFormat kW4t{.dtype = "w4t",
+                            .bits = 4,
+                            .k_block = 128,
+                            .groups = {128, 64, 32, 16},
+                            .rows_alone = false,
+                            .group_bytes = 2,
+                            .in_tables = false};
+constexpr WeightFormat kW4ts{.dtype = "w4ts",
+                             .bits = 4,
+                             .k_block = 128,
+                             .groups = {128, 64, 32, 16},
+                             .rows_alone = false,
+                             .group_bytes = 4,
+                             .in_tables = false};
+constexpr WeightFormat kF8{.dtype = "f8",
+                           .bits = 8,
+                           .k_block = 64,
+                           .groups = {128, 64, 32, 16},
+                           .rows_alone = true,
+                           .group_bytes = 4,
+                           .in_tables = false};
 
-constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts};
+constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kF8};
 constexpr WeightFormat kTableFormat = kW8;
 static_assert(kTableFormat.in_tables);
 

@@ -29,6 +29,7 @@ class VectorProduct {
   VectorProduct(const MoeMatmulArgs& args, std::byte* memory)
       : weight_(args),
         k_(args.k),
+        group_(args.group),
         lines_(memory),
         sums_(reinterpret_cast<float*>(memory + kLinesBytes)),
         x_(sums_ + kMaxPanels * kPanel * kMaxRows) {}
@@ -49,8 +50,8 @@ class VectorProduct {
       stream(panels, count);
     } else {
       Many::sums(
-          weight_, k_, count_, [this](int64_t r) { return rows_[r]; }, count, [panels](int64_t p) { return panels[p]; },
-          nullptr, sums_, reinterpret_cast<std::byte*>(x_));
+          weight_, k_, group_, count_, [this](int64_t r) { return rows_[r]; }, count,
+          [panels](int64_t p) { return panels[p]; }, nullptr, sums_, reinterpret_cast<std::byte*>(x_));
     }
     if constexpr (Weight::kScaled) scale_sums<S>(panels, count, count_, sums_, stride(), nullptr);
   }
@@ -70,16 +71,19 @@ class VectorProduct {
       for (int64_t k = 0; k < k_; k += std::min(Weight::kStreamPart, k_)) {
         const int64_t part = std::min(Weight::kStreamPart, k_ - k);
         const std::byte* lines[kAtOnce];
-        for (int64_t i = 0; i < step; ++i)
+        const float* scales[kAtOnce];
+        for (int64_t i = 0; i < step; ++i) {
           lines[i] = weight_.lines(panels[p + i], k, part, lines_ + i * Weight::kStreamBytes);
-        (step == at_once ? Few::kStream
-                         : Few::kOne)[row]({few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0});
+          scales[i] = weight_.scales(panels[p + i], k);
+        }
+        const auto& tiles = step == at_once ? Few::kStream : Few::kOne;
+        tiles[row]({few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0, scales, group_});
       }
     }
   }
 
   Weight weight_;
-  int64_t k_, count_ = 0;
+  int64_t k_, group_, count_ = 0;
   std::byte* lines_;
   float *sums_, *x_;
   const float* const* rows_ = nullptr;

@@ -4,9 +4,12 @@
 namespace ingot {
 using W8Product = VectorProduct<Int8, QuantisedWeight<Int8, W8>>;
 using W4Product = VectorProduct<Int8, QuantisedWeight<Int8, W4>>;
+using F8Product = VectorProduct<Int8, F8Weight>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.w8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8, ingot::W8Product>))
 INGOT_KERNEL("moe_down.w8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Int8, ingot::W8Product>))
 INGOT_KERNEL("moe_gate_up.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8, ingot::W4Product>))
 INGOT_KERNEL("moe_down.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Int8, ingot::W4Product>))
+INGOT_KERNEL("moe_gate_up.f8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8, ingot::F8Product>))
+INGOT_KERNEL("moe_down.f8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Int8, ingot::F8Product>))

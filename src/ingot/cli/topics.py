@@ -50,13 +50,13 @@ A precision says how weights are stored. `ingot build --precision P`:
 f32, bf16     floats of 32 and 16 bits; f16 on GPUs
 w8            8 bits, one scale per row: half the memory of bf16
 w4g128        4 bits, groups of 128: about a quarter of bf16; w4g64 and w4g32 are larger and closer to the source
-auto          as the Checkpoint stores them; codes of quantised models become w4tgG or w4tsgG. This is the default.
+auto          as the Checkpoint stores them; codes of quantised models become w4tgG, w4tsgG or f8. This is the default.
 
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
 --lm_head_precision sets the last product alone; --activations sets how products round their inputs.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
 cuda targets take w8 and w4gG too, TensorRT targets f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, \
-...) `auto` keeps codes of up to 4 bits on CPUs, and makes w8 of all others."""
+...) `auto` keeps codes of up to 4 bits and FP8 on CPUs, and makes w8 of all others."""
 
 
 def _memory() -> str:

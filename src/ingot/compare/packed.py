@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from ingot.builder.parallel_map import parallel_map
 from ingot.plan import Plan, Weight, WeightSlice
-from ingot.plugins.grouped import WeightRows
 from ingot.plugins.layouts import PANEL, num_panels
 from ingot.plugins.op import Array
 from ingot.plugins.ref.weights import read_weight
+from ingot.plugins.weight_rows import WeightRows
 from ingot.plugins.weight_values import product
 
 BLOCK_BYTES = 4 << 20  # of a weight as float32

@@ -4,6 +4,7 @@ floats      the source's value, rounded to nearest: nothing else
 w8, w4      the integer nearest to the source's value under the scales that are packed with it; where a search has made
             the scale smaller than the largest value needs, that value has the outermost integer on its side
 w4t, w4ts   the source's code: no value is farther off than half of what the group's scale is worth
+f8          the source's value, of which two products of scales may differ by their rounding
 """
 
 import dataclasses
@@ -16,13 +17,17 @@ from ingot.builder.source import Source
 from ingot.compare.packed import Block, PackedWeights
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Plan, Step
-from ingot.plugins.grouped import GroupedRows, WeightRows
+from ingot.plugins.f8_rows import F8Rows
+from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
+from ingot.plugins.weight_rows import WeightRows
 
 HALF = 0.5 * (1 + 2.0**-10)  # of a step, the float32 rounding of the quotient included
 Places = tuple[npt.NDArray[np.intp], ...]  # rows and columns of a block
 
+ROUNDED = np.float32(2.0**-22)  # relative, of a product of two scales
 CLIPPED = 4.0  # a value this many times the outermost one was not clipped by a search: the scale is wrong
 
 
@@ -83,7 +88,10 @@ def _block_error(name: str, block: Block, packed: PackedWeights, source: Source)
     numbers = np.isfinite(wanted) & np.isfinite(got)
     both = np.where(numbers, wanted, 0), np.where(numbers, got - wanted, 0)
     squares, difference = (float(np.square(each, dtype=np.float64).sum()) for each in both)
-    if isinstance(rows, WeightRows):
+    if isinstance(rows, F8Rows):
+        at = np.nonzero(~(np.abs(got - wanted) <= ROUNDED * np.abs(wanted)) & ~(np.isnan(got) & np.isnan(wanted)))
+        expected, bound = wanted[at], ROUNDED * np.abs(wanted[at])
+    elif isinstance(rows, WeightRows):
         at, expected, bound = _not_the_nearest(wanted, got, rows)
     else:
         at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype)
@@ -114,7 +122,7 @@ def _not_the_rounded(wanted: Array, got: Array, dtype: DType) -> tuple[Places, A
     return at, expected[at], np.zeros(len(at[0]), np.float32)
 
 
-def _not_the_nearest(wanted: Array, got: Array, rows: WeightRows) -> tuple[Places, Array, Array]:
+def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows | GroupedRows) -> tuple[Places, Array, Array]:
     """The same of a quantised weight. Most values lie within half a step: the others were clipped, or are wrong."""
     unit = rows.scale[:, None]
     steps = rows.group_scale if isinstance(rows, GroupedRows) else rows.multipliers

@@ -121,6 +121,11 @@ CASES: dict[str, tuple[dict[str, object], write.Packer, bool]] = {
         write.bytes_with_scale(DType.F8, "weight_scale_inv", (48, 40)),
         False,
     ),
+    "fp8 blocks of 32 columns": (
+        {"quant_method": "fp8", "weight_block_size": [40, 32]},
+        write.bytes_with_scale(DType.F8, "weight_scale_inv", (40, 32)),
+        False,
+    ),
     "fp8 rows": ({"quant_method": "fbgemm_fp8"}, write.bytes_with_scale(DType.F8, "weight_scale", (1, 0)), False),
     "modelopt fp8": (
         {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},

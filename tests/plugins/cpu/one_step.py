@@ -16,7 +16,6 @@ from ingot.plan import Attr, Buffer, CacheGroup, Limits, Plan, Rows, Step, Weigh
 from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
 from ingot.plugins.cpu.native import kernel_table, offered_isas
 from ingot.plugins.cpu.session import CpuSession, open_native
-from ingot.plugins.grouped import WeightRows
 from ingot.plugins.layouts import (
     ROW,
     ROW_W8,
@@ -32,6 +31,7 @@ from ingot.plugins.op import Array, Call, KvCache
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.weight_rows import WeightRows
 from ingot.step_inputs import inputs_among
 from ingot.step_io import SequenceRules, Session, StepBatch
 from tests.plugins.ops.calls import with_arrays

@@ -11,10 +11,11 @@ from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.cpu.session import CpuSession, open_native
-from ingot.plugins.grouped import GroupedRows, WeightRows
+from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import MAX_K, QuantisedRows
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.weight_rows import WeightRows
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
@@ -31,7 +32,7 @@ from tests.plugins.ops.calls import random_grouped, random_rows, rows_of
 
 pytestmark = pytest.mark.native
 
-KERNELS = [name for name in kernel_table() if name.startswith("matmul.w")]
+KERNELS = [name for name in kernel_table() if name.startswith(("matmul.w", "matmul.f8"))]
 EXACT = [name for name in KERNELS if name.split(".")[1].endswith("a8")]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 63, 65)
 KS = (1, 17, 63, 64, 129, 172, 300)
@@ -209,7 +210,7 @@ def test_ties_are_rounded_to_even(kernel: str) -> None:
         rows.group_scale[:] = 1
         if rows.shift is not None:
             rows.shift[:] = 0
-    elif rows.multipliers is not None:
+    elif isinstance(rows, QuantisedRows) and rows.multipliers is not None:
         rows.multipliers[:] = 1
     weight = Quantised.of(rows)
     y = _run(open_step(kernel, [x, weight, None, None], _attrs(kernel, rows.group), plain_batch(1)), 1)

@@ -25,7 +25,7 @@ from tests.plugins.cpu.one_step import (
     plain_batch,
     reference_outputs,
 )
-from tests.plugins.ops.calls import random_grouped
+from tests.plugins.ops.calls import random_f8, random_grouped
 
 pytestmark = pytest.mark.native
 
@@ -49,6 +49,8 @@ def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool
     if dtype in ("w4t", "w4ts"):
         shift = ("zero", "offset")[k % 2] if dtype == "w4ts" else ""
         return Quantised.of(random_grouped((experts, n, k), group, shift), gated=gated)
+    if dtype == "f8":
+        return Quantised.of(random_f8((experts, n, k), 0 if n % 2 else group), gated=gated)
     if dtype not in ("w8", "w4"):
         values = _normal(k, experts, n, k) / np.float32(k**0.5)
         return Packed(values=values, dtype=DType(dtype), panels=True, gated=gated)

@@ -7,10 +7,12 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup
-from ingot.plugins.grouped import GroupedRows, WeightRows
+from ingot.plugins.f8_rows import F8Rows
+from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array, Call, KvCache, Op, Operand
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
+from ingot.plugins.weight_rows import WeightRows
 from ingot.step_inputs import step_arrays
 from ingot.step_io import StepBatch
 
@@ -52,8 +54,23 @@ def random_grouped(shape: tuple[int, ...], group: int, shift: str = "") -> Group
     )
 
 
-def random_weight(dtype: str, n: int, k: int, group: int) -> QuantisedRows | GroupedRows:
-    """A weight of a quantised type as the names of kernels have it: w8, w4a8, w4tsa8."""
+def random_f8(shape: tuple[int, ...], group: int = 0) -> F8Rows:
+    """A weight [N, K], or [experts, N, K], of FP8: every byte that is a number."""
+    random = np.random.default_rng(sum(shape) + group)
+    codes = random.integers(0, 127, shape) | random.integers(0, 2, shape) << 7
+    groups = (*shape[:-1], -(-shape[-1] // max(group, 1)))
+    return F8Rows(
+        scale=random.uniform(0.001, 0.1, shape[:-1]).astype(np.float32),
+        codes=codes.astype(np.uint8),
+        group_scale=random.uniform(0.001, 0.1, groups).astype(np.float32) if group else None,
+        group=group,
+    )
+
+
+def random_weight(dtype: str, n: int, k: int, group: int) -> WeightRows:
+    """A weight of a quantised type as the names of kernels have it: w8, w4a8, w4tsa8, f8."""
+    if dtype == "f8":
+        return random_f8((n, k), group)
     if dtype.startswith("w4t"):
         return random_grouped((n, k), group, "zero" if dtype.startswith("w4ts") else "")
     return random_rows(n, k, group)
@@ -68,6 +85,8 @@ def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
     """A weight of any quantised type; with the index, groups and shifts go round."""
     if dtype in ("w8", "w4"):
         return random_rows(n, k, (32, 64, 128)[index % 3] if dtype == "w4" else 0)
+    if dtype == "f8":
+        return random_f8((n, k), (0, 128, 16, 64, 32)[index % 5])
     return random_grouped(
         (n, k), (16, 32, 64, 128)[index % 4], ("zero", "offset")[index % 2] if dtype == "w4ts" else ""
     )
