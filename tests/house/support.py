@@ -6,6 +6,7 @@ PYTHONPATH=build/tiles/site, after `make tiles`, cpu/amx is tried too on a machi
 
 import enum
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -191,12 +192,13 @@ def summary(found: dict[Row, dict[str, Support]]) -> str:
 
 
 def _cell(cells: Sequence[Support]) -> str:
-    """What all families have; where they differ, what most have, and how many are refused."""
-    others = [cell for cell in cells if cell is not Support.REFUSED]
-    if not others:
+    """What most families have, then what some have."""
+    found = [cell for cell, _ in Counter(cell for cell in cells if cell is not Support.REFUSED).most_common()]
+    if not found:
         return Support.REFUSED.value
-    words = " or ".join(dict.fromkeys(cell.value for cell in others))
-    return words if len(others) == len(cells) else f"{words}; some families refused"
+    some = [*found[1:], *({Support.REFUSED} & set(cells))]
+    words = {Support.BUILDS: "only built"}
+    return "; ".join([found[0].value, *(f"some families {words.get(each, each.value)}" for each in some)])
 
 
 def parse(text: str) -> dict[Row, dict[str, Support]]:
