@@ -17,6 +17,7 @@ from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_blocks import IDS, write_llama
 from tests.convert.quantised.test_formats import CASES
 from tests.convert.test_golden import logits_of_graph
+from tests.families import often
 
 HALF = 2.0**-12  # relative, of the numbers that float16 rounds, as root mean square
 # case → (precision of its products, what packing may change of a weight)
@@ -74,7 +75,10 @@ def test_a_format(tmp_path: Path, name: str) -> None:
     assert max(error for _, error in found.values()) <= bound
 
 
-@pytest.mark.parametrize("kind", GGUF)
+FIRST = {wanted: kind for kind, (wanted, _) in reversed(GGUF.items())}  # of each format of an engine
+
+
+@pytest.mark.parametrize("kind", often(GGUF, FIRST.values()))
 def test_a_type_of_gguf(tmp_path: Path, kind: int) -> None:
     write_llama(tmp_path, kind)
     report = built(tmp_path, tmp_path / "model.gguf")

@@ -124,7 +124,9 @@ def test_a_vocabulary_without_merges_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(("name", "kind"), [("gpt2", "GPT2Tokenizer"), ("qwen3", "Qwen2Tokenizer")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gpt2", "GPT2Tokenizer"), pytest.param("qwen3", "Qwen2Tokenizer", marks=pytest.mark.slow)]
+)
 def test_real_vocabularies(shared: Path, tmp_path: Path, name: str, kind: str) -> None:
     source = shared / "tokenizers" / name
     model = json.loads((source / "tokenizer.json").read_text())["model"]

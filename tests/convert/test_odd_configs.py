@@ -28,6 +28,7 @@ from ingot.convert.family import REFUSED, WITHOUT_EFFECT, family_names, find_fam
 from ingot.convert.weight_shapes import weight_shapes
 from ingot.dtypes import DType
 from ingot.errors import IngotError
+from tests.families import covering_families, covering_first
 from tests.tiny import TinyModel, random_model, save_model
 from tests.tiny_foreign import store, twin
 
@@ -258,7 +259,7 @@ def test_each_of_them_in_every_family(name: str) -> None:
     assert check(name, switches) >= 2
 
 
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize("name", covering_first())
 def test_activations(name: str, tmp_path: Path) -> None:
     """Ingot has five functions. All families have them from one place: those of one are converted and run."""
     count = 1 if name in ONE_ACTIVATION else 5
@@ -381,10 +382,10 @@ def test_what_transformers_refuses_or_reads_otherwise_is_refused(name: str, chan
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [(name, {}) for name in family_names()]
-    + [
-        ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}),
-        ("qwen3_moe", {"decoder_sparse_step": 4}),
+    [
+        *((name, {}) for name in covering_families()),
+        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in family_names() if name not in covering_families()),
+        *(("qwen3_moe", change) for change in ({"mlp_only_layers": [0, 1, 2]}, {"decoder_sparse_step": 4})),
         ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     ],
 )

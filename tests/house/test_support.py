@@ -8,7 +8,7 @@ import pytest
 
 from ingot.convert.family import family_names
 from ingot.convert.wrapped import WRAPPERS
-from tests.families import covering_families
+from tests.families import covering_families, often
 from tests.house import support
 from tests.house.project import ROOT
 from tests.house.support import (
@@ -27,11 +27,11 @@ from tests.house.support import (
 UPDATE = "run: python -m tests.house.support"
 
 
-COVERING = covering_families()
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in family_names() if name not in COVERING]
+# Which targets a precision meets moves on from family to family (find_support): one family of each turn.
+TURNS = {family_names().index(name) % len(TOLERANCE): name for name in covering_families()}
 
 
-@pytest.mark.parametrize("family", [*COVERING, *OTHERS])
+@pytest.mark.parametrize("family", often(family_names(), TURNS.values()))
 def test_the_page_lists_what_was_tried(family: str, tmp_path: Path) -> None:
     """Trying raises where a cell does not hold. What is run depends on the machine; what is refused does not."""
     there = {row: cells for row, cells in parse(stands()).items() if row[0] == family}
@@ -60,6 +60,8 @@ def test_each_family_and_each_precision_meet_every_target(tmp_path: Path, monkey
     }
     all_of = [set(each) for each in zip(*met, strict=True)]
     assert all_of == [set(family_names()), set(TOLERANCE), set(columns())]
+    often_met = {(precision, target) for family, precision, target in met if family in TURNS.values()}
+    assert often_met == set(itertools.product(TOLERANCE, columns())), "without slow tests, too"
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert {(each[one], each[other]) for each in met} == set(itertools.product(all_of[one], all_of[other]))
 

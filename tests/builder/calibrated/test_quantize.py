@@ -63,10 +63,10 @@ def quantised(folder: Path, checkpoint: Path, precision: str = "w4g32", **option
 @pytest.mark.parametrize(
     ("config", "precision", "codes", "format_"),
     [
-        (LLAMA, "w4g32", "auto", "w4tg32"),
+        pytest.param(LLAMA, "w4g32", "auto", "w4tg32", marks=pytest.mark.slow),
         (LLAMA, "w4g128", "symmetric", "w4tg128"),
         (LLAMA, "w4g32", "asymmetric", "w4tsg32"),
-        (LLAMA, "w8", "auto", "w8"),
+        pytest.param(LLAMA, "w8", "auto", "w8", marks=pytest.mark.slow),
         (LLAMA, "w8a8", "auto", "w8"),
         (TINY_GPT2, "w4g32", "auto", "w4tg128"),  # stored [in, out], with layer norms
         (MIXTRAL, "w4g32", "auto", "w4tg32"),

@@ -221,6 +221,7 @@ def test_a_precision_is_made_from_the_values(tmp_path: Path, precision: str) -> 
     assert engines[0] == engines[1]
 
 
+@pytest.mark.slow  # 28 of them; each format is tried above, as ingot reads what the tests write
 @pytest.mark.shared
 def test_checkpoints_that_other_programs_wrote(shared: Path, tmp_path: Path) -> None:
     """Each one's logits, as transformers has them with the weights that are meant."""

@@ -86,7 +86,9 @@ def check_bits(driver: ctypes.CDLL, precision: str, shape: tuple[int, int, int],
         assert found[:1].tobytes() == alone.tobytes(), f"{rows} rows"
 
 
-@pytest.mark.parametrize("precision", ["bf16", "f16", "f32", "w8", "w4g32", "w4g128"])
+@pytest.mark.parametrize(
+    "precision", ["bf16", pytest.param("f16", marks=pytest.mark.slow), "f32", "w8", "w4g32", "w4g128"]
+)
 def test_values(gpu: ctypes.CDLL, precision: str) -> None:
     check(gpu, precision, 3)
 

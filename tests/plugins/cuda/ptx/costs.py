@@ -88,7 +88,7 @@ PRODUCTS = {  # kernel → rows of x in a block
 def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
     (many)."""
-    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=64, tokens_per_block=BLOCK, codes=True)
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=True)
     entry, rows = parse(ptx_of(nvcc, types))[kernel], PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
     short, long = (_multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (32, 64))

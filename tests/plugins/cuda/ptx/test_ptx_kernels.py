@@ -14,17 +14,20 @@ from ingot.plugins.cuda.compiler import Compiler
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_kernels, test_own_products
 from tests.plugins.cuda import test_paged_attention as attention
+from tests.plugins.cuda.ptx import costs
 from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost
 from tests.plugins.cuda.ptx.launches import Interpreted
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.test_accesses import FAULTS
+
+BLOCKS = {64: costs.BLOCK}  # head_dim → tokens per block: PTX of few kinds is compiled
 
 
 def names(interpreted: Interpreted) -> set[str]:
     return {name for name, _ in interpreted.counted}
 
 
-@pytest.mark.parametrize("dtype", test_kernels.TYPES)
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, pytest.param(DType.F16, marks=pytest.mark.slow)])
 def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     for case in [*test_kernels._embeddings(dtype)][::3] + [*test_kernels._matmuls(dtype)][::2]:
         test_kernels._check(interpreted.driver, case)
@@ -32,7 +35,7 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     assert names(interpreted) == {"embed", "epilogue", *product}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "f16", "w8", "w4g32"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("f16", marks=pytest.mark.slow), "w8", "w4g32"])
 def test_products_without_a_library(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
     monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
@@ -76,9 +79,9 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
     ("dtype", "heads", "kv_heads", "dim", "window"),
     [
         (DType.BF16, 4, 2, 64, 0),
-        (DType.BF16, 3, 1, 256, 0),
-        (DType.BF16, 5, 1, 72, 33),
-        (DType.BF16, 2, 2, 12, 0),
+        pytest.param(DType.BF16, 3, 1, 256, 0, marks=pytest.mark.slow),
+        pytest.param(DType.BF16, 5, 1, 72, 33, marks=pytest.mark.slow),
+        (DType.BF16, 2, 2, 12, 33),
         (DType.F16, 4, 2, 16, 0),
         (DType.F32, 4, 2, 16, 33),
     ],
@@ -86,7 +89,16 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
 def test_attention(interpreted: Interpreted, dtype: DType, heads: int, kv_heads: int, dim: int, window: int) -> None:
     """Prefill and decode: scattered pages, padded heads, windows behind which memory is gone."""
     parts = [(0, 65), (32, 1), (70, 2)]
-    attention.check(interpreted.driver, dtype, parts, heads=heads, kv_heads=kv_heads, dim=dim, window=window)
+    attention.check(
+        interpreted.driver,
+        dtype,
+        parts,
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        block=BLOCKS.get(dim, 16),
+        window=window,
+    )
     expected = {"attention_rows"} if dtype is DType.F32 else {"attention_prefill", "attention_decode"}
     assert names(interpreted) - {"attention_combine"} == expected
 
@@ -95,7 +107,8 @@ def test_attention(interpreted: Interpreted, dtype: DType, heads: int, kv_heads:
 def test_splits(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
     """Some of them without tokens."""
     monkeypatch.setattr(session_module, "split_count", lambda *given: 7)
-    attention.check(interpreted.driver, DType.BF16, [(100, 1), (3, 1)], heads=4, kv_heads=1, dim=dim, softcap=1.5)
+    parts, block = [(100, 1), (3, 1)], BLOCKS.get(dim, 16)
+    attention.check(interpreted.driver, DType.BF16, parts, heads=4, kv_heads=1, dim=dim, block=block, softcap=1.5)
     assert {"attention_decode", "attention_combine"} <= names(interpreted)
 
 
@@ -133,7 +146,12 @@ def test_more_groups(interpreted: Interpreted, heads: int, kv_heads: int) -> Non
     attention.test_groups_of_heads(interpreted.driver, heads, kv_heads)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+_SEEN = "no barrier before a load"  # in make test: each fault is a compilation, and the emulated GPU sees them all
+
+
+@pytest.mark.parametrize(
+    "fault", [each if each == _SEEN else pytest.param(each, marks=pytest.mark.slow) for each in FAULTS]
+)
 def test_faults_are_seen(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
     """Those that the emulated GPU sees, in the PTX that nvcc makes of the wrong sources."""
     file, right, wrong = FAULTS[fault]
@@ -155,7 +173,9 @@ BUDGETS = {  # instructions of all four warps
 }
 
 
-@pytest.mark.parametrize(("kernel", "head_dim"), BUDGETS)
+@pytest.mark.parametrize(
+    ("kernel", "head_dim"), [each if each[1] == 64 else pytest.param(*each, marks=pytest.mark.slow) for each in BUDGETS]
+)
 def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, head_dim: int) -> None:
     cost = attention_cost(nvcc, kernel, head_dim)
     assert cost.instructions["cp"] >= loads_per_tile(head_dim), "the count is of a whole tile"
