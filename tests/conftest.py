@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +24,14 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared data folder")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_disks() -> Iterator[None]:
+    """What tests write need not outlive the machine. Processes that they start write as users' do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 def pytest_configure() -> None:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import onnx_graphsurgeon as gs
 import pytest
 
 from ingot.builder.build import BuildReport, build
+from ingot.builder.kept import Grid
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
@@ -62,6 +64,13 @@ def products(report: BuildReport) -> dict[str, tuple[str, float]]:
 def _precision(step: Step) -> str:
     name = f"{step.kernel.split('.')[1].removesuffix('a8')}g{step.attrs['group']}"
     return name.removesuffix("g0")
+
+
+@pytest.mark.parametrize(("group", "kept"), [(16, 16), (48, 16), (96, 32), (128, 128), (256, 128), (768, 128), (40, 0)])
+def test_no_group_of_the_source_is_cut(group: int, kept: int) -> None:
+    """768 is a whole row, whose scale is that of any group."""
+    codes, scale = gs.Constant("codes", np.zeros((2, 768), np.uint8)), gs.Variable("scale")
+    assert Grid(codes=codes, signed=False, group=group, scale=scale).engine_group == kept
 
 
 @pytest.mark.parametrize("name", CASES)

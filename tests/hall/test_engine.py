@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import struct
 import zlib
@@ -68,7 +69,10 @@ def make_manifest() -> Manifest:
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine whose weights section holds 100 bytes at 64, 8 bytes near its end, and zeros elsewhere."""
-    folder = tmp_path_factory.mktemp("engine")
+    return write_pristine(tmp_path_factory.mktemp("engine"))
+
+
+def write_pristine(folder: Path) -> Path:
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text('{"model": "tiny"}')
     directory = folder / "e"
@@ -82,6 +86,19 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(pristine: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(pristine, tmp_path / "engine"))
+
+
+def test_every_byte_is_on_the_disk_when_the_engine_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before `OutputDir` gives it its name."""
+    flushed: dict[int, int] = {}
+
+    def flush(file: int) -> None:
+        flushed[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    monkeypatch.setattr(os, "fsync", flush)
+    files = [each.stat() for each in write_pristine(tmp_path).iterdir()]
+    assert flushed == {each.st_ino: each.st_size for each in files}
+    assert len(files) == 3
 
 
 def test_round_trip(pristine: Path) -> None:

@@ -146,7 +146,9 @@ async def measure(url: str, watch: Watch, seconds: float, rounds: int, streams: 
 
 
 def row(name: str, values: list[float]) -> str:
-    """Milliseconds."""
+    """Milliseconds; dashes where nothing came in the time that was given."""
+    if not values:
+        return f"| {name} | 0 |" + " – |" * 5
     ordered = sorted(each * 1e3 for each in values)
     places = [ordered[min(int(share * len(ordered)), len(ordered) - 1)] for share in (0.5, 0.99, 0.999)]
     figures = [*places, ordered[-1], statistics.mean(ordered)]
