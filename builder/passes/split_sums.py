@@ -33,6 +33,7 @@ from ingot.plugins.target import CompilesGraph, Target
 
 NAME = "split_sums"
 OPTION = "--sum_parts"
+_PART = ".columns"  # in the name of what takes the columns of a part, before its number
 _FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
 _UNCUT = {
     "linear_attention": "linear attention",
@@ -50,8 +51,8 @@ def split_passes(
 
 def sum_parts(plan: Plan) -> int:
     """Parts of the sums of a plan's products; 1 also where no build has made them."""
-    taken = [step.name for step in plan.steps if step.op == take_columns.OP.name]
-    parts = max(collections.Counter(name.rpartition(".")[0] for name in taken).values(), default=1)
+    taken = [step.name.rpartition(_PART) for step in plan.steps if step.op == take_columns.OP.name]
+    parts = max(collections.Counter(name for name, part, _ in taken if part).values(), default=1)
     return parts if parts & (parts - 1) == 0 else 1
 
 
@@ -126,7 +127,7 @@ class _Parts:
         low, high = bounds[own[0]][0], bounds[own[-1]][1]
         for part in own:
             begin, end = bounds[part]
-            taken = x if each == 1 else self._taken(f"{step.name}.columns{part}", x, k, (low, high), (begin, end))
+            taken = x if each == 1 else self._taken(f"{step.name}{_PART}{part}", x, k, (low, high), (begin, end))
             weight = self._split.lowering.add_weight(_part_of(use, f"{step.name}.part{part}.weight", begin, end))
             inputs = [taken if i == 0 else weight if i == weight_at else ref for i, ref in enumerate(step.inputs)]
             for at in op.vectors if part else ():
