@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import ingot
+from tests.families import often
 from tests.oracle.llama_float64 import LlamaFloat64
 
 pytestmark = pytest.mark.shared
@@ -86,7 +87,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("precision", LOSSES)
+@pytest.mark.parametrize("precision", often(LOSSES, ("bf16", "w8", "w4g128")))
 def test_what_a_precision_costs(
     precision: str, exact: LogProbs, stories: list[list[int]], shared: Path, tmp_path: Path
 ) -> None:

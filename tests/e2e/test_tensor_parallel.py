@@ -38,12 +38,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_key_value_heads": 2},  # sinks, experts with biases
 }
 CASES = [
-    *((name, "f32", "auto") for name in ("llama", "qwen2", "gpt2", "gpt_oss")),
+    *((name, "f32", "auto") for name in ("llama", "gpt2", "gpt_oss")),
+    pytest.param("qwen2", "f32", "auto", marks=pytest.mark.slow),
     ("llama", "bf16", "auto"),
     ("qwen3", "w8", "int8"),
     ("gemma3_text", "w4g32", "int8"),
     ("mixtral", "w4g32", "bf16"),
-    ("mixtral", "w8", "int8"),
+    pytest.param("mixtral", "w8", "int8", marks=pytest.mark.slow),
 ]
 PROMPTS = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in (1, 18)]
 

@@ -43,7 +43,7 @@ def test_what_no_test_notices_is_named(tree: Path) -> None:
 
 
 def test_a_fault_that_makes_tests_endless_is_noticed(tree: Path) -> None:
-    assert not run_faults(faults_of(tree, ("endless", "n -= 1", "n -= 0")), tree, 1, 3.0, lambda *_: None)
+    assert not run_faults(faults_of(tree, ("endless", "n -= 1", "n -= 0")), tree, 1, 1.5, lambda *_: None)
 
 
 @pytest.mark.parametrize(
