@@ -26,6 +26,18 @@ _LLAMA = {
     "mlp_bias": False,
 }
 SHAPES: dict[str, dict[str, Any]] = {
+    "smollm-135m": {
+        **_LLAMA,
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "vocab_size": 49152,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
     "tinyllama": {
         **_LLAMA,
         "vocab_size": 32000,

@@ -86,7 +86,12 @@ def test_regimes_are_read_or_refused_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("tinyllama", 1_100_048_384), ("llama3.2-1b", 1_235_814_400), ("qwen2.5-0.5b", 494_032_768)],
+    [
+        ("smollm-135m", 134_515_008),
+        ("tinyllama", 1_100_048_384),
+        ("llama3.2-1b", 1_235_814_400),
+        ("qwen2.5-0.5b", 494_032_768),
+    ],
 )
 def test_shapes_have_as_many_parameters_as_the_real_models(name: str, parameters: int) -> None:
     assert sum(int(np.prod(size)) for _, size in tensors(SHAPES[name])) == parameters

@@ -1,6 +1,6 @@
 """Whether a commit is slower than another one on this machine: both run a fixed list of cases in turn.
 
-python -m tests.programs.compare_commits BASE [COMMIT] --work DIR [--model qwen2.5-0.5b] [--rounds 7]
+python -m tests.programs.compare_commits BASE [COMMIT] --work DIR [--model qwen2.5-0.5b] [--rounds 7] [--only w4g128]
 
 Each commit gets a worktree, a native module and engines of its own below --work, which are used again. Ends with code 1
 where COMMIT (HEAD) has lost more than 3 % of the speed of BASE in three rounds of four.
@@ -76,19 +76,25 @@ def prepare(commit: str, work: Path, repository: Path = ROOT) -> Path:
     return root
 
 
+def chosen(only: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(precision, tokens, requests) of the cases whose names hold one of these texts; of all without texts."""
+    every = [(precision, length, batch) for precision in PRECISIONS for length, batch in CASES]
+    return [each for each in every if not only or any(text in name_of(*each) for text in only)]
+
+
+def name_of(precision: str, length: int, batch: int) -> str:
+    """As in the table."""
+    return f"{precision}, {batch} x {length} tokens"
+
+
 def compare(
-    roots: Sequence[Path],
-    model: Path,
-    work: Path,
-    rounds: int,
-    precisions: Sequence[str] = PRECISIONS,
-    cases: Sequence[tuple[int, int]] = CASES,
+    roots: Sequence[Path], model: Path, work: Path, rounds: int, cases: Sequence[tuple[str, int, int]]
 ) -> list[Row]:
     """Times to the first token and per token of both worktrees, after a round that does not count."""
     rows = []
-    for precision in precisions:
+    for precision in dict.fromkeys(precision for precision, _, _ in cases):
         engines = [_engine(root, model, work, precision) for root in roots]
-        for length, batch in cases:
+        for length, batch in (each[1:] for each in cases if each[0] == precision):
             times: list[list[tuple[float, float]]] = [[], []]
             for number in range(rounds + 1):
                 for which, (root, engine) in enumerate(zip(roots, engines, strict=True)):
@@ -97,7 +103,7 @@ def compare(
                         times[which].append(measured)
             for index, name in enumerate(("TTFT", "TPOT")):
                 before, after = ([each[index] for each in side] for side in times)
-                rows.append(Row(name=f"{precision}, {batch} x {length} tokens, {name}", before=before, after=after))
+                rows.append(Row(name=f"{name_of(precision, length, batch)}, {name}", before=before, after=after))
     return rows
 
 
@@ -137,7 +143,11 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="folder for worktrees, models and engines")
     parser.add_argument("--model", choices=SHAPES, default="qwen2.5-0.5b", help="whose shape; the weights are random")
     parser.add_argument("--rounds", type=int, default=7, help="at least 4, after one that does not count")
+    parser.add_argument("--only", action="append", default=[], help="cases whose names hold this; may be repeated")
     options = parser.parse_args()
+    if not (cases := chosen(options.only)):
+        every = "; ".join(name_of(*each) for each in chosen([]))
+        parser.error(f"--only: no case has {' or '.join(options.only)} in its name; there are: {every}")
     if options.rounds < 4:
         parser.error("--rounds must be at least 4")
     work = options.work.resolve()
@@ -145,7 +155,7 @@ def main() -> int:
     roots = [prepare(each, work) for each in (options.base, options.commit)]
     if not (work / options.model).exists():
         write_model(SHAPES[options.model], work / options.model)
-    rows = compare(roots, work / options.model, work, options.rounds)
+    rows = compare(roots, work / options.model, work, options.rounds, cases)
     print(f"{options.base} ({roots[0].name}) and {options.commit} ({roots[1].name}), {options.rounds} rounds in turn")
     print("| case | before, ms | after, ms | speed | of half the rounds | |\n|---|---|---|---|---|---|")
     print("\n".join(map(str, rows)))

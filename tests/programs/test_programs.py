@@ -93,12 +93,18 @@ def test_a_commit_has_lost_where_three_rounds_of_four_say_so() -> None:
     assert not lost(*[104.0] * 5, 100.0, 100.0, 100.0)
 
 
+def test_a_part_of_the_list_is_chosen_by_names() -> None:
+    assert len(compare_commits.chosen([])) == 9
+    assert compare_commits.chosen(["w8, 8 x", "bf16, 1 x"]) == [("w8", 64, 8), ("bf16", 512, 1)]
+    assert compare_commits.chosen(["w3"]) == []
+
+
 def test_two_worktrees_run_the_same_cases(tmp_path: Path) -> None:
     """Both are the ingot that is tested here."""
     (tmp_path / "root/src").mkdir(parents=True)
     (tmp_path / "root/src/ingot").symlink_to(Path(ingot.__file__).parent)
     write_model(TINY, tmp_path / "tiny")
-    rows = compare_commits.compare([tmp_path / "root"] * 2, tmp_path / "tiny", tmp_path, 1, ("w8",), ((20, 2),))
+    rows = compare_commits.compare([tmp_path / "root"] * 2, tmp_path / "tiny", tmp_path, 1, [("w8", 20, 2)])
     assert [row.name for row in rows] == ["w8, 2 x 20 tokens, TTFT", "w8, 2 x 20 tokens, TPOT"]
     assert all(0 < each < 60_000 for row in rows for each in (*row.before, *row.after))
 
