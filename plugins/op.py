@@ -310,6 +310,12 @@ class Op:
     state: Callable[[Mapping[str, Attr]], int] | None = None
 
     @property
+    def by_rows(self) -> bool:
+        """Whether each row of the outputs depends on the same row of the activations alone."""
+        elsewhere = self.uses_kv or self.of_tokens or self.batch_inputs or self.state or self.collective
+        return self.is_step and self.rows is None and not elsewhere
+
+    @property
     def reads_kv(self) -> bool:
         """Whether it reads the KV cache: attention."""
         return self.uses_kv and not self.writes_kv

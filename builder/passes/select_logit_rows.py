@@ -6,14 +6,9 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import Graph, is_op, is_weight, ours, producer
 from ingot.builder.passes.base import Sweep
+from ingot.builder.select import plan_ops
 from ingot.errors import PassError
-
-_PRODUCTS = ("Matmul", "HeadMatmul", "MoeRoute", "MoeGateUp", "MoeDown")
-_ROW_BY_ROW = (
-    *(*_PRODUCTS, "RmsNorm", "LayerNorm", "GatedNorm", "SigmoidGate"),
-    *("Activation", "AddGated", "Softcap", "Scale"),
-    *("TakeColumns", "MixStreams", "AddToStreams", "MatchMagnitude", "CutBelow"),
-)
+from ingot.plugins.registry import find_op
 
 
 def apply(graph: Graph) -> int:
@@ -55,7 +50,7 @@ def _row_by_row(node: gs.Node) -> bool:
     """Whether each row of the result depends on the same row of the inputs alone."""
     if is_op(node, "Add"):
         return not any(map(is_weight, node.inputs))
-    return ours(node, *_ROW_BY_ROW)
+    return ours(node, node.op) and all(find_op(name).by_rows for name in plan_ops(node.op))
 
 
 PASS = Sweep(name="select_logit_rows", apply=apply)
