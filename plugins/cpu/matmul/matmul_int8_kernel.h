@@ -353,8 +353,9 @@ struct CodeProducts {
     return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
   }
   static bool unpacks(int64_t) { return false; }
-  // One row waits for memory anyway, which gives more to one stream.
-  static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }
+  // One row with long runs waits for memory anyway, which gives more to one stream. With shorter runs it waits for sums
+  // of one panel.
+  static int64_t panels_at_once(int64_t rows) { return rows > 1 || kRun < I::kLongestRun ? kPanels : 1; }
 };
 
 inline size_t matmul_int8_scratch(const void* args) {
