@@ -49,6 +49,7 @@ TOP = (
     "ingot.cli",
     "ingot.build_info",
     "ingot.advise",
+    "ingot.planner",
     "ingot.calibrated_build",
     "ingot.calibration_text",
     "ingot.inspect",

@@ -26,6 +26,7 @@ COMMANDS = {
     "convert": "Hugging Face directory to Checkpoint.",
     "quantize": "A model to a Checkpoint with calibrated weights.",
     "advise": "Which precisions a model takes: size, speed and loss.",
+    "plan": "What a model would do on devices: TTFT, TPOT, tokens/s, cost.",
     "build": "Checkpoint to Engine.",
     "refit": "New weights for an Engine, without a build.",
     "export": "Checkpoint to a GGUF file or compressed-tensors.",

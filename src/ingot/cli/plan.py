@@ -1,0 +1,130 @@
+"""`ingot plan`: a table of arrangements or JSON on stdout."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from ingot.cli.console import LEVELS, CliConsole, wrapped
+from ingot.cli.values import as_json, log_level, positive
+from ingot.dtypes import PRECISIONS
+from ingot.planner.device import read_devices
+from ingot.planner.make_plan import PRECISIONS as TRIED
+from ingot.planner.make_plan import Arrangement, PlanOptions, PlanReport, make_plan
+from ingot.step_table import aligned
+
+_above_zero = click.FloatRange(min=0, min_open=True)
+
+
+@click.command()
+@click.option(
+    "--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Plan for the model of this Checkpoint."
+)
+@click.option(
+    "--devices",
+    required=True,
+    metavar="FILE|NAMES",
+    help="Devices: a TOML file, names such as h100,l4, or here for this machine.",
+)
+@click.option("--count", type=positive, default=1, show_default=True, help="Use this many devices of one kind.")
+@click.option("--input_len", type=positive, required=True, help="Plan for prompts of this many tokens.")
+@click.option("--output_len", type=positive, required=True, help="Plan for answers of this many tokens.")
+@click.option("--rate", type=_above_zero, help="Serve this many requests per second on all devices together.")
+@click.option("--ttft", type=_above_zero, metavar="MS", help="Goal: this many ms to the first token.")
+@click.option("--tpot", type=_above_zero, metavar="MS", help="Goal: this many ms per token after the first.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(PRECISIONS),
+    multiple=True,
+    help=f"Try this precision. Give it again for more. Default: {', '.join(TRIED)}.",
+)
+@as_json
+@log_level
+def command(
+    checkpoint_dir: Path,
+    devices: str,
+    count: int,
+    input_len: int,
+    output_len: int,
+    rate: float | None,
+    ttft: float | None,
+    tpot: float | None,
+    precisions: tuple[str, ...],
+    as_json: bool,
+    log_level: str,
+) -> None:
+    """Forecast TTFT, TPOT, tokens per second and cost of a model, for each way to divide it among devices.
+
+    Nothing is run on the devices, and no engine is written: the builder decides the plan of each arrangement, and a
+    formula says how long its steps take. The three best arrangements are simulated with the real scheduler. How far
+    forecasts are off: docs/how-to/plan.md.
+
+    \b
+    Example: ingot plan --checkpoint_dir CHECKPOINT --devices h100,l4 --count 4 --input_len 1000 --output_len 500
+    Example: ingot plan --checkpoint_dir CHECKPOINT --devices mine.toml --input_len 500 --output_len 200 --tpot 50
+    """
+    options = PlanOptions(
+        checkpoint_dir=checkpoint_dir,
+        devices=tuple(read_devices(devices)),
+        input_len=input_len,
+        output_len=output_len,
+        count=count,
+        rate=rate,
+        ttft=None if ttft is None else 1e-3 * ttft,
+        tpot=None if tpot is None else 1e-3 * tpot,
+        precisions=precisions or TRIED,
+    )
+    with CliConsole(LEVELS[log_level]) as console:
+        report = make_plan(options, console.progress)
+    if as_json:
+        print(json.dumps({**_asked(options), **dataclasses.asdict(report)}, indent=1))
+    else:
+        _show(report)
+
+
+def _asked(options: PlanOptions) -> dict[str, object]:
+    """What the forecast rests on."""
+    return {"devices": [dataclasses.asdict(each) for each in options.devices]}
+
+
+def _show(report: PlanReport) -> None:
+    rows: list[tuple[str, ...]] = [
+        ("device", "precision", "tp", "replicas", "batch", "TTFT ms", "TPOT ms", "tokens/s", "cost/M", "bound", "")
+    ]
+    rows += [_row(each) for each in report.arrangements]
+    print("\n".join(aligned(rows, words=2)))
+    for each in report.arrangements:
+        if each.simulation is not None:
+            print(wrapped(_simulated(each)))
+    for line in report.left_out:
+        print(wrapped(f"not possible: {line}"))
+    print(wrapped("a forecast: nothing ran on these devices"))
+
+
+def _row(each: Arrangement) -> tuple[str, ...]:
+    return (
+        each.device,
+        each.precision,
+        str(each.tp),
+        str(each.replicas),
+        str(each.batch),
+        f"{each.ttft_ms:,.1f}",
+        f"{each.tpot_ms:,.2f}",
+        f"{each.output_tokens_per_second:,.0f}",
+        "" if each.cost is None else f"{each.cost:,.2f}",
+        each.bound,
+        "" if each.meets else "misses the goals",
+    )
+
+
+def _simulated(each: Arrangement) -> str:
+    found = each.simulation
+    assert found is not None, "the caller looked"
+    tpot = "" if found.tpot_ms_p50 is None else f", TPOT {found.tpot_ms_p50:,.2f} and {found.tpot_ms_p90:,.2f}"
+    return (
+        f"simulated {each.device}, {each.precision}, tp {each.tp}: TTFT p50 and p90 {found.ttft_ms_p50:,.1f} and "
+        f"{found.ttft_ms_p90:,.1f} ms{tpot}, {found.output_tokens_per_second:,.0f} tokens/s, {found.requests} requests "
+        f"on a replica, {found.preemptions} preemptions"
+    )

@@ -1,0 +1,206 @@
+"""What a step of a given cost takes on a device, and the table of devices.
+
+GPUs come from `plugins/cuda/devices.py`, with the source of their figures; `here` measures the CPUs of this machine;
+a TOML file describes others, or changes what is known:
+
+    [[device]]
+    name = "mine"
+    like = "h100"        # a row of the table; without it every key must be there
+    price = 2.5          # per hour, in any currency
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.configs.read import nearest
+from ingot.errors import UsageError
+from ingot.planner.cost import Int64, StepCost
+from ingot.plugins.cpu.native import barrier_seconds, peak_flops, read_bandwidth
+from ingot.plugins.cuda import devices as cuda
+from ingot.plugins.cuda.target import CODES
+from ingot.runtime.memory import available_memory
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
+_BUFFER = 256 << 20  # bytes that are read to measure the memory
+_BARRIERS = 6  # of threads in each layer
+PARTS = ("memory", "compute", "links", "host")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One GPU, or one machine's CPUs. Seconds, bytes, and operations per second.
+
+    target      of the engines that it runs; "cpu": the best of this machine
+    rates       of products by what they compute in: "f32", "bf16", "int8", "fp8", "fp4"
+    bytes_reached, operations_reached  the share of bandwidth and rate that kernels reach
+    layer_seconds    of each layer of a step, beside bytes and operations: launches, barriers
+    request_seconds  of each sequence of a step: scheduling and drawing
+    link_seconds, link_bandwidth  of one message to another rank
+    price       per hour; 0: not known
+    """
+
+    name: str
+    target: str
+    memory: float
+    bandwidth: float
+    rates: Mapping[str, float]
+    bytes_reached: float = 0.8
+    operations_reached: float = 0.6
+    layer_seconds: float = 40e-6
+    request_seconds: float = 10e-6
+    link_seconds: float = 8e-6
+    link_bandwidth: float = 300e9
+    price: float = 0.0
+    source: str = "given"
+
+    def rate(self, arithmetic: str) -> float:
+        """Operations per second; where the device does not know an arithmetic, those of the next wider one."""
+        order = ("fp4", "fp8", "int8", "bf16", "f32")
+        known = [name for name in order[order.index(arithmetic) :] if self.rates.get(name)]
+        return self.rates[known[0]] if known else max(self.rates.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepSeconds:
+    """One step by what bounds it. `parts` are in the order of PARTS."""
+
+    parts: tuple[float, float, float, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts)
+
+    @property
+    def bound(self) -> str:
+        """The part that takes longest."""
+        return PARTS[int(np.argmax(self.parts))]
+
+
+def step_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, new: Int64, logit_rows: int) -> StepSeconds:
+    """One step of sequences with `past` tokens in the cache and `new` ones, on ranks that each have this cost.
+
+    Products, attention of decode rows and attention of prompts come one after another; each takes what its bytes or its
+    operations take, whichever is longer.
+    """
+    rows, rate = int(new.sum()), device.rate(cost.arithmetic)
+    drawn = min(logit_rows, 1)
+    moved = cost.weights + drawn * cost.head
+    moved += cost.experts * (1 - (1 - cost.taken) ** rows) + cost.drawn_experts * (1 - (1 - cost.taken) ** logit_rows)
+    moved += rows * cost.row_bytes + logit_rows * cost.logit_bytes
+    pieces = [(moved, (rows * cost.row_operations + logit_rows * cost.logit_operations) / rate)]
+    for kind in (new == 1, new > 1):
+        before, count = past[kind], new[kind]
+        nbytes = operations = 0.0
+        for cache in cost.caches:
+            seen, pairs = before + count, count * before + count * (count + 1) / 2
+            if cache.window:
+                seen, pairs = np.minimum(seen, cache.window + count), np.minimum(pairs, count * cache.window)
+            nbytes += float(seen.sum()) * cache.token_bytes + len(count) * cache.state_bytes
+            operations += float(pairs.sum()) * cache.operations
+        pieces.append((nbytes, operations / device.rate("bf16")))
+    memory = compute = 0.0
+    for nbytes, seconds in pieces:
+        read, computed = nbytes / (device.bytes_reached * device.bandwidth), seconds / device.operations_reached
+        memory, compute = memory + read * (read >= computed), compute + computed * (read < computed)
+    links = 0.0
+    if ranks > 1:
+        sent = rows * cost.met_bytes * cost.collectives * 2 * (ranks - 1) / ranks + logit_rows * cost.gathered_bytes
+        links = (cost.collectives + drawn) * device.link_seconds + sent / device.link_bandwidth
+    host = cost.layers * device.layer_seconds + len(new) * device.request_seconds
+    return StepSeconds(parts=(memory, compute, links, host))
+
+
+def gpu_devices() -> dict[str, Device]:
+    """Those of the table for which ingot builds engines."""
+    targets = {code: target for target, code in CODES.items()}
+    return {
+        each.name: Device(
+            name=each.name,
+            target=targets[each.code],
+            memory=each.memory,
+            bandwidth=each.bandwidth,
+            rates={"f32": each.rate_f32, "bf16": each.rate},
+            bytes_reached=cuda.BYTES,
+            operations_reached=cuda.OPERATIONS,
+            source=each.source,
+        )
+        for each in cuda.DEVICES.values()
+        if each.code in targets
+    }
+
+
+def measure_here(target: str = "cpu") -> Device:
+    """This machine's CPUs: memory, and arithmetic by the fastest instructions that it has. Links are an assumption."""
+    rates: dict[str, float] = {}
+    for kind, levels in _LEVELS.items():
+        for level in levels:
+            with contextlib.suppress(ValueError):  # this machine has no such instructions
+                rates[kind] = max(rates.get(kind, 0.0), peak_flops(f"{kind}.{level}"))
+    return Device(
+        name="here",
+        target=target,
+        memory=float(available_memory()),
+        bandwidth=read_bandwidth(_BUFFER),
+        rates=rates,
+        layer_seconds=_BARRIERS * barrier_seconds(),
+        link_seconds=20e-6,
+        link_bandwidth=1.25e9,
+        source="measured here; links: 10 Gb/s are assumed",
+    )
+
+
+def read_devices(asked: str) -> list[Device]:
+    """A file, or names with commas between them. Raises UsageError for what is not known."""
+    table = gpu_devices()
+    if Path(asked).is_file():
+        try:
+            rows = tomllib.loads(Path(asked).read_text()).get("device", [])
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError("the file of devices is not TOML", where=asked, got=str(error)) from error
+        if not rows:
+            raise UsageError("the file names no device", where=asked, expected="[[device]] entries")
+        return [_read(row, table, asked) for row in rows]
+    names = [name.strip() for name in asked.split(",")]
+    return [measure_here() if name == "here" else _known(name, table, "--devices") for name in names]
+
+
+def _known(name: str, table: Mapping[str, Device], where: str) -> Device:
+    if name not in table:
+        hint = nearest(name, list(table)) or "give a TOML file with [[device]] entries for others"
+        raise UsageError(
+            "no such device is known", where=where, expected=", ".join((*table, "here")), got=repr(name), hint=hint
+        )
+    return table[name]
+
+
+def _read(row: dict[str, Any], table: Mapping[str, Device], where: str) -> Device:
+    """One entry of a file."""
+    fields = {field.name: field for field in dataclasses.fields(Device)}
+    for key in row:
+        if key not in (*fields, "like"):
+            raise UsageError("no such key of a device", where=where, got=key, expected=", ".join((*fields, "like")))
+    like = row.get("like")
+    base = {} if like is None else dataclasses.asdict(measure_here() if like == "here" else _known(like, table, where))
+    given = base | {key: value for key, value in row.items() if key != "like"}
+    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in given]
+    if missing:
+        raise UsageError("a device lacks keys", where=where, got=str(row.get("name")), expected=", ".join(missing))
+    numbers = {name: value for name, value in given.items() if name not in ("name", "target", "source", "rates")}
+    numbers |= {f"rates.{name}": value for name, value in given["rates"].items()}
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            raise UsageError("a device's key must be a number, at least 0", where=f"{where}: {name}", got=repr(value))
+    if not given["bandwidth"] or not any(given["rates"].values()):
+        raise UsageError("a device has a bandwidth and a rate", where=where, got=str(row.get("name")))
+    return Device(**given)
