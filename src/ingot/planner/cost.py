@@ -68,7 +68,7 @@ class StepCost:
 
 
 def plan_cost(plan: Plan) -> StepCost:
-    """Of one rank's plan."""
+    """What a step of one rank costs, from its plan."""
     work = PlanWork(plan)
     attention = [step for step in plan.steps if find_op(step.op).reads_kv]
     experts = [step for step in plan.steps if find_op(step.op).experts]

@@ -93,7 +93,7 @@ def simulate(
 ) -> Served:
     """Requests of (prompt tokens, generated tokens) that arrive at these seconds, in order, at one replica.
 
-    prefill_chunk: as of `Scheduler`. Raises CapacityError for a request that can never run.
+    prefill_chunk: see `Scheduler`. Raises CapacityError for a request that can never run.
     """
     blocks = BlockManager(num_blocks, tokens_per_block, windows=windows, prefix_cache=False)
     session = VirtualSession(clock, tuple(num_blocks))
