@@ -62,8 +62,8 @@ def command(
     forecasts are off: docs/how-to/plan.md.
 
     \b
-    Example: ingot plan --checkpoint_dir CHECKPOINT --devices h100,l4 --input_len 1000 --output_len 500
-    Example: ingot plan --checkpoint_dir CHECKPOINT --devices D.toml --input_len 99 --output_len 20 --tpot 50
+    Example: ingot plan --checkpoint_dir DIR --devices h100,l4 --input_len 1000 --output_len 500
+    Example: ingot plan --checkpoint_dir DIR --devices FILE --input_len 99 --output_len 20 --tpot 50
     """
     options = PlanOptions(
         checkpoint_dir=checkpoint_dir,
