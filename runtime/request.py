@@ -73,6 +73,8 @@ class Request:
     grammar                  of its generated tokens, in a state of its own; None: any
     reasoning                before its grammar begins, or up to a budget
     cache_salt               only requests with the same salt share blocks
+    resumed                  tokens that another server has generated already: it goes on behind them, as after a
+                             preemption
     priority                 lower goes first. A level is worth a head start of PRIORITY_STEP arrivals and no more, so
                              that everybody's turn comes
     arrival                  order of arrival, set by the step loop; smaller is older
@@ -82,9 +84,10 @@ class Request:
     num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
-    log_probs                one per generated token; NO_LOG_PROB where it may be left out (`want_log_probs`) and was
-    generation_logits        one float32 [vocab] per generated token, where wanted
-    token_probs              one per generated token, where wanted
+    log_probs                one per token generated here; NO_LOG_PROB where it may be left out (`want_log_probs`) and
+                             was
+    generation_logits        one float32 [vocab] per token generated here, where wanted
+    token_probs              one per token generated here, where wanted
     prompt_probs             one per prompt token but the first, where wanted
     error                    why it failed, or who ended it; then finish_reason is ABORT
     """
@@ -110,6 +113,7 @@ class Request:
         want_log_probs: bool = True,
         cache_salt: bytes = b"",
         priority: int = 0,
+        resumed: Sequence[int] | Int32 = (),
     ) -> None:
         self.max_new_tokens = max_new_tokens
         self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
@@ -121,10 +125,12 @@ class Request:
         self._uses_prompt_rows = want_context_logits or prompt_logprobs is not None
         self._uses_logits = want_generation_logits or bool(rules.processors)
 
-        self.num_prompt = self.num_tokens = len(prompt)
+        self.num_prompt, self.num_resumed = len(prompt), len(resumed)
+        self.num_tokens = self.num_prompt + self.num_resumed
         self.num_computed = 0
         self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
+        self.tokens[len(prompt) : self.num_tokens] = resumed
         self.blocks = BlockTable(cache_salt)
         self.priority, self.arrival = priority, -1
         self.slot: int | None = None

@@ -21,7 +21,8 @@ class TextRequest:
     """prompt: text, or token ids. priority, cache_salt: see Request. default_max_tokens: where params.max_tokens is
     None; lowered to what fits; None: as many as fit. shown: the text that token ids were made of, for results.
     keep_last: this many tokens of the prompt at most, the last ones; None: all; -1: as many as the engine takes.
-    reading: what is looked for in the answer; None: it is text alone."""
+    reading: what is looked for in the answer; None: it is text alone. resumed: tokens of the answer that another server
+    has sent: events begin behind them."""
 
     prompt: str | Sequence[int]
     params: SamplingParams
@@ -31,6 +32,7 @@ class TextRequest:
     shown: str | None = None
     keep_last: int | None = None
     reading: AnswerReading | None = None
+    resumed: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,19 @@ class TextStream:
         self._marks = {} if self._parser is None else self._parser.marks
         self._sent = 0
         self.done = False
+        self._skip_resumed()
+
+    def _skip_resumed(self) -> None:
+        """What another server has sent: texts, markers and stop texts go on from there. Raises RequestError."""
+        count = self._sent = self.request.num_resumed
+        if not count:
+            return
+        tokens = tuple(self.request.tokens[self.request.num_prompt : self.request.num_tokens].tolist())
+        event = self.event(
+            NewTokens(tokens=tokens, log_probs=(), token_probs=(), prompt_probs=(), reason=None, failure=None)
+        )
+        if event.finish_reason is not None:
+            raise RequestError("resume_token_ids: the answer has ended already", got=f"stop text {event.stop_reason!r}")
 
     def next_event(self, progress: Progress) -> TextEvent:
         """What is new up to there, with its text. What goes wrong with the text of one request ends that request only:
@@ -116,8 +131,8 @@ class TextStream:
         self._sent = end
         return NewTokens(
             tokens=tuple(request.tokens[request.num_prompt + begin : request.num_prompt + end].tolist()),
-            log_probs=tuple(request.log_probs[begin:end]),
-            token_probs=tuple(request.token_probs[begin:end]),
+            log_probs=tuple(request.log_probs[begin - request.num_resumed : end - request.num_resumed]),
+            token_probs=tuple(request.token_probs[begin - request.num_resumed : end - request.num_resumed]),
             prompt_probs=tuple(request.prompt_probs) if begin == 0 else (),
             reason=request.finish_reason if progress.ended else None,
             failure=request.failure if progress.ended else None,
@@ -212,6 +227,7 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
         ids = ids[-(most if asked.keep_last == -1 else asked.keep_last) :]
     where = f"prompt {index}"
     prompt = read_ids(ids, runner.model_info.vocab_size, where)
+    resumed = read_ids(asked.resumed, runner.model_info.vocab_size, "resume_token_ids") if len(asked.resumed) else ()
     bad_words = [form for word in asked.params.bad_words or () for form in tokenizer.forms(word)]
     priority, salt = read_priority(asked.priority, asked.cache_salt)
     group = make_requests(
@@ -225,5 +241,6 @@ def make_streams(runner: ModelRunner, tokenizer: Tokenizer, index: int, asked: T
         cache_salt=salt,
         guides=runner.guides,
         reasoning=None if asked.reading is None else asked.reading.reasoning(prompt.tolist(), asked.params),
+        resumed=resumed,
     )
     return [TextStream(index, sequence, asked, request, tokenizer) for sequence, request in enumerate(group)]

@@ -206,6 +206,7 @@ def make_requests(
     cache_salt: str = "",
     guides: Guides | None = None,
     reasoning: ReasoningRules | None = None,
+    resumed: Sequence[int] | Int32 = (),
 ) -> list[Request]:
     """The params.n requests of one prompt, checked against the engine's limits. Raises RequestError.
 
@@ -214,6 +215,7 @@ def make_requests(
     stop_words, bad_words  token sequences; those of params.stop and params.bad_words need a tokenizer
     guides          of the engine, for params.structured_outputs
     reasoning       what is known of it; None: nothing, so that it has no budget
+    resumed         tokens that were generated elsewhere
     """
     if params.thinking_token_budget is not None and reasoning is None:
         raise RequestError(
@@ -222,6 +224,8 @@ def make_requests(
         )
     max_new_tokens = _max_new_tokens(len(prompt), params.max_tokens, default_max_tokens, info, where)
     ends = (frozenset() if params.ignore_eos else info.end_ids) if end_ids is None else end_ids
+    if len(resumed):
+        _require_resumable(resumed, params, max_new_tokens, ends | frozenset(params.stop_token_ids))
     rules = _rules(params, bad_words, max_new_tokens, info.vocab_size, where)
     logprobs, prompt_logprobs = (
         _num_probs(name, getattr(params, name), info.vocab_size, where) for name in ("logprobs", "prompt_logprobs")
@@ -248,9 +252,34 @@ def make_requests(
             cache_salt=cache_salt.encode(),
             grammar=grammars[index],
             reasoning=reasoning or NO_REASONING,
+            resumed=resumed,
         )
         for index in range(params.n)
     ]
+
+
+def _require_resumable(
+    resumed: Sequence[int] | Int32, params: SamplingParams, max_new_tokens: int, end_ids: frozenset[int]
+) -> None:
+    """Raises RequestError where another server cannot have generated these tokens and have more to generate."""
+    if params.n > 1:
+        raise RequestError("resume_token_ids: one sequence at a time goes on", expected="n = 1", got=str(params.n))
+    if params.temperature > 0 and params.seed is None:
+        raise RequestError(
+            "resume_token_ids: draws go on only with the seed that they began with",
+            expected="a seed, or temperature 0",
+            hint="send a seed with requests that may have to go on elsewhere",
+        )
+    if params.prompt_logprobs is not None:
+        raise RequestError("resume_token_ids and prompt_logprobs exclude each other")
+    if len(resumed) >= max_new_tokens:
+        raise RequestError(
+            "resume_token_ids: the answer has as many tokens as it may have",
+            expected=f"fewer than {max_new_tokens}",
+            got=str(len(resumed)),
+        )
+    if ended := [token for token in resumed[params.min_tokens :] if token in end_ids]:
+        raise RequestError("resume_token_ids: the answer has ended already", got=f"end token {ended[0]}")
 
 
 def _grammars(params: SamplingParams, guides: Guides | None) -> list[Matcher | None]:

@@ -149,6 +149,9 @@ class Generate(Body):
     include_stop_str_in_output: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool = False
+    resume_token_ids: Annotated[list[Token], Field(fail_fast=True)] = Field(
+        [], description="Tokens of this answer that another server has streamed; this one goes on behind them."
+    )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None, description="Keep this many tokens at the end of the prompt; -1: as many as the engine takes."
     )

@@ -67,6 +67,8 @@ def text_requests(
     reading: AnswerReading | None = None,
 ) -> list[TextRequest]:
     """One per prompt. Where the request gives no limit: OpenAI's for completions, what fits for chats."""
+    if asked.resume_token_ids:
+        _require_resumable(asked, len(prompts))
     default = _COMPLETION_TOKENS if isinstance(asked, CompletionRequest) else None
     return [
         TextRequest(
@@ -77,9 +79,24 @@ def text_requests(
             default_max_tokens=default,
             reading=reading,
             keep_last=_keep_last(asked),
+            resumed=asked.resume_token_ids,
         )
         for prompt in prompts
     ]
+
+
+def _require_resumable(asked: Generate, prompts: int) -> None:
+    """Raises ApiError where more than text goes on: what a client has seen of that, this server does not know."""
+    beside = {
+        "more than one prompt": prompts > 1,
+        "echo": isinstance(asked, CompletionRequest | ChatRequest) and asked.echo,
+        "tools": isinstance(asked, ChatRequest) and bool(asked.tools),
+    }
+    for what, given in beside.items():
+        if given:
+            raise ApiError(
+                400, f"resume_token_ids does not go with {what}", param="resume_token_ids", code="unsupported_value"
+            )
 
 
 def _keep_last(asked: Generate) -> int | None:

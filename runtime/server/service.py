@@ -120,7 +120,8 @@ class Generation:
 
     def cached_tokens(self) -> int:
         """Prompt tokens that the prefix cache gave."""
-        return sum(group[0].request.num_cached or 0 for group in self.groups)
+        firsts = [group[0].request for group in self.groups]
+        return sum(min(each.num_cached or 0, each.num_prompt) for each in firsts)  # not of an answer that goes on
 
     def _count(self, when: float, event: TextEvent) -> None:
         key, count = (event.index, event.sequence), len(event.token_ids)
