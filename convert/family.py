@@ -94,6 +94,7 @@ NULLABLE = ("rope_parameters", "rope_scaling", *ROPE_NULLABLE)
 _MOST_LAYERS = 10_000
 _MOST_POSITIONS = (1 << 31) - 1
 _LARGEST_HEAD = 1 << 16
+_MOST_EXPERTS = 1 << 18  # of all layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,7 +220,7 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
         )
     section, of_wrapper = text_section(section, names)
     family = find_family(section.text("model_type"))
-    for key in ("num_hidden_layers", "n_layer"):  # before lists of that length are made
+    for key in ("num_hidden_layers", "n_layer", "n_layers"):  # before lists of that length are made
         if section.integer(key, 0) > _MOST_LAYERS:
             raise ConfigError(
                 "the model has too many layers",
@@ -297,9 +298,11 @@ def _refuse_aliases(section: Section, family: Family) -> None:
 
 def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
     """Raise ConfigError for numbers that no model has, and those that float32 arithmetic cannot follow."""
+    experts = config.moe.experts if config.moe else 0
     for what, most, count in (
         ("the model has too many positions", _MOST_POSITIONS, config.max_positions),
         ("the heads of the model are too large", _LARGEST_HEAD, max(config.head_dim, config.full_head_dim)),
+        ("the layers have too many experts", _MOST_EXPERTS, experts * config.num_layers),
     ):
         if count > most:
             raise ConfigError(what, where=section.where, expected=f"at most {most:,}", got=f"{count:,}")

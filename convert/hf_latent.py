@@ -143,7 +143,8 @@ def _score_factor(section: Section) -> float:
         return 1.0
     weight = rope.number("mscale_all_dim", 0.0)
     factor = rope.number("factor", 1.0, above=0)
-    return (0.1 * weight * math.log(factor) + 1) ** 2 if weight and factor > 1 else 1.0
+    share = 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+    return share * share  # infinite where it is too large: a power would raise
 
 
 def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
