@@ -64,7 +64,7 @@ def variants(name: str, pairs: int, draw: random.Random) -> Iterator[Config]:
     """Each place with each value, and so many random pairs of places."""
     config = dict(find_family(name).tiny)
     found = list(places(base_of(name))) + [place for place in places(config) if len(place) > 1]
-    usual = {(key,): value for key, value in OTHERS.items() if (name, key) not in NOT_TRIED}
+    usual: dict[tuple[str, ...], Any] = {(key,): value for key, value in OTHERS.items() if (name, key) not in NOT_TRIED}
     for place in found:
         for value in HOSTILE:
             yield changed(config, place, value)

@@ -153,19 +153,23 @@ class LatentInner {
   template <int kN>
   void weigh(int64_t first, int64_t last, int64_t dim, int64_t seen, const RowState& state) {
     int64_t row = first;
-    for (; row + kRows <= last; row += kRows) weigh_dims<kRows, kN>(row, dim, seen, state);
-    for (; row < last; ++row) weigh_dims<1, kN>(row, dim, seen, state);
+    for (; row + kRows <= last; row += kRows) weigh_dims<kRows, kN>(row, dim, seen, state, (row - first) / kRows);
+    for (; row < last; ++row) weigh_dims<1, kN>(row, dim, seen, state, row - first);
   }
 
+  // turn: of the rows. With the wide vectors, each of the first ones asks the L1 cache for a part of the next dims;
+  // with narrow ones that gains nothing.
   template <int kR, int kN>
-  void weigh_dims(int64_t row, int64_t dim, int64_t seen, const RowState& state) {
+  void weigh_dims(int64_t row, int64_t dim, int64_t seen, const RowState& state, int64_t turn) {
     V sums[kR][kN];
     float* out = state.out + row * kv_.padded_dim + dim;
     for (int r = 0; r < kR; ++r)
       for (int j = 0; j < kN; ++j)
         sums[r][j] = S::mul(S::load(out + r * kv_.padded_dim + j * S::kWidth), S::set1(factors_[row + r]));
     const float *values = panel_ + dim, *weights = p_ + row * kTile;
+    const int64_t ahead = kN * S::kWidth + 16 * std::min<int64_t>(turn, kN * S::kWidth / 16);
     for (int64_t token = 0; token < seen; ++token, values += stride_) {
+      if constexpr (kRows == 4) S::prefetch(values + ahead);
       V value[kN];
 #pragma GCC unroll 4
       for (int j = 0; j < kN; ++j) value[j] = S::load(values + j * S::kWidth);
