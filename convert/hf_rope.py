@@ -161,10 +161,7 @@ def _yarn(
             expected=f"at least beta_slow ({scaling.beta_slow:g})",
             got=f"{scaling.beta_fast:g}",
         )
-    if theta <= 1:
-        raise ConfigError(
-            "yarn needs waves of growing length", where=rope.place("rope_theta"), expected="above 1", got=f"{theta:g}"
-        )
+    require_growing_waves(rope, theta)
     return RopeConfig(
         theta=theta,
         rotary_dim=rotary_dim,
@@ -172,6 +169,14 @@ def _yarn(
         scale=_yarn_scale(rope, factor),
         positions=max(max_positions, int(original * factor)),
     )
+
+
+def require_growing_waves(rope: Section, theta: float) -> None:
+    """Raise ConfigError where yarn's ramp has no logarithm to divide by."""
+    if theta <= 1:
+        raise ConfigError(
+            "yarn needs waves of growing length", where=rope.place("rope_theta"), expected="above 1", got=f"{theta:g}"
+        )
 
 
 def _yarn_scale(rope: Section, factor: float) -> float:

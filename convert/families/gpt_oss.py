@@ -10,6 +10,7 @@ from ingot.convert.families import llama
 from ingot.convert.family import takes
 from ingot.convert.hf_config import read_window, windows_by_type
 from ingot.convert.hf_moe import read_experts
+from ingot.convert.hf_rope import require_growing_waves
 from ingot.convert.weights import Row, Take, Transpose, Unpair
 from ingot.errors import UnsupportedModelError
 
@@ -26,6 +27,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     rope = model.rope
     assert rope is not None, "a llama turns"
     if not section.has("rope_parameters") and not section.has("rope_scaling"):
+        require_growing_waves(section, rope.theta)
         rope = _usual_rope(rope, model.max_positions)
     bias = section.boolean("attention_bias", True)
     window = read_window(section, 128)

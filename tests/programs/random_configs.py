@@ -34,7 +34,7 @@ def _gemma4(draw: Draw) -> Config:
             "full_attention": draw.rope(rope_type="proportional", partial_rotary_factor=draw.choice((0.25, 0.5, 1.0))),
         },
         "final_logit_softcapping": draw.choice((None, 4.0, 30.0)),
-        "hidden_size_per_layer_input": draw.choice((0, 8, 20)),
+        "hidden_size_per_layer_input": draw.choice((8, 20) if shares else (0, 8, 20)),  # transformers wants them
         "vocab_size_per_layer_input": VOCAB,
         "num_kv_shared_layers": max(shares, 0),
         "use_double_wide_mlp": draw.yes(),
