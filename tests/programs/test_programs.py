@@ -1,5 +1,6 @@
 """The programs that a test can run: on the shipped model, small."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,9 @@ def test_the_way_of_input_ids() -> None:
 @pytest.mark.parametrize("rounds", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_ranks_are_taken_away_at_random_moments(rounds: int) -> None:
     assert f"{rounds} rounds, the longest" in run("rank_faults", "--rounds", rounds)
+
+
+def test_memory_of_quantising_is_printed_by_layers() -> None:
+    widths = ("--hidden", 64, "--inner", 96, "--heads", 2, "--kv_heads", 1, "--vocab", 400)
+    _, _, *rows = run("quantize_memory", "--layers", 1, *widths, "--calibration_tokens", 256).splitlines()
+    assert re.fullmatch(r"\| 1 \| [\d.]+ [MG]iB \| 0\.\d+ GiB \| \d+ s \|", rows[0]), rows
