@@ -64,8 +64,8 @@ def choose_activations(
     others = [name for name, fit in fits.items() if not fit]
     worst = max(undecided, key=lambda name: math.inf if math.isnan(measured[name]) else measured[name])
     notes.append(
-        f"activations int8 in {len(undecided) - len(others)} of {len(undecided)} products; on the sample text the "
-        f"worst error is {measured[worst]:.2%}, of {worst}" + (f"; not rounded: {', '.join(others)}" if others else "")
+        f"int8 activations in {len(undecided) - len(others)} of {len(undecided)} matmuls; largest error on the sample "
+        f"text: {measured[worst]:.2%} ({worst})" + (f"; not rounded: {', '.join(others)}" if others else "")
     )
     return decided, {name: _shortened(measured[name]) for name in undecided}
 

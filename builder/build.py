@@ -125,9 +125,11 @@ def build(
     progress: Progress = lambda what, done, total: None,
     say: Say = lambda line: None,
 ) -> BuildReport:
-    """Write an Engine for one or more targets. say: gets the estimate before the first byte is written.
+    """Write an Engine for one or more targets. say: gets the estimate of memory and disk before the first byte is
+    written.
 
-    Raises an IngotError; then, as after Ctrl-C, no output is left behind.
+    Raises UsageError (options, the output directory), CheckpointError (the source), BuildError (what cannot be built),
+    CapacityError (memory, disk). Then, as after Ctrl-C, no output is left behind.
     """
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
@@ -148,7 +150,7 @@ def build(
         estimate = _resource_estimate(config, checkpoint, targets, output_dir, engine_bytes, max(samples, default=0))
         say(f"the build {estimate}")
         if not config.dry_run:
-            with OutputDir(Path(output_dir), is_previous=is_engine, parts=ENGINE_FILES) as out:
+            with OutputDir(Path(output_dir), is_previous=is_engine, parts=ENGINE_FILES, say=say) as out:
                 out.require_space(estimate.disk)
                 rank_files = plan_rank_files(
                     builds, [_constants(target_build, progress, say) for target_build in builds]
@@ -182,7 +184,7 @@ def _require_buildable(targets: Sequence[Target]) -> None:
         raise BuildError(
             f"this machine cannot build for {', '.join(reasons)}",
             got="; ".join(dict.fromkeys(reasons.values())),
-            hint="see ingot doctor",
+            hint="`ingot doctor --all` says what is missing",
         )
 
 

@@ -67,7 +67,7 @@ class Evaluation:
         if name in self._makers:
             self._run_with_inputs(self._makers[name])
         if name not in self._done:
-            raise CheckpointError("the graph does not compute a tensor", where=name)
+            raise CheckpointError("the graph does not compute a tensor", where=name, hint="convert the model again")
         return self._done.pop(name)
 
     def choice(self, logits: str) -> Float64:
@@ -240,7 +240,7 @@ class Evaluation:
     def _rows(self, table: gs.Tensor, numbers: Array, node: gs.Node) -> Float64:
         """Rows of a table; only those that are asked for are read."""
         if node.attrs.get("axis", 0) != 0:
-            raise CheckpointError("a table is not read by rows", where=describe(node))
+            raise CheckpointError("a table is not read by rows", where=describe(node), hint="convert the model again")
         distinct, places = np.unique(numbers, return_inverse=True)
         found = np.concatenate([self._weight(table, (int(number), int(number) + 1)) for number in distinct])
         return found[places.reshape(-1)].reshape(*numbers.shape, -1)
@@ -274,7 +274,9 @@ def _causal_conv(node: gs.Node, inputs: list[Array | None]) -> Float64:
     assert weight is not None, "Conv has a weight"
     width, length = weight.shape[-1], x.shape[-1]
     if list(node.attrs.get("pads", ())) != [width - 1, 0] or weight.shape[1:-1] != (1,):
-        raise CheckpointError("a convolution does not run over the last tokens", where=describe(node))
+        raise CheckpointError(
+            "a convolution does not run over the last tokens", where=describe(node), hint="convert the model again"
+        )
     padded = np.pad(x, ((0, 0), (0, 0), (width - 1, 0)))
     total = sum((weight[:, 0, j, None] * padded[..., j : j + length] for j in range(width)), np.zeros_like(x))
     result: Float64 = total if not biases or biases[0] is None else total + biases[0][:, None]

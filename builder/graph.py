@@ -35,7 +35,7 @@ class Graph:
     def __init__(self, surgeon: gs.Graph) -> None:
         if len(surgeon.inputs) != 1 or len(surgeon.outputs) != 1:
             raise CheckpointError(
-                "the graph is not a language model's",
+                "the ONNX graph is not that of a language model",
                 expected="one input (token ids) and one output (logits)",
                 got=f"{len(surgeon.inputs)} inputs and {len(surgeon.outputs)} outputs",
             )

@@ -53,9 +53,9 @@ def check_plan(plan: Plan, target: Target) -> None:
             continue
         if plan.limits.max_seq_len > (most := int(step.attrs["growth_every"])):
             raise NoKernelError(
-                f"{target.name} has no kernel for queries that grow with their position",
+                f"{target.name} has no kernel for queries that are scaled by their position",
                 where=step.name,
-                expected=f"at most {most:,} tokens, up to which they do not grow",
+                expected=f"at most {most:,} tokens, up to which they are not scaled",
                 got=f"--max_seq_len {plan.limits.max_seq_len:,}",
                 hint=f"give --max_seq_len {most}, or build for a CPU target, or for ref",
             )

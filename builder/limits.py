@@ -56,7 +56,7 @@ def fit_limits(config: BuildConfig, positions: int, *, sparse_beyond: int = 0) -
 def _fit(name: str, given: int | None, default: int, most: int, reason: str, notes: list[str]) -> int:
     if given is not None and given > most:
         raise UsageError(
-            f"{name} is more than is possible",
+            f"{name} {given} is more than the model allows",
             where=f"--{name}",
             expected=f"at most {most}: {reason}",
             got=str(given),

@@ -111,7 +111,7 @@ def cache_groups(
         kinds.setdefault(dataclasses.replace(layer, window=window), []).append(number)
     if not frees_windows and len(kinds) > 1:
         raise PassError(
-            "the layers do not share one KV cache layout",
+            "the layers have KV caches of different shapes",
             expected="one (kv_heads, head_dim) for all layers, which is what this target's sessions take",
             got=", ".join(f"{kind.kv_heads} x {kind.head_dim}" for kind in kinds),
             hint="build for a CPU target",

@@ -119,7 +119,7 @@ def _require_ranks(ranks: int, targets: Sequence[Target]) -> None:
     alone = [target.name for target in targets if not isinstance(target, (RunsRanks, JoinsRanks))]
     if alone:
         raise BuildError(
-            f"engines for {', '.join(alone)} have one rank in this version",
+            f"--tp_size {ranks} is not supported on {', '.join(alone)}",
             where=f"--tp_size {ranks}",
             expected="CPU targets and ref",
             hint="give --tp_size 1; --sum_parts alone fixes the bits that ranks will have",

@@ -90,7 +90,7 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
     for node in products:
         values[kept.get(node.name, Precision(dtype=DType.W8))] += math.prod(weight_shape(product_weight(node)))
     ((most, _),) = values.most_common(1)
-    found = f"{len(kept)} of {len(products)} products keep their codes" if kept else "no product can keep its codes"
+    found = f"{len(kept)} of {len(products)} matmuls keep their codes" if kept else "no matmul can keep its codes"
     lacking = sorted({Precision.parse(each).dtype.value for each in KEPT} - _offered(target))
     why = f"; {target.name} computes no {', '.join(lacking)}" if lacking else ""
     notes.append(f"chose --precision {most}: the checkpoint is quantised; {found}{why}")
@@ -199,8 +199,9 @@ def _head(config: BuildConfig, main: Precision) -> Precision:
 def _require_quantised(others: list[str], where: str) -> None:
     if others:
         raise UsageError(
-            "int8 activations go with quantised weights",
+            "int8 activations are not supported for float weights",
             where=where,
             expected=f"{', '.join(QUANTISED[:-1])} or {QUANTISED[-1]}",
             got=", ".join(others[:4]),
+            hint="give --precision w8, or --activations auto",
         )

@@ -136,7 +136,7 @@ def choose_sample(plan: Plan, target: Target, room: int | None) -> Sample | str:
     if (reason := target.run_blocker()) is not None:
         return f"no speed is predicted: {reason}"
     if plan.weight_bytes < SMALL:
-        return "no speed is predicted: in so small a model the work around the kernels decides"
+        return "no speed is predicted: the model is too small, most of its time passes outside kernels"
     sample = Sample(plan, max(SAMPLE_BYTES, 2 * last_cache_bytes()), target)
     if room is not None and sample.memory > room:
         return f"no speed is predicted: that takes {format_bytes(sample.memory)} of memory, more than --max_mem leaves"

@@ -68,7 +68,10 @@ def refit(
         sources=checkpoint.config.sources,
     )
     records = {record_name(each): (engine_dir / record_name(each)).read_bytes() for each in entries}
-    with OutputDir(target_dir, is_previous=is_engine, parts=ENGINE_FILES) as out, WeightReader(checkpoint) as reader:
+    with (
+        OutputDir(target_dir, is_previous=is_engine, parts=ENGINE_FILES, say=say) as out,
+        WeightReader(checkpoint) as reader,
+    ):
         out.require_space(estimate.disk)
         packed = _Packed(reader, fresh, plans, uses, progress, weights)
         write_engine(out.path, fresh, packed.contents, files, checkpoint.path, records, packed.finish)

@@ -40,14 +40,15 @@ def require_refittable(builds: Sequence[TargetBuild]) -> None:
     for each in builds:
         if each.activation_errors:
             raise UsageError(
-                "--refit does not go with --activations auto: new weights could need another plan",
+                "--refit cannot be combined with --activations auto: new weights could need another plan",
                 where="--refit",
                 expected="--activations int8, bf16 or f32",
                 got="--activations auto",
+                hint="add --activations int8, bf16 or f32",
             )
         if len(each.ranks) > 1:
             raise UsageError(
-                "engines of several ranks take no new weights",
+                "--refit cannot be combined with --tp_size",
                 where="--refit",
                 expected="one rank",
                 got=f"{len(each.ranks)} ranks",
@@ -55,10 +56,11 @@ def require_refittable(builds: Sequence[TargetBuild]) -> None:
             )
         if each.target.on_gpu or each.graph is not None:
             raise UsageError(
-                "--refit is not for this target: its compiled code may hold weights",
+                f"--refit is not supported on {each.target.name}",
                 where="--refit",
                 expected="CPU targets and ref",
-                got=each.target.name,
+                got=f"{each.target.name}, whose compiled code may hold weights",
+                hint="leave --refit out, or build for a CPU target",
             )
 
 
@@ -69,7 +71,9 @@ def make_record(uses: Sequence[WeightUse], checkpoint: Checkpoint) -> bytes:
     nodes: dict[int, gs.Node] = {}
     for use in uses:
         if use.made is not None:
-            raise BuildError("a screened lm_head cannot be refitted", hint="leave --screen_lm_head or --refit out")
+            raise BuildError(
+                "--refit cannot be combined with --screen_lm_head", hint="leave --screen_lm_head or --refit out"
+            )
         tensor = use.tensor
         if isinstance(tensor, gs.Constant):  # one that no node reads would not be in the file
             direct.append(gs.Node(op="Identity", inputs=[tensor], outputs=[gs.Variable(f"ingot.refit/{use.name}")]))

@@ -41,7 +41,7 @@ class Tuning:
 def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress | None = None) -> Tuning:
     """Time what the cache does not know. Raises UsageError for a file that is not a timing cache."""
     if not isinstance(target, Tunable) or target.run_blocker() is not None:
-        why = "its products have one way each"
+        why = "its kernels have one tactic each"
         if (reason := target.run_blocker()) is not None:
             why = f"{reason}. To measure it, run `ingot bench kernels` on a machine that has it"
         told = isinstance(target, Tunable) or (cache_path is not None and not isinstance(target, SelfTuning))
@@ -65,7 +65,7 @@ def tune(plan: Plan, target: Target, cache_path: Path | None, progress: Progress
         digits[product] = digits.get(product, "") + str(best)
         table.append(_line(product, rows, target.tactics(product, rows), times, best))
     if work and len(most) < len(set(steps.values())):
-        notes.append(f"products of fewer than {MIN_WEIGHTS} weights were not timed: they use the default kernel")
+        notes.append(f"matmuls of fewer than {MIN_WEIGHTS} weights were not timed: they use the default kernel")
     tactics = {name: digits[product].ljust(len(ROWS), "0") for name, product in steps.items() if product in digits}
     return Tuning(tactics=tactics, table=tuple(table), notes=tuple(notes))
 

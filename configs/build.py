@@ -28,11 +28,11 @@ class BuildConfig:
 
     target            a name of the target list; "cpu" is the best of this machine
     precision         of weights and tables; auto follows what the checkpoint stores
-    lm_head_precision of the last product; None: w8 in w4 engines, else as all others
+    lm_head_precision of the last matmul; None: w8 in w4 engines, else as all others
     screen_lm_head    also store lm_head in 4 bits, so that greedy steps of few sequences read half of it
-    activations       what products take: f32 as it is, bf16 where the target multiplies in bf16 (else f32), int8 per
-                      token with quantised weights; auto: int8 where the error that it makes on sample text is small,
-                      else bf16
+    activations       how matmuls round their inputs: f32 not at all, bf16 where the target multiplies in bf16 (else as
+                      f32), int8 per token with quantised weights; auto: int8 where its error on a sample text is
+                      small, else bf16
     layers            rules of a recipe, which come after these three
     max_batch_size    requests running at once (64)
     max_input_len     prompt tokens of a request (2048)
@@ -45,7 +45,7 @@ class BuildConfig:
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
     kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
     max_mem           bytes the build may use
-    autotune          time matrix products where this machine can run the target; else the shipped choice
+    autotune          time matmuls where this machine can run the target; else the shipped choice
     timing_cache      file with times of earlier builds, read and then written
     refit             store how weights are made of a Checkpoint's, so that `ingot refit` can put in others
     dry_run           decide everything, write nothing
@@ -99,17 +99,19 @@ class BuildConfig:
         for name in ("max_batch_size", "max_num_tokens"):
             if (getattr(self, name) or 0) > MAX_ROWS:
                 raise UsageError(
-                    f"{name} is more than a step can have", expected=f"at most {MAX_ROWS}", got=str(getattr(self, name))
+                    f"{name} {getattr(self, name)} is too large",
+                    expected=f"at most {MAX_ROWS}",
+                    got=str(getattr(self, name)),
                 )
         if self.max_output_len is not None and self.max_seq_len is not None:
             raise UsageError("max_output_len and max_seq_len set the same limit", hint="give one of them")
         if self.timing_cache is not None and not self.autotune:
-            raise UsageError("a timing cache serves autotuning", hint="leave timing_cache or no_autotune out")
+            raise UsageError("timing_cache cannot be combined with no_autotune", hint="leave one of them out")
         self._check_ranks()
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(
-                "tokens_per_block does not fit the attention kernels",
+                f"tokens_per_block {size!r:.40} is not supported by the attention kernels",
                 got=repr(size),
                 expected=f"a multiple of 16 from {MIN_TOKENS_PER_BLOCK} to {MAX_TOKENS_PER_BLOCK}",
             )
@@ -119,12 +121,12 @@ class BuildConfig:
         _check_parts("sum_parts", self.parts)
         if self.parts % self.tp_size:
             raise UsageError(
-                "ranks cannot divide the parts of the sums evenly",
-                expected=f"a --sum_parts that --tp_size {self.tp_size} divides",
+                f"--sum_parts {self.parts} is not a multiple of --tp_size",
+                expected=f"a multiple of {self.tp_size}",
                 got=f"--sum_parts {self.parts}",
             )
         if self.tp_size > 1 and self.screen_lm_head:
-            raise UsageError("an lm_head that ranks share is not screened yet", hint="leave --screen_lm_head out")
+            raise UsageError("--screen_lm_head cannot be combined with --tp_size", hint="leave --screen_lm_head out")
 
 
 def _check_parts(name: str, parts: int) -> None:

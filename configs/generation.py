@@ -78,7 +78,7 @@ def _checked(section: Section, key: str) -> float:
         SamplingParams(**{key: value})
     except RequestError as error:
         raise ConfigError(
-            "a value is not usable",
+            f"{key} has a wrong value",
             where=section.place(key),
             expected=error.expected or error.what,
             got=repr(value)[:200],

@@ -38,15 +38,17 @@ class QuantizeOptions:
         for where, precision in (("the recipe", self.precision), *((r.pattern, r.precision) for r in self.layers)):
             if precision not in RECIPES:
                 raise UsageError(
-                    "quantize makes no weights of this precision",
+                    f"ingot quantize does not support {precision}",
                     where=where,
                     expected=", ".join(RECIPES),
                     got=str(precision),
                 )
         if self.codes not in CODES:
-            raise UsageError("unknown codes", expected=", ".join(CODES), got=self.codes)
+            raise UsageError(f"unknown --codes {self.codes!r:.40}", expected=", ".join(CODES), got=self.codes)
         if not self.ways or not {*self.ways} <= {*WAYS, "plain"}:
-            raise UsageError("unknown ways", expected=f"some of {', '.join(WAYS)}, plain", got=", ".join(self.ways))
+            raise UsageError(
+                "unknown ways of rounding", expected=f"some of {', '.join(WAYS)}, plain", got=", ".join(self.ways)
+            )
         if self.calibration_tokens < 1:
             raise UsageError("calibration_tokens must be at least 1", got=str(self.calibration_tokens))
 
@@ -68,7 +70,7 @@ def read_recipe(name: str) -> tuple[str, tuple[LayerRule, ...]]:
     shipped = [each.stem for each in SHIPPED.glob("*.toml")]
     if not Path(name).is_file() and name not in (*shipped, *NOT_YET):
         raise UsageError(
-            "there is no such recipe",
+            f"there is no recipe {name!r:.60}",
             got=name,
             expected=f"{', '.join(RECIPES)}, a TOML file, or one of {', '.join(sorted(shipped))}",
             hint=nearest(name, [*RECIPES, *shipped]) or "give the path of a TOML file, or one of these names",
@@ -79,7 +81,7 @@ def read_recipe(name: str) -> tuple[str, tuple[LayerRule, ...]]:
     for key, value in said.items():
         if value is not None and (key, value) != ("lm_head_precision", "w8"):
             raise UsageError(
-                "this setting belongs to ingot build, not to ingot quantize",
+                f"{key.split()[0]} belongs to ingot build, not to ingot quantize",
                 where=f"{name}: {key}",
                 got=value,
                 hint=f"leave {key.split()[0]} out, and give it to ingot build",

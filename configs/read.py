@@ -20,6 +20,7 @@ from ingot.errors import ConfigError, IngotError
 
 Record = TypeVar("Record")
 
+_LOOK = "look at the path and its permissions"
 MAX_JSON = 32 << 20  # bytes: twice the index of the largest models; as Python objects it is some hundred MB
 _MOST = (1 << 63) - 1  # what a size may be at most: ONNX and files count in 64 bits
 
@@ -45,7 +46,7 @@ def read_object(path: Path) -> dict[str, object]:
             )
         text = path.read_bytes()
     except OSError as error:
-        raise ConfigError("the file cannot be read", where=str(path), got=error.strerror) from error
+        raise ConfigError("the file cannot be read", where=str(path), got=error.strerror, hint=_LOOK) from error
     values = parse_json(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError("the file holds no JSON object", where=str(path), got=type(values).__name__)
@@ -183,7 +184,7 @@ class Section:
     def refuse_unknown(self) -> None:
         """Raise ConfigError if a key is there that nobody asked for."""
         for key in self.unread():
-            raise ConfigError("unknown key", where=self.place(key), hint=nearest(key, self._asked))
+            raise ConfigError(f"unknown key {key!r:.60}", where=self.place(key), hint=nearest(key, self._asked))
 
     def _value(self, key: str, default: object) -> object:
         key = self._names.get(key, key)
@@ -192,7 +193,7 @@ class Section:
             self._nulls_read.add(key)
         value = self._values.get(key, default)
         if value is None:
-            raise ConfigError("a value is missing", where=self.place(key), hint=nearest(key, self.unread()))
+            raise ConfigError(f"{key} is missing", where=self.place(key), hint=nearest(key, self.unread()))
         return value
 
     def _wrong(self, key: str, expected: str, got: object) -> ConfigError:
@@ -200,7 +201,7 @@ class Section:
             shown = repr(got)[:200]
         except RecursionError:  # a file may nest deeper than can be shown
             shown = type(got).__name__
-        return ConfigError("a value is not usable", where=self.place(key), expected=expected, got=shown)
+        return ConfigError(f"{key} has a wrong value", where=self.place(key), expected=expected, got=shown)
 
 
 def read_record(record: type[Record], section: Section) -> Record:
@@ -266,7 +267,7 @@ def _read_tuple(hint: Any, section: Section, key: str) -> tuple[float, ...]:
     values, kind = section.numbers(key), typing.get_args(hint)[0]
     if kind is int and not all(isinstance(value, int) for value in values):
         raise ConfigError(
-            "a value is not usable",
+            f"{key} has a wrong value",
             where=section.place(key),
             expected="a list of whole numbers",
             got=repr(values)[:200],
@@ -279,7 +280,7 @@ def _read_enum(kind: type[enum.Enum], section: Section, key: str) -> enum.Enum:
     names = [str(member.value) for member in kind]
     if name not in names:
         raise ConfigError(
-            "a value is not usable",
+            f"{key} has a wrong value",
             where=section.place(key),
             expected=" or ".join(names),
             got=repr(name),

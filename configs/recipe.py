@@ -51,7 +51,7 @@ class LayerRule:
         found = fnmatch.filter(products, self.pattern)
         if not found:
             raise UsageError(
-                "a pattern of the recipe fits no product of the model",
+                "a pattern of the recipe fits no matmul of the model",
                 got=repr(self.pattern),
                 expected=f"names such as {', '.join(products[:4])}, {products[-1]}",
                 hint=nearest(self.pattern, products),
@@ -103,7 +103,7 @@ def _recipe(section: Section) -> Recipe:
     entries = section.raw("layers") or []
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise ConfigError(
-            "a value is not usable",
+            "layers has a wrong value",
             where=section.place("layers"),
             expected="[[layers]] tables",
             got=repr(entries)[:200],
@@ -126,7 +126,9 @@ def _rule(section: Section) -> LayerRule:
     )
     section.refuse_unknown()
     if rule.precision is None and rule.activations is None:
-        raise ConfigError("an entry sets nothing", where=section.where, expected="precision or activations")
+        raise ConfigError(
+            "an entry of the recipe sets nothing", where=section.where, expected="precision or activations"
+        )
     return rule
 
 

@@ -125,7 +125,9 @@ def runtime_config(
     try:
         chosen = Policy(policy)
     except ValueError as error:
-        raise UsageError("unknown policy", expected=", ".join(p.value for p in Policy), got=repr(policy)) from error
+        raise UsageError(
+            f"unknown policy {policy!r:.40}", expected=", ".join(p.value for p in Policy), got=repr(policy)
+        ) from error
     return RuntimeConfig(
         rank=rank,
         threads=threads,

@@ -56,35 +56,37 @@ _WAYS = {
 @named_arguments_only(_WAYS, RequestError)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Every field is applied. In this order: logits_processors, structured_outputs, logit_bias and bans,
-    repetition_penalty, frequency_penalty, presence_penalty, temperature, min_p, top_k, top_p. Probabilities are those
-    before all of them.
+    """How a request draws its tokens, and when it ends. Raises RequestError for a value that is out of range.
 
-    max_tokens           tokens to generate at most; None: as many as the engine's limits allow
-    min_tokens           tokens before which no end token, stop token or stop text ends the request
-    temperature          0 is greedy; otherwise logits are divided by it
+    Settings are applied in this order: logits_processors, structured_outputs, logit_bias and bans, repetition_penalty,
+    frequency_penalty, presence_penalty, temperature, min_p, top_k, top_p. Log probabilities are those before all of
+    them.
+
+    max_tokens           generate at most this many tokens; None: as many as the engine's limits allow
+    min_tokens           let no end token, stop token or stop text end the request before this many tokens
+    temperature          divide the logits by this; 0 is greedy
     top_k                keep the k most likely tokens; 0 or -1 keep all
-    top_p                then keep the smallest head of them whose probability reaches top_p, in (0, 1]
-    min_p                drop tokens less likely than min_p times the most likely one
-    seed                 of the request's own random stream; None draws one
-    n                    independent completions of the prompt; the i-th uses seed + i
-    repetition_penalty   of tokens in prompt or output: positive logits are divided by it, others multiplied
-    presence_penalty     subtracted from the logits of tokens in the output
-    frequency_penalty    subtracted once per occurrence in the output
-    stop                 texts that end the request, wherever token boundaries are; left out of the text
-    stop_token_ids       end the request, beside the engine's end tokens
-    bad_words            texts that are not generated (as the tokens that the tokenizer makes of them)
-    ignore_eos           the engine's end tokens do not end the request
-    logit_bias           token id → what is added to its logit
-    logprobs             this many of the most likely tokens at each place, beside the actual one; -1: all; None: none
-    prompt_logprobs      the same for the prompt
-    include_stop_str     keep the stop text, or the text of the stop token, in the text
+    top_p                then keep the smallest set of the most likely ones whose probability reaches this, in (0, 1]
+    min_p                drop tokens less likely than this times the most likely one, 0 to 1
+    seed                 start the request's own random stream with this; None: a random seed
+    n                    generate this many independent completions; the i-th uses seed + i
+    repetition_penalty   divide positive logits of tokens in prompt or output by this, and multiply negative ones
+    presence_penalty     subtract this from the logits of tokens in the output
+    frequency_penalty    subtract this once for each time that a token is in the output
+    stop                 end the request at these texts, which are left out of the result
+    stop_token_ids       end the request at these tokens, beside the engine's end tokens
+    bad_words            never generate these texts (as the tokens that the tokenizer makes of them)
+    ignore_eos           go on after the engine's end tokens
+    logit_bias           add these numbers to the logits: token id → number
+    logprobs             return this many of the most likely tokens at each place, beside the actual one; -1: all
+    prompt_logprobs      return the same for the tokens of the prompt
+    include_stop_str     keep the stop text, or the text of the stop token, in the result
     skip_special_tokens  leave special tokens out of the text
-    logits_processors    f(logits), f(generated ids, logits) or f(prompt ids, generated ids, logits) → logits,
-                         float32 [vocab] in numpy
-    structured_outputs   StructuredOutputs, or its fields in a dictionary: what the text must look like. The answer of a
-                         chat begins behind the reasoning
-    thinking_token_budget  tokens after which the reasoning of a chat is ended; None: the model ends it
+    logits_processors    call these before everything else: f(logits), f(generated ids, logits) or f(prompt ids,
+                         generated ids, logits) → logits; a numpy array, float32 [vocab]
+    structured_outputs   force a form of the text: StructuredOutputs, or a dictionary of its fields. In a chat it holds
+                         for the answer, not for the reasoning before it
+    thinking_token_budget  end the reasoning of a chat after this many tokens; None: the model ends it
     """
 
     max_tokens: int | None = 16

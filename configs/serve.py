@@ -74,7 +74,7 @@ class ServeConfig:
         if any(not name.strip() or name != name.strip() for name in self.model_names):
             raise UsageError("a model name is empty, or has spaces around it")
         if len(set(self.model_names)) < len(self.model_names):
-            raise UsageError("a model name is there twice", got=", ".join(self.model_names))
+            raise UsageError("a model name is given twice", got=", ".join(self.model_names))
 
     @property
     def is_public(self) -> bool:
@@ -95,7 +95,7 @@ def _check_origin(origin: str) -> None:
     if origin in ("*", "null") or (sent and not (default_port and place.endswith(default_port))):
         return
     raise UsageError(
-        "browsers send no such CORS origin",
+        "the CORS origin has a form that browsers never send",
         where="--cors_origin",
         expected="* or scheme://host[:port] in lower case, without a path and without the port that the scheme implies",
         got=repr(origin),

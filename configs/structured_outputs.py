@@ -43,8 +43,8 @@ class StructuredOutputs:
         given = self._given()
         if len(given) != 1:
             raise RequestError(
-                "structured_outputs must say one thing",
-                expected=f"exactly one of {', '.join(KINDS)}",
+                "structured_outputs must have exactly one kind",
+                expected=f"one of {', '.join(KINDS)}",
                 got=" and ".join(given) or "none of them",
             )
         for name in ("regex", "grammar", "whitespace_pattern"):

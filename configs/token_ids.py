@@ -39,7 +39,7 @@ def check_vocabulary(ids: TokenIds, vocab_size: int, where: str) -> None:
     for key, tokens in (("eos_token_id", ids.eos), ("bos_token_id", () if ids.bos is None else (ids.bos,))):
         if outside := [token for token in tokens if token >= vocab_size]:
             raise ConfigError(
-                "a token is not in the model's vocabulary",
+                f"{key} is not in the vocabulary of the model",
                 where=f"{where}:{key}",
                 expected=f"at most {vocab_size - 1}",
                 got=", ".join(map(str, outside[:5])),
@@ -57,5 +57,5 @@ def _ids(section: Section, key: str) -> tuple[int, ...]:
 
 def _wrong(section: Section, key: str, expected: str) -> ConfigError:
     return ConfigError(
-        "a value is not usable", where=section.place(key), expected=expected, got=repr(section.raw(key))[:200]
+        f"{key} has a wrong value", where=section.place(key), expected=expected, got=repr(section.raw(key))[:200]
     )

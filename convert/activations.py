@@ -59,7 +59,10 @@ def read_activation(section: Section, key: str, default: str) -> str:
     name = section.text(key, default)
     if name not in _BY_NAME:
         raise UnsupportedModelError(
-            "the activation function is not supported", where=section.place(key), expected=", ".join(_BY_NAME), got=name
+            f"activation function {name!r} is not supported",
+            where=section.place(key),
+            expected=", ".join(_BY_NAME),
+            got=name,
         )
     return _BY_NAME[name]
 

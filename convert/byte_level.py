@@ -53,7 +53,9 @@ def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
     section = Section.from_file(folder / VOCAB_FILE)
     vocab = {name: section.integer(name) for name in section.unread()}
     if len(set(vocab.values())) < len(vocab) or not vocab:
-        raise CheckpointError("two tokens have the same id, or there is no token", where=str(folder / VOCAB_FILE))
+        raise CheckpointError(
+            f"{VOCAB_FILE} gives two tokens one id, or holds no token", where=str(folder / VOCAB_FILE), hint=HINT
+        )
     return byte_level_json(
         vocab,
         _merges(folder / MERGES_FILE, vocab),
@@ -123,7 +125,7 @@ def _kind(folder: Path, settings: Section) -> _Kind:
     kind = _CLASSES.get(name) or _MODEL_TYPES.get(model_type)
     if kind is None:
         raise CheckpointError(
-            "the tokenizer of the model is not converted",
+            f"{VOCAB_FILE} belongs to a kind of tokenizer that ingot does not convert",
             where=str(folder / VOCAB_FILE),
             expected=f"tokenizer.json, or a tokenizer_class of {', '.join(_CLASSES)}",
             got=name or f"no tokenizer_class, model_type {model_type!r}",
@@ -136,15 +138,17 @@ def _merges(path: Path, vocab: Mapping[str, int]) -> list[list[str]]:
     """One pair for each line; the first line may be a comment."""
     try:
         if path.stat().st_size > MAX_JSON:
-            raise CheckpointError("the file is too large for a list of merges", where=str(path))
+            raise CheckpointError(
+                f"{path.name} is too large", where=str(path), expected=f"at most {MAX_JSON:,} bytes", hint=HINT
+            )
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError("the merges cannot be read", where=str(path), got=str(error), hint=HINT) from error
+        raise CheckpointError(f"{path.name} cannot be read", where=str(path), got=str(error), hint=HINT) from error
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     for pair in pairs:
         if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
             raise CheckpointError(
-                "a merge does not fit the vocabulary",
+                "a merge makes a text that is not in the vocabulary",
                 where=str(path),
                 expected="two tokens whose join is a token",
                 got=" ".join(pair)[:200],
@@ -162,7 +166,12 @@ def _added(folder: Path, settings: Section, kind: _Kind, vocab: Mapping[str, int
         token = table.section(name)
         content = token.text("content")
         if not (name.isascii() and name.isdigit()):
-            raise ConfigError("a token has no id", where=table.place(name), expected="a number as the key", got=name)
+            raise ConfigError(
+                "an added token has no number as its id",
+                where=table.place(name),
+                expected="a number as the key",
+                got=name,
+            )
         tokens[content], ids[content] = _flags(token), int(name)
     old = folder / "added_tokens.json"
     if old.is_file():
@@ -179,7 +188,7 @@ def _added(folder: Path, settings: Section, kind: _Kind, vocab: Mapping[str, int
         index = vocab.get(content, ids.get(content, end))
         if content not in vocab and index != end:
             raise CheckpointError(
-                "an added token does not follow the vocabulary",
+                "the id of an added token leaves a gap after the vocabulary",
                 where=f"{folder}: {content}",
                 expected=f"id {end}",
                 got=f"id {index}",
@@ -223,5 +232,7 @@ def _special(folder: Path, settings: Section, kind: _Kind) -> list[str]:
 def _content(section: Section, key: str, value: object) -> str:
     content = value.get("content") if isinstance(value, dict) else value
     if not isinstance(content, str):
-        raise ConfigError("a token is not a text", where=section.place(key), got=type(value).__name__)
+        raise ConfigError(
+            f"a token of {key} is not a text", where=section.place(key), expected="a text", got=type(value).__name__
+        )
     return content

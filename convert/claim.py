@@ -27,17 +27,18 @@ def claim(
     unclaimed = set(tensors) - used - {drop.name for drop in drops}
     if missing or unclaimed:
         raise CheckpointError(
-            "the tensors of the model are not the ones its configuration asks for",
-            expected=f"{len(missing)} missing: {_listed(missing)}",
-            got=f"{len(unclaimed)} unclaimed: {_listed(unclaimed)}",
+            "the tensors of the model do not match its config.json",
+            expected=f"{len(missing)} that the files lack: {_listed(missing)}",
+            got=f"{len(unclaimed)} that config.json does not ask for: {_listed(unclaimed)}",
             hint="check config.json (layers, biases, tied embeddings) against the files",
         )
     for row in chosen:
         if (dtype := infer(row.expr, tensors)[0]) not in WEIGHT_DTYPES.values():
             raise CheckpointError(
-                f"a weight has the unsupported type {dtype.safetensors}",
+                f"weights of type {dtype.safetensors} are not supported",
                 where=", ".join(sources(row.expr)),
                 expected="F32, F16 or BF16",
+                hint="save the model in one of these types first",
             )
     misshapen = [
         f"{', '.join(sources(row.expr))}: expected {list(wanted[row.name])}, got {list(shape)}"
@@ -46,8 +47,8 @@ def claim(
     ]
     if misshapen:
         raise CheckpointError(
-            "tensors have other shapes than the configuration asks for",
-            got=f"{len(misshapen)} misshapen: {_listed(misshapen)}",
+            "tensors have other shapes than config.json asks for",
+            got=_listed(misshapen),
             hint="check the sizes in config.json against the files",
         )
     return chosen

@@ -57,9 +57,10 @@ class ConvertReport:
 def convert(
     options: ConvertOptions, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> ConvertReport:
-    """Write a Checkpoint. say: gets the estimate before the work starts.
+    """Write a Checkpoint. say: gets the estimate of memory and disk before the work starts.
 
-    Raises an IngotError; then, as after Ctrl-C, no output is left behind.
+    Raises UsageError (the output directory), CheckpointError, ConfigError or UnsupportedModelError (the source),
+    CapacityError (memory, disk). Then, as after Ctrl-C, no output is left behind.
     """
     begin = time.monotonic()
     if options.model_dir is not None:
@@ -76,7 +77,7 @@ def convert(
         check_companions(conversion.companions)
     if conversion.tokenizer is not None:
         parse_tokenizer(json.dumps(conversion.tokenizer), f"the {TOKENIZER_FILE} made from the source's files")
-    with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out:
+    with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES, say=say) as out:
         out.require_space(estimate.disk)
         writer = _WeightWriter(_stage(progress, "weights", conversion.nbytes))
         for name, weights in conversion.files.items():

@@ -36,6 +36,7 @@ WITHOUT_EFFECT = (
     "classifier_dropout",
     "embedding_dropout",
     "hidden_dropout",
+    "ingot_version",
     "residual_dropout",
     "decoder_start_token_id",
     "dropout",
@@ -223,7 +224,7 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
     for key in ("num_hidden_layers", "n_layer", "n_layers"):  # before lists of that length are made
         if section.integer(key, 0) > _MOST_LAYERS:
             raise ConfigError(
-                "the model has too many layers",
+                f"{key} is too large",
                 where=section.place(key),
                 expected=f"at most {_MOST_LAYERS:,}",
                 got=str(section.raw(key)),
@@ -254,7 +255,7 @@ def _refuse_uneven_heads(config: ModelConfig, section: Section) -> None:
     for kv_heads in (config.kv_heads, config.full_kv_heads or 1):
         if config.heads % kv_heads:
             raise ConfigError(
-                "the query heads cannot be shared evenly among the key heads",
+                "the number of query heads is not a multiple of the number of key heads",
                 where=section.where,
                 got=f"{config.heads} query heads, {kv_heads} key and value heads",
             )
@@ -265,7 +266,7 @@ def _refuse_nulls(section: Section, family: Family) -> None:
     for key in section.nulls_read():
         if key.rpartition(".")[2] not in (*NULLABLE, *family.nullable):
             raise ConfigError(
-                "null is not a value of this key",
+                f"{key} is null",
                 where=section.place(key),
                 hint="write what the model was trained with, or leave the key out to get the family's default",
             )
@@ -275,7 +276,7 @@ def _refuse_other_layers(section: Section, config: ModelConfig) -> None:
     """Raise where layer_types says something else than the layers of a family that does not look at it."""
     if windows_by_type(section, config.num_layers, max(config.windows, default=0), ()) != config.windows:
         raise UnsupportedModelError(
-            "the types of the layers are not those of the family",
+            "layer_types names other layers than this family has",
             where=section.place("layer_types"),
             expected="sliding_attention" if config.windows else "full_attention",
             got=repr(section.raw("layer_types"))[:200],
@@ -288,9 +289,9 @@ def _refuse_aliases(section: Section, family: Family) -> None:
     for alias, key in family.aliases.items():
         if section.is_null(alias) or section.raw(alias) not in (None, section.raw(key)):
             raise ConfigError(
-                "two names of one key do not agree",
+                f"{alias} contradicts {key}",
                 where=section.place(alias),
-                expected=f"{section.raw(key)!r}, as {key}",
+                expected=f"{section.raw(key)!r}, the value of {key}",
                 got=repr(section.raw(alias))[:200],
                 hint=f"leave {alias} out if {key} is right",
             )
@@ -314,13 +315,15 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
                     raise ConfigError(f"{field.name} is too large", where=section.where, got=f"{value:g}")
         for cap in (config.score_cap, config.logit_cap):
             if cap and not np.float32(cap):
-                raise ConfigError("a soft cap is too small", where=section.where, got=f"{cap:g}")
+                raise ConfigError(
+                    "a soft cap of the logits or scores is too small", where=section.where, got=f"{cap:g}"
+                )
         for rope in (config.rope, config.local_rope):
             speeds = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
             speeds = speeds[: rope.turning_pairs if rope and rope.turning_pairs else None]
             if not (np.isfinite(speeds).all() and (speeds > 0).all()):
                 raise ConfigError(
-                    "the rotary positions rotate infinitely fast, or not at all",
+                    "the frequencies of the rotary positions are infinite or zero",
                     where=section.where,
                     got=repr(rope)[:200],
                     hint="check rope_theta and the scaling of the rotary positions",
@@ -331,8 +334,5 @@ def _refuse(section: Section, key: str, *, even_falsy: bool = False, unless: Col
     """Raise UnsupportedModelError where the key asks for something; even_falsy: where it is there. unless: harmless."""
     if (section.raw(key) and section.raw(key) not in unless) or even_falsy:
         raise UnsupportedModelError(
-            f"the model has a feature that is not supported: {key}",
-            where=section.place(key),
-            got=repr(section.raw(key))[:200],
-            hint="convert another model: `ingot help families` lists what is supported",
+            f"{key} has a value that is not supported", where=section.place(key), got=repr(section.raw(key))[:200]
         )

@@ -38,14 +38,14 @@ def windows_by_type(section: Section, layers: int, window: int, usual: Sequence[
     kinds = section.words("layer_types") or tuple("sliding_attention" if each else "full_attention" for each in usual)
     if len(kinds) != layers:
         raise ConfigError(
-            "there is not one type for each layer",
+            "layer_types has not one entry for each layer",
             where=section.place("layer_types"),
             expected=str(layers),
             got=str(len(kinds)),
         )
     for kind in set(kinds) - {"sliding_attention", "full_attention"}:
         raise UnsupportedModelError(
-            "the layer type is not supported",
+            f"layer type {kind!r} is not supported",
             where=section.place("layer_types"),
             expected="full_attention, sliding_attention",
             got=kind,

@@ -44,7 +44,7 @@ def read_latent(
     hidden, heads = section.integer("hidden_size", minimum=1), section.integer("num_attention_heads", minimum=1)
     if (stated := read_kv_heads(section, heads, kv_heads)) != heads:
         raise ConfigError(
-            "latent attention needs as many key heads as query heads",
+            "num_key_value_heads differs from num_attention_heads",
             where=section.place("num_key_value_heads"),
             expected=str(heads),
             got=str(stated),
@@ -94,9 +94,9 @@ def _read_sizes(section: Section, latent: LatentConfig) -> LatentConfig:
     )
     if latent.kv_rank + latent.rope_dim > _MOST_ROW:
         raise ConfigError(
-            "the latent of a token is too large",
+            "kv_lora_rank is too large",
             where=section.place("kv_lora_rank"),
-            expected=f"at most {_MOST_ROW} numbers with those that turn",
+            expected=f"at most {_MOST_ROW} together with qk_rope_head_dim",
             got=f"{latent.kv_rank} + {latent.rope_dim}",
         )
     return latent
@@ -108,7 +108,7 @@ def _read_partial(section: Section, latent: LatentConfig, most: int) -> RopeConf
     rope = read_rope(section, head_dim, most, partial=latent.rope_dim / head_dim)
     if rope.rotary_dim != latent.rope_dim:
         raise ConfigError(
-            "the rotation turns another part of a query than its last dimensions",
+            "partial_rotary_factor does not rotate the qk_rope_head_dim dimensions",
             where=rope_section(section).place("partial_rotary_factor"),
             expected=f"{latent.rope_dim} of {head_dim} dimensions",
             got=str(rope.rotary_dim),
@@ -122,7 +122,7 @@ def _read_training(section: Section) -> None:
         section.has(key)
     if section.has("moe_layer_freq") and section.raw("moe_layer_freq") != 1:
         raise UnsupportedModelError(
-            "layers with experts at intervals are not supported", where=section.place("moe_layer_freq"), expected="1"
+            "moe_layer_freq has a value that is not supported", where=section.place("moe_layer_freq"), expected="1"
         )
 
 
@@ -130,9 +130,7 @@ def _fours(section: Section, key: str, default: int) -> int:
     """A size that rows of the cache are made of."""
     size = section.integer(key, default, minimum=4)
     if size % 4:
-        raise UnsupportedModelError(
-            "a size of the latent is not a multiple of 4", where=section.place(key), got=str(size)
-        )
+        raise UnsupportedModelError(f"{key} is not a multiple of 4", where=section.place(key), got=str(size))
     return size
 
 
@@ -152,20 +150,20 @@ def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
     kinds = section.raw("layer_types") if section.has("layer_types") else []
     if not isinstance(kinds, list) or any(kind not in _SPARSE for kind in kinds):
         raise UnsupportedModelError(
-            "the types of the layers are not those of the family",
+            "layer_types names other layers than this family has",
             where=section.place("layer_types"),
             expected=f"{_SPARSE[0]} for each layer",
             got=repr(kinds)[:200],
         )
     if not section.boolean("rope_interleave", True):
         raise UnsupportedModelError(
-            "rotary pairs that do not lie side by side are not supported in this family",
+            "rope_interleave false is not supported in this family",
             where=section.place("rope_interleave"),
             expected="true",
         )
     if model.latent is not None and not model.latent.q_rank:
         raise ConfigError(
-            "sparse attention needs a latent of the queries",
+            "q_lora_rank is null, and sparse attention needs it",
             where=section.place("q_lora_rank"),
             expected="at least 1",
             got="null",
@@ -190,7 +188,7 @@ def dense_layers(section: Section, layers: int, *, usual: int, agree: bool = Tru
         types = section.raw("mlp_layer_types")
     if not isinstance(types, list) or len(types) != layers or any(each not in ("dense", "sparse") for each in types):
         raise ConfigError(
-            "the types of the layers' MLPs are not usable",
+            "mlp_layer_types has a wrong value",
             where=section.place("mlp_layer_types"),
             expected=f"{layers} times dense or sparse",
             got=repr(types)[:200],
@@ -202,7 +200,7 @@ def dense_layers(section: Section, layers: int, *, usual: int, agree: bool = Tru
         and dense != tuple(range(section.integer("first_k_dense_replace")))
     ):
         raise ConfigError(
-            "two keys name other layers with a plain MLP",
+            "first_k_dense_replace contradicts mlp_layer_types",
             where=section.place("first_k_dense_replace"),
             expected=f"the layers {list(dense)}",
             got=str(section.raw("first_k_dense_replace")),

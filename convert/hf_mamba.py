@@ -28,7 +28,7 @@ def read_mamba(section: Section, inner: int) -> Mamba2Config:
     dim = inner // heads if automatic else section.integer("mamba_d_head", inner // heads, minimum=1)
     if dim * heads != inner or heads % groups or inner % groups:
         raise ConfigError(
-            "the heads of Mamba 2 do not fit the model",
+            "the Mamba 2 heads do not fit the model",
             where=section.place("mamba_n_heads"),
             expected=f"{inner} columns, shared evenly by heads and by {groups} groups",
             got=f"{heads} heads of {dim}",
@@ -56,7 +56,7 @@ def read_step_bounds(section: Section) -> tuple[float, float]:
     values = [_number(each) for each in given] if isinstance(given, list) else []
     if len(values) != 2 or values[0] is None or values[1] is None or not 0 <= values[0] < values[1]:
         raise ConfigError(
-            "a value is not usable",
+            "time_step_limit has a wrong value",
             where=section.place("time_step_limit"),
             expected="a list of two numbers, the least and the greatest time step",
             got=repr(given)[:200],

@@ -43,7 +43,7 @@ def read_experts(
     for key, harmless in _OTHERS.items():
         if key not in known and section.has(key) and section.raw(key) not in harmless:
             raise UnsupportedModelError(
-                "the mixture of experts has a feature that is not supported",
+                f"{key} has a value that is not supported",
                 where=section.place(key),
                 expected=f"{harmless[0]!r}, or no such key",
                 got=repr(section.raw(key))[:200],
@@ -53,15 +53,15 @@ def read_experts(
     counts = [section.integer(key, minimum=1) for key in keys] or [experts]
     if len(set(counts)) > 1:
         raise ConfigError(
-            "the number of experts is given twice",
+            f"{keys[0]} contradicts {keys[1]}",
             where=section.place(keys[0]),
-            expected=f"as {keys[1]}: {counts[1]}",
+            expected=f"{counts[1]}, the value of {keys[1]}",
             got=str(counts[0]),
         )
     taken = section.integer(taken_key, per_token, minimum=1)
     if taken > counts[0]:
         raise ConfigError(
-            "a token cannot take more experts than there are",
+            f"{taken_key} is more than the number of experts",
             where=section.place(taken_key),
             expected=f"at most {counts[0]}",
             got=str(taken),
@@ -90,14 +90,14 @@ def read_groups(
     groups, top = (section.integer(key, default, minimum=1) for key, default in keys)
     if groups > 1 and (experts % groups or experts < best * groups):
         raise ConfigError(
-            f"the experts cannot be divided into equal groups of {best} or more",
+            f"n_group does not divide the experts into equal groups of {best} or more",
             where=section.place("n_group"),
             expected=f"a divisor of {experts}, at most {experts // best}",
             got=str(groups),
         )
     if top > groups or per_token > experts // groups * top:
         raise ConfigError(
-            "a token cannot take its experts from this many groups",
+            "topk_group is out of range",
             where=section.place("topk_group"),
             expected=f"{-(-per_token * groups // experts)} to {groups}",
             got=str(top),

@@ -37,7 +37,7 @@ def read_rope(
         factor = read_beside(rope, "partial_rotary_factor", section, partial_key, partial or 1.0)
     if (partial is None and factor != 1) or factor > 1:
         raise UnsupportedModelError(
-            "partial rotary positions are not supported in this family",
+            "partial_rotary_factor other than 1 is not supported in this family",
             where=rope.place("partial_rotary_factor"),
             expected="1",
             got=f"{factor:g}",
@@ -57,9 +57,9 @@ def refuse_kinds_of_layers(section: Section) -> None:
     for key in ("full_attention", "sliding_attention"):
         if rope.has(key):
             raise UnsupportedModelError(
-                "the layers of this family have one rotation, not one for each kind",
+                f"rope_parameters has an object {key}, but all layers of this family rotate alike",
                 where=rope.place(key),
-                hint="write what stands in it into the object itself",
+                hint=f"move the content of {key} one level up",
             )
 
 
@@ -97,14 +97,11 @@ def read_frequencies(
     Raises UnsupportedModelError for a scaling that ingot, or the family, does not have.
     """
     if rotary_dim % 2 or rotary_dim < 2:
-        raise ConfigError("rotary positions need an even head_dim", where=section.where, got=str(rotary_dim))
+        raise ConfigError("the number of rotary dimensions is odd", where=section.where, got=str(rotary_dim))
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in kinds:
         raise UnsupportedModelError(
-            "the scaling of rotary positions is not supported",
-            where=rope.place("rope_type"),
-            expected=", ".join(kinds),
-            got=kind,
+            f"rope_type {kind!r} is not supported", where=rope.place("rope_type"), expected=", ".join(kinds), got=kind
         )
     match kind:
         case "default":
@@ -132,7 +129,7 @@ def _llama3(rope: Section, section: Section, max_positions: int) -> Llama3Scalin
     )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         raise ConfigError(
-            "the frequency factors are in the wrong order",
+            "high_freq_factor is not more than low_freq_factor",
             where=rope.place("high_freq_factor"),
             expected=f"more than low_freq_factor ({scaling.low_freq_factor:g})",
             got=f"{scaling.high_freq_factor:g}",
@@ -156,7 +153,7 @@ def _yarn(
     )
     if scaling.beta_fast < scaling.beta_slow:
         raise ConfigError(
-            "the frequency bounds are in the wrong order",
+            "beta_fast is less than beta_slow",
             where=rope.place("beta_fast"),
             expected=f"at least beta_slow ({scaling.beta_slow:g})",
             got=f"{scaling.beta_fast:g}",
@@ -175,7 +172,10 @@ def require_growing_waves(rope: Section, theta: float) -> None:
     """Raise ConfigError where yarn's ramp has no logarithm to divide by."""
     if theta <= 1:
         raise ConfigError(
-            "yarn needs waves of growing length", where=rope.place("rope_theta"), expected="above 1", got=f"{theta:g}"
+            "rope_theta is too small for rope_type yarn",
+            where=rope.place("rope_theta"),
+            expected="above 1",
+            got=f"{theta:g}",
         )
 
 
@@ -202,7 +202,7 @@ def _longrope(rope: Section, section: Section, theta: float, rotary_dim: int, ma
     short, long = (_factors(rope, key, rotary_dim // 2) for key in ("short_factor", "long_factor"))
     key = "original_max_position_embeddings"
     if not (rope.has(key) or section.has(key)):
-        raise ConfigError("longrope needs the positions of its short factors", where=rope.place(key))
+        raise ConfigError(f"{key} is missing, which rope_type longrope needs", where=rope.place(key))
     original = _original_positions(rope, section, max_positions)
     stretch = rope.number("factor", max_positions / original, above=0)
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
@@ -220,7 +220,7 @@ def _factors(rope: Section, key: str, count: int) -> tuple[float, ...]:
     factors = rope.numbers(key)
     if len(factors) != count or min(factors) <= 0:
         raise ConfigError(
-            "the factors of the frequencies do not fit",
+            f"{key} has a wrong number of factors, or factors that are not above 0",
             where=rope.place(key),
             expected=f"{count} numbers above 0",
             got=f"{len(factors)} numbers",

@@ -117,7 +117,7 @@ def read_pickled(path: Path) -> dict[str, StoredTensor]:
                 raise _refused(path, f"it holds a {type(state).__name__}, not tensors by name")
             tensors = [_stored(path, name, value, members) for name, value in state.items()]
     except OSError as error:
-        raise CheckpointError("the file cannot be read", where=str(path), got=error.strerror) from error
+        raise CheckpointError("the .bin file cannot be read", where=str(path), got=error.strerror) from error
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # a made-up pickle may stumble over anything
@@ -128,7 +128,7 @@ def read_pickled(path: Path) -> dict[str, StoredTensor]:
 
 def _refused(path: Path, got: str) -> CheckpointError:
     return CheckpointError(
-        "the pickle does not hold weights alone",
+        "the .bin file holds something other than weights",
         where=str(path),
         expected="tensors by name, as torch.save writes a state dict",
         got=got,
@@ -186,7 +186,7 @@ def _stored(path: Path, name: object, value: object, members: Mapping[str, _Rang
             pass
         case _:
             raise CheckpointError(
-                "an entry of the pickle is not a tensor",
+                "an entry of the .bin file is not a tensor",
                 where=where,
                 expected="tensors by name",
                 got="a tensor whose sizes are not numbers" if isinstance(value, _Tensor) else type(value).__name__,

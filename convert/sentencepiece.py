@@ -53,7 +53,7 @@ def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
         trainer, normalizer = (_message(_first(message, field, b"")) for field in (2, 3))
     except (ValueError, struct.error, IndexError) as error:
         raise CheckpointError(
-            "the tokenizer is not a sentencepiece model", where=str(path), got=str(error), hint=HINT
+            f"{path.name} is not a sentencepiece model", where=str(path), got=str(error), hint=HINT
         ) from error
     _check(path, trainer, normalizer)
     bos = _first(trainer, 41, 1)
@@ -114,7 +114,7 @@ def _check(path: Path, trainer: Fields, normalizer: Fields) -> None:
     }
     if found := [words for words, holds in problems.items() if holds]:
         raise CheckpointError(
-            "this kind of sentencepiece model is not converted",
+            "sentencepiece models of this kind are not converted",
             where=str(path),
             expected="byte pairs of plain text",
             got=", ".join(found),
@@ -149,7 +149,12 @@ def _added(pieces: list[TokenPiece], settings: Section | None) -> list[dict[str,
     extra = Section({}, "") if settings is None else settings.section("added_tokens_decoder")
     for name in extra.unread():
         if not (name.isascii() and name.isdigit()):
-            raise ConfigError("a token has no id", where=extra.place(name), expected="a number as the key", got=name)
+            raise ConfigError(
+                "an added token has no number as its id",
+                where=extra.place(name),
+                expected="a number as the key",
+                got=name,
+            )
         token = extra.section(name)
         tokens[int(name)] = {
             "content": token.text("content"),

@@ -67,7 +67,7 @@ def read_config(path: Path) -> Section:
     config = Section.from_file(path / CONFIG_FILE)
     if config.has("schema_version"):
         raise CheckpointError(
-            "this is a Checkpoint or an Engine already, not a Hugging Face directory",
+            "the model directory is a Checkpoint or an Engine already, not a Hugging Face directory",
             where=str(path),
             hint="give a Checkpoint to ingot build",
         )
@@ -182,5 +182,5 @@ def sha256(path: Path, advance: Callable[[int], None]) -> str:
                 digest.update(block)
                 advance(len(block))
     except OSError as error:
-        raise CheckpointError("the file cannot be read", where=str(path), got=error.strerror) from error
+        raise CheckpointError("a file of the model cannot be read", where=str(path), got=error.strerror) from error
     return digest.hexdigest()

@@ -26,7 +26,7 @@ def make_tokenizer(folder: Path) -> dict[str, object] | None:
     others = [file for pattern in _OTHERS for file in sorted(folder.glob(pattern))]
     if others:
         raise CheckpointError(
-            "the tokenizer of the model is not converted",
+            "the tokenizer is in a format that ingot does not convert",
             where=str(others[0]),
             expected="tokenizer.json, tokenizer.model, or vocab.json with merges.txt",
             hint=sentencepiece.HINT,

@@ -271,7 +271,10 @@ def _alike(
 
 def _unfit(expr: Expr, expected: str, got: str) -> CheckpointError:
     return CheckpointError(
-        "tensors that make one weight do not fit together", where=", ".join(sources(expr)), expected=expected, got=got
+        "tensors that are merged into one weight do not fit together",
+        where=", ".join(sources(expr)),
+        expected=expected,
+        got=got,
     )
 
 

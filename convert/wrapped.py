@@ -163,13 +163,13 @@ def text_section(section: Section, names: Collection[str] | None) -> tuple[Secti
     outer = section.values()
     flat = wrapper.flat and outer.get("text_config") is None
     if not flat and not section.has("text_config"):
-        raise ConfigError("the configuration of the text model is missing", where=section.place("text_config"))
+        raise ConfigError("text_config is missing, which describes the text model", where=section.place("text_config"))
     inner = section if flat else section.section("text_config")
     values = {key: each for key, each in inner.values().items() if not flat or key not in _OF_IMAGES}
     kind = values.get("model_type", next(iter(wrapper.text)))
     if not isinstance(kind, str) or kind not in wrapper.text:
         raise UnsupportedModelError(
-            "the text model of this wrapper is not supported",
+            "the text model inside this model is not supported",
             where=inner.place("model_type"),
             expected=", ".join(wrapper.text),
             got=repr(kind)[:200],

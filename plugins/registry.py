@@ -72,7 +72,9 @@ def find_target(name: str) -> Target:
     family = [target for target in every if target.name.split("/")[0] == name]
     if not family:
         known = sorted({each for target in targets() for each in (target.name, target.name.split("/")[0])})
-        raise UsageError(f"there is no target {name!r}", expected=", ".join(known), hint="`ingot doctor` lists them")
+        raise UsageError(
+            f"there is no target {name!r}", expected=", ".join(known), hint="`ingot help targets` explains them"
+        )
     lacks = [(target.name, target.run_blocker()) for target in family]
     if best := next((target for target, (_, why) in zip(family, lacks, strict=True) if why is None), None):
         return best
@@ -90,7 +92,7 @@ def find_targets(names: str) -> tuple[Target, ...]:
     """
     wanted = [name.strip() for name in names.split(",")]
     if not all(wanted):
-        raise UsageError("a target of the list has no name", where="--target", got=repr(names))
+        raise UsageError("--target has an empty name in its list", where="--target", got=repr(names))
     found = {target.name: target for target in map(find_target, wanted)}
     return tuple(found.values())
 
@@ -134,7 +136,13 @@ def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, 
     """
     asked = [name for name in names if wanted is None or wanted in (name, name.split("/")[0])]
     if not asked:
-        raise UsageError("the engine has no such target", where=where, expected=", ".join(names), got=wanted)
+        raise UsageError(
+            f"the engine has no target {wanted}",
+            where=where,
+            expected=", ".join(names),
+            got=wanted,
+            hint="give one of these, or build the engine for it with --target",
+        )
     known = sorted((target for target in targets(asked) if target.name in asked), key=lambda target: not target.on_gpu)
     reasons = {name: f"this ingot does not have {name}: install one that has it" for name in asked}
     if isa is not None and not all(target.on_gpu for target in known):  # a cap on the CPU asks for the CPU

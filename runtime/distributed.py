@@ -53,6 +53,7 @@ class MpiLink:
         self._mpi, self._world = mpi, mpi.COMM_WORLD
         self.rank: int = self._world.Get_rank()
         self.count: int = self._world.Get_size()
+        self.exit_code = 1  # of the launcher, where this process ends before the others
         if self.count > 1:  # a rank that fails takes all along: they would wait for it, and MPI for them
             atexit.register(self._end_all)
 
@@ -69,7 +70,7 @@ class MpiLink:
         end = time.monotonic() + _OPENING_SECONDS
         while not request.Test():
             if time.monotonic() > end:
-                raise RankError("a rank does not open the engine", got=f"nothing in {_OPENING_SECONDS:g} s")
+                raise RankError("a rank has not opened the engine in time", got=f"nothing in {_OPENING_SECONDS:g} s")
             time.sleep(0.001)
 
     def mpi_calls(self) -> tuple[int, int, int, int, int]:
@@ -87,7 +88,7 @@ class MpiLink:
     def _end_all(self) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        self._world.Abort(1)
+        self._world.Abort(self.exit_code)
 
 
 @functools.cache
@@ -99,11 +100,17 @@ def find_link() -> MpiLink | None:
         link = MpiLink(importlib.import_module("mpi4py.MPI"))
     except (ImportError, RuntimeError) as error:
         raise UsageError(
-            "an engine of several ranks needs mpi4py, with the MPI that has started it",
+            "mpi4py cannot be used, which an engine of several ranks needs",
             got=str(error),
             hint="pip install 'ingot[mpi]'",
         ) from error
     return link if link.count > 1 else None
+
+
+def end_with(code: int) -> None:
+    """Let the launcher end with this exit code, if this process takes the other ranks along when it ends."""
+    if code and (link := find_link()) is not None:
+        link.exit_code = code
 
 
 def require_link(ranks: int, directory: Path) -> MpiLink:
@@ -111,7 +118,7 @@ def require_link(ranks: int, directory: Path) -> MpiLink:
     link = find_link()
     if link is None or link.count != ranks:
         raise UsageError(
-            f"{ranks} ranks compute the engine together, a process for each",
+            f"the engine has {ranks} ranks and needs a process for each",
             where=str(directory),
             expected=f"{ranks} processes",
             got="one that MPI has not started" if link is None else f"{link.count} processes",
@@ -126,7 +133,7 @@ def start_ranks(engine_dir: Path, ranks: int) -> NoReturn:
     mpirun = str(beside) if beside.is_file() else shutil.which("mpirun")
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
         raise UsageError(
-            f"{ranks} ranks compute the engine together, and nothing is here to start them",
+            f"the {ranks} ranks of the engine cannot be started",
             where=str(engine_dir),
             expected="mpirun and mpi4py",
             got="no mpirun" if mpirun is None else "no mpi4py",

@@ -36,7 +36,7 @@ def fill_prompt(before: str, after: str, tokens: Container[str]) -> TemplateText
                 parts = [*parts[2:], *parts[:2]]
             return concatenate([*parts, by_template(form.middle)])
     raise RequestError(
-        "suffix: the model has no tokens for filling in the middle",
+        "suffix is not supported: the model has no tokens for filling in the middle",
         expected="one of " + ", ".join(f"{form.prefix} ... {form.suffix}" for form in _FORMS),
         hint="leave suffix out",
     )

@@ -80,7 +80,7 @@ class EngineLLM(Owned):
     def generate_async(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **others: object
     ) -> "AsyncOutputs":
-        """The result so far, again and again until it is finished.
+        """Yields the result so far, again and again until it is finished. Raises RequestError as `generate`.
 
             async for r in llm.generate_async("Once", SamplingParams(max_tokens=64)): ...
 
@@ -113,6 +113,9 @@ class EngineLLM(Owned):
         continue_final_message  go on from the last message, the assistant's; with add_generation_prompt=False
         chat_template_kwargs  further variables of the template, e.g. {"enable_thinking": False}
         others                as in `generate`
+
+        Returns one result per conversation, in their order. Raises RequestError before anything runs if a message or
+        an argument is wrong or the template refuses it, and if a request fails.
         """
         refuse_arguments(EngineLLM.chat, others)
         tokenizer = self.get_tokenizer(chat_template)

@@ -43,7 +43,7 @@ _OPENING_WAYS = {
     "lora_ckpt_source": "leave it out: adapters do not exist in this version",
     "max_output_len": "generate(max_new_tokens=...); max_seq_len counts prompt and new tokens",
     "max_input_len": "leave it out: longer prompts than the engine's are refused, those below are taken",
-    "max_beam_width": "leave it out: beam search does not exist yet",
+    "max_beam_width": "leave it out: ingot has no beam search",
     "kv_cache_free_gpu_memory_fraction": 'say kv_cache_memory="4GiB"',
     "free_gpu_memory_fraction": 'say kv_cache_memory="4GiB"',
     "kv_cache_enable_block_reuse": "say enable_prefix_cache",
@@ -59,7 +59,7 @@ _OPENING_WAYS = {
 _WAYS = {
     "length_penalty": "leave it out: beam search, which it is for, does not exist yet",
     "early_stopping": "leave it out: beam search, which it is for, does not exist yet",
-    "beam_width": "leave it out: beam search does not exist yet",
+    "beam_width": "leave it out: ingot has no beam search",
     "lora_uids": "leave it out: adapters do not exist in this version",
     "prompt_table": "leave it out: the engine reads token ids only",
     "prompt_tasks": "leave it out: the engine reads token ids only",
@@ -98,7 +98,7 @@ class ModelRunner(Owned):
         super().__init__()
         if not isinstance(loaded, LoadedEngine):
             raise UsageError(
-                "a ModelRunner is made of a loaded engine",
+                "ModelRunner(...) takes a loaded engine",
                 got=repr(loaded)[:100],
                 hint="ModelRunner.from_dir opens an engine directory",
             )
@@ -375,7 +375,7 @@ def _refuse(others: Mapping[str, object]) -> None:
     beams = others.get("num_beams")
     if beams not in (None, 1):
         raise RequestError(
-            "num_beams: beam search does not exist yet",
+            "num_beams is not supported: ingot has no beam search",
             expected="1",
             got=repr(beams)[:100],
             hint="num_return_sequences gives several samples of one prompt",

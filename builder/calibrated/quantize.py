@@ -93,14 +93,14 @@ def quantize(
     say(f"quantising {estimate}")
     estimate.check_memory(options.max_mem)
     with (
-        OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES) as out,
+        OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES, say=say) as out,
         WeightReader(checkpoint) as reader,
     ):
         out.require_space(estimate.disk)
         with unfinished(out.target, work.fingerprint) as kept:
             resumed = sum(number in kept for number in range(len(work.chosen)))
             if resumed:
-                say(f"going on after {resumed} of {len(work.chosen)} products")
+                say(f"continuing after {resumed} of {len(work.chosen)} matmuls")
             work.make(reader, kept, progress)
             reports = _write(work, kept, reader, texts, out.path, progress)
     return QuantizeReport(
@@ -143,7 +143,7 @@ class _Work:
         stored = StoredGraph(onnx.load(checkpoint.graph_path, load_external_data=False))
         found, left = _products(text, stored)
         if not found:
-            raise UsageError("the model has no product that can be quantised", got="; ".join(left))
+            raise UsageError("the model has no matmul that can be quantised", got="; ".join(left))
         precisions = options.precisions([each.name for each in found])
         chosen = tuple(dataclasses.replace(each, precision=precisions[each.name]) for each in found)
         return cls(
@@ -217,9 +217,9 @@ def _products(text: TextModel, stored: StoredGraph) -> tuple[list[_Product], lis
         names = list(leaves(use.tensor))
         parts = [leaf for leaf in (stored.leaf(name) for name in names) if leaf is not None]
         if len(parts) != len(names) or sum(leaf.rows for leaf in parts) != matrix_shape(use.tensor)[0]:
-            left.append(f"{step.name}: its weight is stored in a way that codes do not have")
+            left.append(f"{step.name}: its weight is stored in a way that cannot be quantised")
         elif seen & set(names):
-            left.append(f"{step.name}: it shares its weight with another product")
+            left.append(f"{step.name}: its weight is shared with another matmul")
         else:
             fold = stored.fold_before(parts) if len(use.shape) == 2 else None
             found.append(_Product(name=step.name, weight=use.name, leaves=tuple(parts), fold=fold, precision=""))

@@ -72,10 +72,10 @@ class Unfinished:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise CapacityError(
-                "a quantised product cannot be kept",
+                "a quantised matmul cannot be saved",
                 where=str(part),
                 got=error.strerror,
-                hint="free space, then run the command again: it goes on with the next product",
+                hint="free space, then run the command again: it continues with the next matmul",
             ) from error
 
     def _file(self, number: int) -> Path:

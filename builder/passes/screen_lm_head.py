@@ -55,7 +55,7 @@ def _kernels(target: Target) -> tuple[str, str]:
         return choose_kernel(target, OP.name, "w8a8"), choose_kernel(target, "matmul", "w4a8")
     except NoKernelError as error:
         raise BuildError(
-            f"{target.name} cannot screen lm_head",
+            f"--screen_lm_head is not supported on {target.name}",
             where="--screen_lm_head",
             expected="a CPU target",
             got=error.what,
@@ -74,13 +74,13 @@ def _screenable(head: Draft, lowering: Lowering) -> WeightUse:
     elif head.attrs["activations"] != "int8":
         got = f"lm_head takes {head.attrs['activations']} activations"
     elif extras != (None, None) or head.attrs["activation"] != "none" or head.attrs["gated"]:
-        got = "lm_head has a bias, an activation or something to add"
+        got = "lm_head has a bias, an activation function or a residual"
     else:
         return use
     raise BuildError(
-        "this lm_head cannot be screened",
+        "--screen_lm_head does not fit the lm_head of this engine",
         where="--screen_lm_head",
-        expected="a product of w8 weights with int8 activations, and nothing behind it",
+        expected="w8 weights, int8 activations, and no bias or activation function",
         got=got,
         hint="give --precision w4g128 and --activations int8, or leave --screen_lm_head out",
     )

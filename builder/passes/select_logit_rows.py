@@ -17,7 +17,7 @@ def apply(graph: Graph) -> int:
     if not behind:
         node = producer(graph.logits)
         raise PassError(
-            "the logits do not come from a product with a weight",
+            "the logits do not come from a matmul with a weight",
             where="the graph's output",
             expected="a last norm and lm_head",
             got=f"a {node.op}" if node else "an input of the graph",

@@ -61,7 +61,7 @@ class SetPrecision:
 def _check_latent(name: str, kv: DType) -> None:
     if kv is DType.I8:
         raise BuildError(
-            "a cache of latents cannot be int8: one scale for a latent and its rotated key loses too much of both",
+            "an int8 KV cache is not supported for latent attention: one scale for each row loses too much",
             where=name,
             expected="bf16 or f32",
             got=kv.value,
@@ -72,7 +72,7 @@ def _check_latent(name: str, kv: DType) -> None:
 def _check_depth(name: str, k: int, rounded: str) -> None:
     if rounded == "int8" and k > MAX_K:
         raise BuildError(
-            "a product is too deep for int8 activations: its sums could leave int32",
+            "a matmul has too many columns for int8 activations: its sums could overflow int32",
             where=name,
             expected=f"at most {MAX_K} columns",
             got=str(k),

@@ -123,7 +123,7 @@ class _Work:
         assert isinstance(query, int), "attention reads queries"
         write = self._steps[self._writers[query]]
         if write.op != "rope_kv_write" or write.attrs["value_norm"] or write.attrs["keys_as_values"]:
-            raise _refused(attention.name, "keys and values are another layer's, or not parts of one product")
+            raise _refused(attention.name, "keys and values are another layer's, or not parts of one matmul")
         self._require_readers(query, 1)
         norms = [self._sums.lowering.use(ref).shape for ref in write.inputs[2:4] if isinstance(ref, str)]
         if any(shape != (dim,) for shape in norms):
@@ -133,7 +133,7 @@ class _Work:
         self._require_readers(qkv, 1)
         product = self._steps[self._writers[qkv]]
         if product.op != "matmul" or product.attrs["gated"] or product.attrs["activation"] != "none":
-            raise _refused(attention.name, "queries, keys and values are not one product")
+            raise _refused(attention.name, "queries, keys and values are not one matmul")
         starts = (0, heads, heads + kv_heads)
         ranges = [(begin, end), *((start + low, start + high) for start in starts[1:])]
         for at in (1, 2):
@@ -216,8 +216,8 @@ def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:
 
 def _refused(where: str, got: str) -> BuildError:
     return BuildError(
-        "a layer cannot be divided among ranks yet",
+        f"{OPTION} is not supported for a layer of this model",
         where=f"{OPTION}: {where}",
         got=got,
-        hint=f"leave {OPTION} out: one rank builds every model",
+        hint=f"leave {OPTION} out: an engine of one rank can be built of every model",
     )

@@ -77,7 +77,7 @@ class SplitSums:
         for step in program.steps:
             if step.op in _UNCUT:
                 raise BuildError(
-                    f"sums of a model with {_UNCUT[step.op]} are not made in parts yet",
+                    f"{OPTION} is not supported for models with {_UNCUT[step.op]}",
                     where=f"{OPTION}: {step.name}",
                     hint=f"leave {OPTION} out",
                 )
@@ -91,9 +91,9 @@ class SplitSums:
                 made.cut(step, unit)
         if not made.count:
             raise BuildError(
-                "the model has no product whose sum can be made in parts",
+                f"{OPTION} is not supported for this model: it has no matmul whose sum can be split",
                 where=OPTION,
-                expected="a product of attention heads, or of what an activation has made",
+                expected="a matmul after attention or after an activation function",
                 hint=f"leave {OPTION} out",
             )
         read = {ref for step in made.steps for ref in step.inputs if isinstance(ref, str)}
@@ -193,7 +193,7 @@ def _require_kernels(target: Target) -> None:
         choose_kernel(target, take_columns.OP.name, "f32")
     except NoKernelError as error:
         raise BuildError(
-            f"{target.name} makes no sums in parts",
+            f"{OPTION} is not supported on {target.name}",
             where=OPTION,
             expected="a CPU target, or ref",
             got=error.what,
@@ -238,9 +238,9 @@ def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[
     count = -(-k // size)
     if count < parts:
         raise BuildError(
-            f"the sum of a product cannot be made in {parts} parts",
+            f"{OPTION} {parts} is too large for a matmul of this model",
             where=f"{OPTION}: {name}",
-            expected=f"at least {parts} x {size} columns: a cut may not divide a head or a quantisation group",
+            expected=f"at least {parts} x {size} columns: a part must hold whole heads and quantisation groups",
             got=f"{k} columns",
             hint=f"give a smaller {OPTION}" + (", or a smaller group" if group else ""),
         )

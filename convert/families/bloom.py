@@ -30,7 +30,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         section.has(key)
     if section.boolean("apply_residual_connection_post_layernorm", False):
         raise UnsupportedModelError(
-            "a residual stream of normed values is not supported",
+            "apply_residual_connection_post_layernorm true is not supported",
             where=section.place("apply_residual_connection_post_layernorm"),
             expected="false",
             got="true",
@@ -67,9 +67,9 @@ def _size(section: Section, key: str, other: str) -> int:
     size = section.integer(name, minimum=1)
     if section.has(other) and section.raw(other) != size:
         raise ConfigError(
-            "two names of one key do not agree",
+            f"{other} contradicts {name}",
             where=section.place(other),
-            expected=f"{size}, as {name}",
+            expected=f"{size}, the value of {name}",
             got=repr(section.raw(other))[:200],
         )
     return size

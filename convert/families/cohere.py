@@ -28,7 +28,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a CohereForCausalLM."""
     if section.boolean("use_qk_norm", False):
         raise UnsupportedModelError(
-            "queries and keys are normed by layer norms, which attention does not have",
+            "use_qk_norm true is not supported: ingot has no layer norm of queries and keys",
             where=section.place("use_qk_norm"),
             expected="false",
             got="true",

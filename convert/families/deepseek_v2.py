@@ -26,7 +26,7 @@ def _experts(section: Section, layers: int) -> MoeConfig | None:
     method = section.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModelError(
-            "the way in which the router takes experts is not supported",
+            f"topk_method {method!r} is not supported",
             where=section.place("topk_method"),
             expected="greedy, group_limited_greedy",
             got=method,

@@ -20,9 +20,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     both = [section.integer(key, minimum=1) for key in ("moe_k", "num_experts_per_tok") if section.has(key)]
     if len(set(both)) > 1:
         raise ConfigError(
-            "two names of one key do not agree",
+            "num_experts_per_tok contradicts moe_k",
             where=section.place("num_experts_per_tok"),
-            expected=f"{both[0]}, as moe_k",
+            expected=f"{both[0]}, the value of moe_k",
             got=str(both[1]),
         )
     bias = section.boolean("use_bias", False)

@@ -18,7 +18,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         section.raw("sliding_window_pattern")  # layer_types has said it already
         usual: list[bool] = []
     elif not window:
-        raise ConfigError("a model without a window must name its layers", where=section.place("layer_types"))
+        raise ConfigError(
+            "layer_types is missing, and the model has no sliding window", where=section.place("layer_types")
+        )
     else:
         every = section.integer("sliding_window_pattern", 4, minimum=1)
         usual = [(layer + 1) % every != 0 for layer in range(model.num_layers)]

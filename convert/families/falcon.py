@@ -58,7 +58,7 @@ def _kv_heads(section: Section, heads: int) -> int:
         return given
     if not one and given != heads:
         raise ConfigError(
-            "the number of key heads does not fit the older layers",
+            "num_kv_heads differs from num_attention_heads",
             where=section.place("num_kv_heads"),
             expected=f"{heads}, as num_attention_heads, or new_decoder_architecture true",
             got=str(given),
@@ -73,7 +73,7 @@ def _has_two_norms(section: Section, *, parallel: bool) -> bool:
     count = (2 if new else 1) if absent else section.integer("num_ln_in_parallel_attn", minimum=1)
     if count > (2 if new else 1) or (new and not parallel):
         raise ConfigError(
-            "the norms do not fit the layers",
+            "the number of norms does not fit the kind of layer",
             where=section.place("num_ln_in_parallel_attn" if parallel else "parallel_attn"),
             expected="1, or 2 with new_decoder_architecture, which has parallel_attn true",
             got=f"{count}, new_decoder_architecture {str(new).lower()}, parallel_attn {str(parallel).lower()}",

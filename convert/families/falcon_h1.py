@@ -16,7 +16,12 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a FalconH1ForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=8192, kv_heads=8, eps=1e-5, intermediate=14336)
     if model.activation != "silu":
-        raise UnsupportedModelError("Mamba 2 has silu alone here", where=section.place("hidden_act"))
+        raise UnsupportedModelError(
+            "hidden_act of a Mamba 2 layer is not supported",
+            where=section.place("hidden_act"),
+            expected="silu",
+            got=model.activation,
+        )
     gate, mlp = _factors(section, "mlp_multipliers", 2)
     return dataclasses.replace(
         model,
@@ -43,7 +48,7 @@ def _read_mamba(section: Section, hidden: int) -> Mamba2Config:
     normed = section.boolean("mamba_rms_norm", False)
     if normed and not gate_first:
         raise UnsupportedModelError(
-            "a norm of Mamba 2 before its gate is not supported",
+            "mamba_norm_before_gate true is not supported",
             where=section.place("mamba_norm_before_gate"),
             expected="false, or mamba_rms_norm false",
         )
@@ -65,7 +70,7 @@ def _factors(section: Section, key: str, count: int) -> tuple[float, ...]:
     values = section.numbers(key) or (1.0,) * count
     if len(values) != count or not all(0 < each < math.inf for each in values):
         raise ConfigError(
-            "a value is not usable",
+            f"{key} has a wrong value",
             where=section.place(key),
             expected=f"a list of {count} numbers above 0",
             got=repr(section.raw(key))[:200],

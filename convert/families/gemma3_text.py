@@ -42,7 +42,7 @@ def read_ropes(
         whole, local, flags = rope, none, none
         if rope.has("type") and not rope.has("rope_type"):
             raise ConfigError(
-                "rope_scaling has an older key, which transformers does not read for this model",
+                "rope_scaling has the older key type, which transformers ignores for this model",
                 where=rope.place("type"),
                 expected="rope_type",
                 got="type",
@@ -72,7 +72,7 @@ def _require_kinds(rope: Section) -> None:
     for key in ("rope_type", "type", "rope_theta", "factor"):
         if rope.has(key):
             raise ConfigError(
-                "rope_parameters are not given by kind of layer",
+                "rope_parameters lacks an object for each kind of layer",
                 where=rope.place(key),
                 expected="objects full_attention and sliding_attention",
                 got=repr(rope.raw(key)),

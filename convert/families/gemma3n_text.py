@@ -40,7 +40,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     width, table_rows = gemma4_text.read_layer_input(section, rows)
     if not width:
         raise UnsupportedModelError(
-            "layers without embeddings of their own are not supported in this family",
+            "hidden_size_per_layer_input 0 is not supported",
             where=section.place("hidden_size_per_layer_input"),
             expected="1 or more",
             got="0",
@@ -73,7 +73,7 @@ def _intermediate(section: Section) -> int | None:
     sizes = set(section.numbers("intermediate_size") or (16384,))
     if len(sizes) != 1 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise UnsupportedModelError(
-            "MLPs of different widths are not supported in this family",
+            "intermediate_size with different widths is not supported",
             where=section.place("intermediate_size"),
             expected="one width for all layers",
             got=repr(section.raw("intermediate_size"))[:200],
@@ -87,7 +87,7 @@ def _streams(section: Section) -> StreamsConfig:
     active = section.integer("altup_active_idx", 0)
     if count > MOST_STREAMS or active:
         raise UnsupportedModelError(
-            "these residual streams are not supported",
+            f"{'altup_active_idx' if active else 'altup_num_inputs'} has a value that is not supported",
             where=section.place("altup_active_idx" if active else "altup_num_inputs"),
             expected=f"the first of at most {MOST_STREAMS} streams as the active one",
             got=f"stream {active} of {count}",
@@ -106,7 +106,7 @@ def _cuts(section: Section, layers: int) -> tuple[float, ...]:
     shares = section.numbers("activation_sparsity_pattern") or tuple(usual)
     if len(shares) != layers or not all(0 <= share < 1 for share in shares):
         raise ConfigError(
-            "the shares of gates that are cut off do not fit the layers",
+            "activation_sparsity_pattern has a wrong value",
             where=section.place("activation_sparsity_pattern"),
             expected=f"{layers} numbers from 0 to below 1",
             got=repr(section.raw("activation_sparsity_pattern"))[:200],

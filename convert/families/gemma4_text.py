@@ -102,7 +102,7 @@ def read_sharing_layers(section: Section, layers: int, windows: Sequence[int], u
     kinds = [bool(each) for each in windows] or [False] * layers
     if count and (count >= layers or set(kinds[: layers - count]) != set(kinds)):
         raise ConfigError(
-            "the last layers cannot share keys and values: none of their kind comes before them",
+            "num_kv_shared_layers is too large: no layer is left whose keys and values can be shared",
             where=section.place("num_kv_shared_layers"),
             expected=f"fewer than {layers}, so that layers of each kind are left",
             got=str(count),
@@ -114,7 +114,7 @@ def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeCon
     """The rotation of one kind of layers. `proportional` lets the first pairs of a whole head turn."""
     if section.has("rope_scaling") or section.is_null("rope_scaling"):
         raise ConfigError(
-            "the rotation is under an older key, which transformers does not read for this model",
+            "rope_scaling is an older key, which transformers ignores for this model",
             where=section.place("rope_scaling"),
             expected="rope_parameters, by kind of layer",
         )
@@ -128,7 +128,7 @@ def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeCon
     pairs = int(part * head_dim // 2)
     if head_dim % 2 or not 1 <= pairs <= head_dim // 2:
         raise ConfigError(
-            "the part of a head that rotates is not a whole number of pairs",
+            "partial_rotary_factor gives no whole number of rotary pairs",
             where=rope.place("partial_rotary_factor"),
             expected=f"{2 / head_dim:g} to 1, of heads of even size",
             got=f"{part:g} of {head_dim}",
@@ -144,7 +144,7 @@ def read_layer_input(section: Section, vocab_size: int) -> tuple[int, int]:
     rows = section.integer("vocab_size_per_layer_input", 262144, minimum=1)
     if width and rows < vocab_size:
         raise ConfigError(
-            "the layers have no embeddings for some tokens",
+            "vocab_size_per_layer_input is less than vocab_size",
             where=section.place("vocab_size_per_layer_input"),
             expected=f"at least vocab_size, {vocab_size}",
             got=str(rows),

@@ -24,7 +24,7 @@ def read_sigmoid_experts(
     for key, only in _OF_ALL.items():
         if section.has(key) and section.raw(key) != only:
             raise UnsupportedModelError(
-                "the router is of another kind than the family's",
+                f"{key} has a value that is not supported",
                 where=section.place(key),
                 expected=only,
                 got=repr(section.raw(key))[:200],
@@ -45,7 +45,7 @@ def read_sigmoid_experts(
     shared = section.integer("n_shared_experts", 1, minimum=1)
     if section.integer("num_shared_experts", shared) != shared:  # a second name, which transformers does not know
         raise ConfigError(
-            "the number of shared experts is given twice",
+            "num_shared_experts contradicts n_shared_experts",
             where=section.place("num_shared_experts"),
             expected=f"as n_shared_experts: {shared}",
             got=str(section.raw("num_shared_experts")),

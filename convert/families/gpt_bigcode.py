@@ -14,10 +14,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a GPTBigCodeForCausalLM; defaults are those of transformers."""
     if not section.boolean("multi_query", True):
         raise UnsupportedModelError(
-            "queries, keys and values are stored head by head",
-            where=section.place("multi_query"),
-            expected="true",
-            got="false",
+            "multi_query false is not supported", where=section.place("multi_query"), expected="true", got="false"
         )
     for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
         section.boolean(key, True)  # scores are always float32 here

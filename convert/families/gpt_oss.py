@@ -19,7 +19,10 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a GptOssForCausalLM; defaults are those of transformers."""
     if section.text("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(
-            "the activation of the experts is not supported", where=section.place("hidden_act"), expected="silu"
+            "hidden_act of the experts is not supported",
+            where=section.place("hidden_act"),
+            expected="silu",
+            got=section.text("hidden_act", "silu"),
         )
     model = llama.read_llama(
         section, positions=131072, kv_heads=8, head_dim=64, eps=1e-5, theta=150000.0, has_attention_bias=False

@@ -21,11 +21,17 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     positions = section.text("position_embedding_type", "nope")
     if positions not in ("rope", "nope"):
         raise UnsupportedModelError(
-            "the positions are not supported", where=section.place("position_embedding_type"), got=positions
+            f"position_embedding_type {positions!r} is not supported",
+            where=section.place("position_embedding_type"),
+            expected="rope or nope",
+            got=positions,
         )
     if model.activation != "silu":
         raise UnsupportedModelError(
-            "the activation of Mamba 2 is not supported", where=section.place("hidden_act"), expected="silu"
+            "hidden_act of a Mamba 2 layer is not supported",
+            where=section.place("hidden_act"),
+            expected="silu",
+            got=model.activation,
         )
     layers = range(model.num_layers)
     shared = section.integer("shared_intermediate_size", 1024, minimum=1)

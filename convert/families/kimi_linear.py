@@ -59,9 +59,9 @@ def _is_called(section: Section, ours: str, theirs: str) -> bool:
     there = section.has(theirs) or section.is_null(theirs)
     if there and section.has(ours) and section.raw(ours) != section.raw(theirs):
         raise ConfigError(
-            "two names of one key do not agree",
+            f"{ours} contradicts {theirs}",
             where=section.place(ours),
-            expected=f"{section.raw(theirs)!r}, as {theirs}",
+            expected=f"{section.raw(theirs)!r}, the value of {theirs}",
             got=repr(section.raw(ours))[:200],
         )
     return there
@@ -71,7 +71,7 @@ def _refuse(section: Section, others: Mapping[str, object]) -> None:
     for key, harmless in others.items():
         if section.has(key) and section.raw(key) != harmless:
             raise UnsupportedModelError(
-                "the model has a feature that is not supported",
+                f"{key} has a value that is not supported",
                 where=section.place(key),
                 expected="no such key" if harmless is None else f"{str(harmless).lower()}, or no such key",
                 got=repr(section.raw(key))[:200],
@@ -103,7 +103,7 @@ def _delta_layers(section: Section, delta: Section, layers: int) -> tuple[int, .
         attention = [int(layer) - 1 for layer in whole]
         if sorted((*whole, *ours)) != list(range(1, layers + 1)):
             raise ConfigError(
-                "the two kinds of layers are not all layers",
+                "kda_layers and full_attn_layers do not name each layer once",
                 where=delta.place("kda_layers"),
                 expected=f"with full_attn_layers each of 1 to {layers}, once",
                 got=repr([*whole, *ours])[:200],

@@ -52,7 +52,7 @@ def _attention_layers(section: Section, layers: int) -> tuple[int, ...]:
     named = section.numbers("full_attn_idxs") if section.has("full_attn_idxs") else range(layers)
     if not all(isinstance(each, int) and 0 <= each < layers for each in named):
         raise ConfigError(
-            "a value is not usable",
+            "full_attn_idxs has a wrong value",
             where=section.place("full_attn_idxs"),
             expected=f"a list of layers from 0 to {layers - 1}",
             got=repr(list(named))[:200],

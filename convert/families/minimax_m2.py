@@ -24,7 +24,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     for key, usual in _OF_ALL.items():
         if section.has(key) and section.raw(key) != usual:
             raise UnsupportedModelError(
-                "the model has a feature that is not supported",
+                f"{key} has a value that is not supported",
                 where=section.place(key),
                 expected=repr(usual),
                 got=repr(section.raw(key))[:200],

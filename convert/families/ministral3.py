@@ -44,7 +44,10 @@ def read_growth(rope: Section) -> tuple[float, int]:
     original = rope.integer("original_max_position_embeddings", minimum=1)
     if (growth := rope.number("llama_4_scaling_beta")) < 0:
         raise ConfigError(
-            "queries cannot shrink", where=rope.place("llama_4_scaling_beta"), expected="0 or more", got=f"{growth:g}"
+            "llama_4_scaling_beta is negative",
+            where=rope.place("llama_4_scaling_beta"),
+            expected="0 or more",
+            got=f"{growth:g}",
         )
     return growth, original
 

@@ -78,11 +78,10 @@ def _read(section: Section, key: str, usual: object) -> object:
 def _refuse_unless(section: Section, key: str, usual: object) -> None:
     if _read(section, key, usual) != usual:
         raise UnsupportedModelError(
-            f"the model has a feature that is not supported: {key}",
+            f"{key} has a value that is not supported",
             where=section.place(key),
             expected=str(usual).lower() if isinstance(usual, bool) else "null" if usual is None else str(usual),
             got=repr(section.raw(key))[:200],
-            hint="convert another model: `ingot help families` lists what is supported",
         )
 
 

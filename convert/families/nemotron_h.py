@@ -36,7 +36,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     kinds = _kinds(section)
     for key in _WITHOUT_EFFECT:
         if section.is_null(key) and key not in _NULLABLE:
-            raise ConfigError("null is not a value of this key", where=section.place(key))
+            raise ConfigError(f"{key} is null", where=section.place(key))
         section.has(key)
     for key, found, usual in (
         ("mamba_hidden_act", section.text("mamba_hidden_act", "silu"), "silu"),
@@ -44,7 +44,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     ):
         if found != usual:
             raise UnsupportedModelError(
-                "the model has a feature that is not supported",
+                f"{key} has a value that is not supported",
                 where=section.place(key),
                 expected="null" if usual is None else usual,
                 got=repr(found)[:200],
@@ -83,7 +83,7 @@ def _kinds(section: Section) -> tuple[str, ...]:
     kinds = kinds or tuple(_LETTERS.get(each, each) for each in letters) or _USUAL
     if strange := sorted(set(kinds) - set(_LETTERS.values())):
         raise UnsupportedModelError(
-            "the layer type is not supported",
+            "layers of this type are not supported",
             where=section.place(key),
             expected=", ".join(_LETTERS.values()),
             got=", ".join(strange)[:200],
@@ -103,7 +103,7 @@ def _read_mamba(section: Section, hidden: int) -> Mamba2Config:
     heads, groups = section.integer("mamba_num_heads", 128, minimum=1), section.integer("n_groups", 8, minimum=1)
     if heads % groups:
         raise ConfigError(
-            "the heads of Mamba 2 cannot be shared evenly among the groups",
+            "mamba_num_heads is not a multiple of n_groups",
             where=section.place("mamba_num_heads"),
             expected=f"a multiple of n_groups ({groups})",
             got=str(heads),

@@ -15,7 +15,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     model = llama.read_llama(section, positions=4096, eps=1e-5)
     if section.has("clip_qkv"):
         raise UnsupportedModelError(
-            "queries, keys and values are clipped, which attention does not do",
+            "clip_qkv is not supported",
             where=section.place("clip_qkv"),
             expected="null",
             got=repr(section.raw("clip_qkv")),

@@ -22,7 +22,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     for key, usual in _USUAL.items():
         if section.boolean(key, usual) is not usual:
             raise UnsupportedModelError(
-                "norms in other places, or without weights, are not supported",
+                f"{key} has a value that is not supported",
                 where=section.place(key),
                 expected=str(usual).lower(),
                 got=str(not usual).lower(),
@@ -30,7 +30,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     width = hidden if section.is_null("word_embed_proj_dim") else section.integer("word_embed_proj_dim", hidden)
     if width != hidden:
         raise UnsupportedModelError(
-            "token embeddings of another width than the model are not supported",
+            "word_embed_proj_dim other than hidden_size is not supported",
             where=section.place("word_embed_proj_dim"),
             expected=str(hidden),
             got=str(width),

@@ -14,7 +14,7 @@ def refuse_layer_norms(section: Section) -> None:
     """Raise UnsupportedModelError for queries and keys that layer norms norm."""
     if section.boolean("qk_layernorm", False):
         raise UnsupportedModelError(
-            "queries and keys are normed by layer norms, which attention does not have",
+            "qk_layernorm true is not supported: ingot has no layer norm of queries and keys",
             where=section.place("qk_layernorm"),
             expected="false",
             got="true",

@@ -27,7 +27,7 @@ def read_hybrid(section: Section, model: ModelConfig) -> ModelConfig:
     section.has("mamba_ssm_dtype")  # states are always float32
     if not section.boolean("attn_output_gate", True):
         raise UnsupportedModelError(
-            "attention without an output gate is not supported", where=section.place("attn_output_gate")
+            "attn_output_gate false is not supported", where=section.place("attn_output_gate"), expected="true"
         )
     every = section.integer("full_attention_interval", 4, minimum=1)
     return dataclasses.replace(
@@ -53,7 +53,7 @@ def read_delta_rule(section: Section) -> LinearAttentionConfig:
     )
     if mixer.heads % mixer.key_heads:
         raise ConfigError(
-            "the heads of the values cannot be shared evenly among those of the keys",
+            "linear_num_value_heads is not a multiple of linear_num_key_heads",
             where=section.place("linear_num_value_heads"),
             expected=f"a multiple of linear_num_key_heads ({mixer.key_heads})",
             got=str(mixer.heads),

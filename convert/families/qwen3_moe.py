@@ -19,7 +19,10 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     for key, usual in _OF_ALL.items():
         if section.boolean(key, usual) is not usual:
             raise UnsupportedModelError(
-                "the model has a feature that is not supported", where=section.place(key), got=repr(not usual)
+                f"{key} has a value that is not supported",
+                where=section.place(key),
+                expected=str(usual).lower(),
+                got=str(not usual).lower(),
             )
     section.has("max_window_layers")  # of the dense families; here every layer has the window
     window = read_window(section, 4096) if section.boolean("use_sliding_window", False) else 0
@@ -46,7 +49,7 @@ def read_dense_layers(section: Section, layers: int) -> tuple[int, ...]:
     step, named = section.integer("decoder_sparse_step", 1, minimum=1), section.numbers("mlp_only_layers")
     if not all(isinstance(each, int) and each >= 0 for each in named):
         raise ConfigError(
-            "a value is not usable",
+            "mlp_only_layers has a wrong value",
             where=section.place("mlp_only_layers"),
             expected="a list of layers",
             got=repr(list(named))[:200],

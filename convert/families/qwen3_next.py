@@ -15,7 +15,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Qwen3NextForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=32768, kv_heads=2, head_dim=256, partial_rotary=0.25, intermediate=5632)
     if section.boolean("use_sliding_window", False):
-        raise UnsupportedModelError("layers with windows are not supported", where=section.place("use_sliding_window"))
+        raise UnsupportedModelError(
+            "use_sliding_window true is not supported", where=section.place("use_sliding_window"), expected="false"
+        )
     dense_layers = qwen3_moe.read_dense_layers(section, model.num_layers)
     moe = read_experts(
         section,

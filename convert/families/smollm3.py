@@ -34,7 +34,7 @@ def _still_layers(section: Section, layers: int) -> tuple[int, ...]:
     rotates = section.numbers("no_rope_layers")
     if len(rotates) != layers or any(each not in (0, 1) for each in rotates):
         raise ConfigError(
-            "the rotations of the layers are not usable",
+            "no_rope_layers has a wrong value",
             where=section.place("no_rope_layers"),
             expected=f"0 or 1 for each of {layers} layers",
             got=repr(list(rotates))[:200],

@@ -43,7 +43,7 @@ def _whole(keys: Section, key: str, default: int | None = None) -> int:
         return keys.integer(key, default)
     if len(set(value)) != 1:
         raise UnsupportedModelError(
-            "layers of different shapes are not supported", where=keys.place(key), got=repr(value)[:200]
+            f"{key} differs from layer to layer, which is not supported", where=keys.place(key), got=repr(value)[:200]
         )
     return Section({key: value[0]}, keys.where).integer(key)
 
@@ -71,7 +71,7 @@ def _require(keys: Section, key: str, *values: object) -> None:
     """Raise UnsupportedModelError unless a setting is absent or one of these."""
     if keys.has(key) and keys.raw(key) not in values:
         raise UnsupportedModelError(
-            "the model has a feature that is not supported",
+            f"{key} has a value that is not supported",
             where=keys.place(key),
             expected=" or ".join(map(str, values)),
             got=repr(keys.raw(key))[:200],

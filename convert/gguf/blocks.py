@@ -287,7 +287,7 @@ def block_type(number: int, where: str) -> BlockType:
     """By its number in the file. Raises UnsupportedModelError."""
     if number not in TYPES:
         raise UnsupportedModelError(
-            "this type of GGUF tensors is not read",
+            "GGUF tensors of this type are not supported",
             where=where,
             expected=", ".join(each.name for each in TYPES.values()),
             got=_OTHERS.get(number, f"type {number}"),

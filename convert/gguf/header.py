@@ -73,7 +73,7 @@ def read_gguf_header(path: Path) -> Header:
         with path.open("rb") as file:
             return _Reader(path, file, path.stat().st_size).header()
     except OSError as error:
-        raise CheckpointError("the file cannot be read", where=str(path), got=error.strerror) from error
+        raise CheckpointError("the GGUF file cannot be read", where=str(path), got=error.strerror) from error
 
 
 class _Reader:
@@ -114,14 +114,20 @@ class _Reader:
         magic = self._bytes(4)
         if magic != _MAGIC:
             raise CheckpointError(
-                "this is not a GGUF file", where=str(self._path), expected=repr(_MAGIC), got=repr(magic), hint=_AGAIN
+                "the file is not a GGUF file",
+                where=str(self._path),
+                expected=repr(_MAGIC),
+                got=repr(magic),
+                hint=_AGAIN,
             )
         version = self._number("I")
         if version in _VERSIONS:
             return
         swapped = int.from_bytes(int(version).to_bytes(4, "little"), "big")
         raise UnsupportedModelError(
-            "a GGUF file of big-endian machines is not read" if swapped in _VERSIONS else "this version is not read",
+            "GGUF files of big-endian machines are not supported"
+            if swapped in _VERSIONS
+            else "GGUF files of this version are not supported",
             where=f"{self._path}: version",
             expected=" or ".join(map(str, _VERSIONS)),
             got=str(swapped if swapped in _VERSIONS else version),
@@ -136,7 +142,7 @@ class _Reader:
         shape = tuple(int(self._number("Q")) for _ in range(int(ndim)))[::-1]
         kind = block_type(int(self._number("I")), f"{self._path}: {name}")
         if 0 in shape or math.prod(shape) >= 1 << 62:
-            raise self._broken("the size of a tensor is not usable", name, "at least 1 in every dimension", str(shape))
+            raise self._broken("a tensor has a wrong size", name, "at least 1 in every dimension", str(shape))
         if shape[-1] % kind.size:
             raise self._broken(
                 "the rows of a tensor are not whole blocks", name, f"a multiple of {kind.size}", str(shape[-1])
@@ -147,7 +153,9 @@ class _Reader:
         found = settings.get("general.alignment", _ALIGNMENT)
         alignment = found if isinstance(found, int) else 0
         if not 1 < alignment <= _MOST_ALIGNMENT or alignment & alignment - 1:
-            raise self._broken("the alignment is not usable", "general.alignment", "a power of two", repr(found)[:100])
+            raise self._broken(
+                "general.alignment has a wrong value", "general.alignment", "a power of two", repr(found)[:100]
+            )
         return alignment
 
     def _check_cover(self, tensors: Mapping[str, GgufTensor], data: int, alignment: int) -> None:
@@ -157,7 +165,7 @@ class _Reader:
             end = tensor.offset + tensor.nbytes
             if end > self._size:
                 raise self._broken(
-                    "it is truncated: a tensor lies beyond its end",
+                    "truncated: a tensor lies beyond the end of the file",
                     tensor.name,
                     f"{end:,} bytes",
                     f"{self._size:,} bytes",
@@ -168,7 +176,7 @@ class _Reader:
             position = -(-end // alignment) * alignment
         if self._size > max(position, data):
             raise self._broken(
-                "bytes after the last tensor belong to nobody", "", f"{position:,} bytes", f"{self._size:,} bytes"
+                "bytes after the last tensor belong to no tensor", "", f"{position:,} bytes", f"{self._size:,} bytes"
             )
 
     def _count(self, what: str, most: int, least_bytes: int) -> int:
@@ -176,7 +184,10 @@ class _Reader:
         count = int(self._number("Q"))
         if count > min(most, (self._size - self._at) // least_bytes):
             raise self._broken(
-                f"it cannot hold so many {what}", "", f"at most {min(most, self._size // least_bytes):,}", f"{count:,}"
+                f"the file is too small for this many {what}",
+                "",
+                f"at most {min(most, self._size // least_bytes):,}",
+                f"{count:,}",
             )
         return count
 
@@ -211,12 +222,15 @@ class _Reader:
 
     def _bytes(self, count: int) -> bytes:
         if self._at + count > _MOST_HEADER:
-            raise self._broken("its header is too large", "", f"at most {_MOST_HEADER:,} bytes", "more")
+            raise self._broken("the header is too large", "", f"at most {_MOST_HEADER:,} bytes", "more")
         found = self._file.read(count)
         self._at += len(found)
         if len(found) < count:
             raise self._broken(
-                "it ends within its header", "", f"{self._at + count - len(found):,} bytes", f"{self._size:,} bytes"
+                "the file ends within its header",
+                "",
+                f"{self._at + count - len(found):,} bytes",
+                f"{self._size:,} bytes",
             )
         return found
 

@@ -56,7 +56,7 @@ class GgufSource:
             return model
         if model.rope is None or len(self.factors) != model.rope.rotary_dim // 2:
             raise CheckpointError(
-                "the factors of the rotary positions do not fit the heads", where=f"{self.path}: {_FACTORS[0]}"
+                "the number of rotary factors does not fit the size of a head", where=f"{self.path}: {_FACTORS[0]}"
             )
         return dataclasses.replace(model, rope=dataclasses.replace(model.rope, factors=self.factors))
 
@@ -90,7 +90,7 @@ def open_gguf(path: Path) -> GgufSource:
     name = main.settings.get("general.architecture")
     if kind != "model" or not isinstance(name, str):
         raise UnsupportedModelError(
-            "the file is not a language model",
+            "the GGUF file is not a language model",
             where=str(main.path),
             expected="general.type model",
             got=repr(kind)[:100],
@@ -192,14 +192,14 @@ def _config(
         keys.has(key)
     if unread := keys.unread():
         raise UnsupportedModelError(
-            "the file has settings that ingot does not know, and that may change the model",
+            "the GGUF file has settings that ingot does not know, and that may change the results",
             where=keys.where,
             got=", ".join(unread)[:300],
             hint="convert the model that the file was made from",
         )
     table = stored.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
-        raise CheckpointError("the file has no token table", where=str(main.path), expected="token_embd.weight")
+        raise CheckpointError("the GGUF file has no token table", where=str(main.path), expected="token_embd.weight")
     moe = architecture.moe_type and "num_local_experts" in config
     model_type = architecture.moe_type if moe else architecture.model_type
     return {"model_type": model_type, "vocab_size": table.shape[0], **config, **tokenizer.ids}
@@ -261,7 +261,7 @@ def _tensors(
             continue
         if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
             raise CheckpointError(
-                "a stack of experts is not usable",
+                "a tensor of experts has a wrong shape",
                 where=f"{tensor.file}: {name}",
                 expected="[experts, rows, columns]",
                 got=str(list(tensor.shape)),

@@ -115,7 +115,7 @@ def _kinds(keys: Section, count: int) -> Sequence[int]:
     kinds = [int(each) for each in keys.numbers("token_type")] or [_NORMAL] * count
     if len(kinds) != count or not count or any(kind not in _KINDS for kind in set(kinds)):
         raise CheckpointError(
-            "the list of token types does not match the tokens",
+            "token_type has not one number for each token",
             where=keys.place("token_type"),
             expected=f"{count} numbers from 1 to 6",
             got=f"{len(kinds)} numbers",
@@ -131,7 +131,7 @@ def _named(keys: Section, texts: Sequence[str]) -> dict[str, int]:
             index = keys.integer(key)
             if index >= len(texts):
                 raise CheckpointError(
-                    "a token is not in the vocabulary",
+                    f"{key} is not a token of the vocabulary",
                     where=keys.place(key),
                     expected=f"at most {len(texts) - 1}",
                     got=str(index),
@@ -154,9 +154,7 @@ def _require_plain(keys: Section) -> None:
     """Raise CheckpointError for what tokenizer.json would have to spell in another way."""
     for key in ("add_eos_token", "remove_extra_whitespaces", "add_sep_token"):
         if keys.boolean(key, False):
-            raise CheckpointError(
-                "the tokenizer of the file has a step that is not converted", where=keys.place(key), got="true"
-            )
+            raise CheckpointError(f"tokenizer setting {key} is not supported", where=keys.place(key), got="true")
 
 
 def _sentencepiece(
@@ -165,7 +163,7 @@ def _sentencepiece(
     scores = keys.numbers("scores")
     if len(scores) != len(texts):
         raise CheckpointError(
-            "the tokens of the file do not have a score each",
+            "scores has not one number for each token",
             where=keys.place("scores"),
             expected=str(len(texts)),
             got=str(len(scores)),
@@ -185,12 +183,12 @@ def _byte_level(keys: Section, texts: Sequence[str], kinds: Sequence[int], named
     cut = CUTS[keys.text("pre")]
     vocab = {text: index for index, text in enumerate(texts)}
     if len(vocab) < len(texts):
-        raise CheckpointError("two tokens of the file have the same text", where=keys.place("tokens"))
+        raise CheckpointError("two tokens of the GGUF file have the same text", where=keys.place("tokens"))
     pairs = [_pair(each) for each in keys.words("merges")]
     for pair in pairs:
         if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
             raise CheckpointError(
-                "a merge does not fit the vocabulary",
+                "a merge makes a text that is not in the vocabulary",
                 where=keys.place("merges"),
                 expected="two tokens whose join is a token",
                 got=" ".join(pair)[:200],

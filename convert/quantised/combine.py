@@ -15,7 +15,7 @@ def is_quantised(expr: Expr, tensors: Tensors) -> bool:
     found = [name for name in sources(expr) if isinstance(tensors[name], Quantised)]
     if found and (others := [name for name in sources(expr) if name not in found]):
         raise CheckpointError(
-            "a weight is made of tensors of which some are quantised",
+            "only some of the tensors that are merged into one weight are quantised",
             where=f"{found[0]}, {others[0]}",
             expected="all of them quantised, or none",
         )

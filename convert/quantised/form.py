@@ -223,7 +223,7 @@ def _unpaired(piece: Piece, rows: int) -> Piece:
 
 def _unfit(first: Quantised, other: Quantised) -> CheckpointError:
     return CheckpointError(
-        "quantised weights that make one have different forms",
+        "quantised weights that are merged into one have different formats",
         where=f"{first.name}, {other.name}",
         expected=first.kind,
         got=other.kind,

@@ -86,7 +86,7 @@ class Module:
         """The group size, -1 or 0 standing for a whole row, which `part` must have a scale for along `axis`."""
         group = columns if size in (-1, 0) or size > columns else size
         if group < 1:
-            raise ConfigError("a group size is not usable", where=self.settings.where, got=str(size))
+            raise ConfigError("the group size of a quantised weight is wrong", where=self.settings.where, got=str(size))
         shape = list(self.parts[part].shape)
         shape[axis] = -(-columns // group)
         self.require(part, tuple(shape))
@@ -169,7 +169,9 @@ class Module:
             self.require(part, (1,))
         value = float(read_rows(tensor).reshape(-1)[0])
         if not math.isfinite(value) or value == 0:
-            raise CheckpointError("a scale of a quantised weight is not usable", where=self.where(part), got=str(value))
+            raise CheckpointError(
+                "a scale of a quantised weight is zero, NaN or infinite", where=self.where(part), got=str(value)
+            )
         return value
 
     def factor_piece(self, part: str, rows: int) -> Piece:

@@ -119,7 +119,7 @@ def refuse_quantised(config: Section) -> None:
     """Raise UnsupportedModelError for a configuration of a quantised model, whose weights are to be random."""
     if (settings := settings_of(config, None)) is not None:
         raise UnsupportedModelError(
-            "random weights are not quantised",
+            "--random_weights makes no quantised weights, and config.json has a quantization config",
             where=settings.where,
             hint="leave the quantization config out; build quantises: --precision w8",
         )
@@ -137,7 +137,7 @@ def _format(settings: Section) -> tuple[str, Format]:
         return name, formats[name]
     reason = next((why for key, why in REFUSED.items() if name.lower().startswith(key)), None)
     raise UnsupportedModelError(
-        "this kind of quantised checkpoint is not supported" + (f": {reason}" if reason else ""),
+        f"quantised checkpoints of quant_method {name[:40]!r} are not supported" + (f": {reason}" if reason else ""),
         where=settings.place("quant_method"),
         expected=", ".join(sorted(formats)),
         got=repr(name)[:200],

@@ -21,7 +21,11 @@ _PEAK_SECONDS = 0.03
 
 def require_native() -> None:
     if why_not is not None:
-        raise TargetError("ingot's compiled CPU module is not here", got=why_not, hint="install ingot, or: make native")
+        raise TargetError(
+            "ingot's compiled CPU module is missing",
+            got=why_not,
+            hint="install ingot again; in a clone run `make native`",
+        )
 
 
 @contextlib.contextmanager
@@ -34,7 +38,7 @@ def enough_threads() -> Iterator[None]:
         yield
     except _cpu.ThreadStartError as error:
         raise CapacityError(
-            "the system starts no more threads",
+            "the system refuses to start more threads",
             got=str(error),
             hint="pass fewer threads, or raise the limit on processes (ulimit -u, pids.max of the control group)",
         ) from error
@@ -105,5 +109,5 @@ def peak_flops(name: str, threads: int | None = None) -> float:
 def num_threads(threads: int | None) -> int:
     """None: one per core."""
     if threads is not None and not 1 <= threads <= 256:
-        raise UsageError("threads is out of range", expected="1 to 256", got=str(threads))
+        raise UsageError(f"threads {threads} is out of range", expected="1 to 256", got=str(threads))
     return core_count() if threads is None else threads

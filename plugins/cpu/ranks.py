@@ -21,9 +21,9 @@ def rank_errors() -> Iterator[None]:
         yield
     except _cpu.RankError as error:
         raise RankError(
-            "the ranks of the engine do not compute any more",
+            "a rank of the engine has failed",
             got=str(error),
-            hint="look at what that rank has said, and start all ranks again",
+            hint="read the last lines of that rank, then start all ranks again",
         ) from error
 
 
@@ -32,7 +32,7 @@ def open_group(plan: Plan, link: RankLink, options: SessionOptions) -> "_cpu.Ran
     if options.shared_memory:
         return _open_window(plan, link, options.rank_timeout)
     if (calls := link.mpi_calls()) is None:
-        raise RankError("MPI has not started the ranks", hint="give all ranks one machine, or start them by mpirun")
+        raise RankError("the ranks were not started by MPI", hint="give all ranks one machine, or start them by mpirun")
     return _cpu.MpiGroup(calls, link.rank, link.count, _slot_bytes(plan), options.rank_timeout)
 
 

@@ -250,7 +250,7 @@ def open_native(
             group=group,
         )
     except (ValueError, TypeError) as error:
-        raise EngineError("the engine's plan cannot run", got=str(error), hint="rebuild the engine") from error
+        raise EngineError("the engine's plan is invalid", got=str(error), hint="rebuild the engine") from error
     except MemoryError as error:
         raise CapacityError(
             "there is not enough memory for the engine",

@@ -55,14 +55,14 @@ def specialisation(plan: Plan) -> Specialisation:
     types = {DType.BF16 if each.is_quantised else each for each in stored}
     if len(types) > 1:
         raise EngineError(
-            "the kernels take one type of weights, and codes beside those of bf16",
+            "the cuda kernels do not take weights of these types together",
             got=", ".join(sorted(each.value for each in stored)),
         )
     groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
     kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}
     if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
         raise EngineError(
-            "the attention kernels cannot take these heads",
+            "attention with heads of these sizes is not supported on cuda targets",
             expected=f"at most {MAX_HEAD_DIM} dims and {MAX_GROUP} query heads per KV head, the same in all layers",
             got=f"KV heads and their dims {sorted(sizes)}, groups of {sorted(groups)}",
         )
@@ -114,7 +114,7 @@ class _Binder:
         for step in self._plan.steps:
             how = _STEPS.get(step.op)
             if how is None:
-                raise EngineError("the cuda target has no kernel for a step", where=step.name, got=step.op)
+                raise EngineError(f"cuda targets have no kernel for {step.op}", where=step.name, got=step.op)
             check_types(step, self._buffers, self._types.weight)
             bound.append(Bound(step=step, work=tuple(how(self, step, self._narrow(step.outputs[0])))))
         return bound

@@ -139,7 +139,9 @@ def compile_kernels(
 ) -> MachineCode:
     """All kernels for `architecture` ("sm_90a"). Raises BuildError with what the compiler said."""
     if (reason := why_not(architecture)) is not None:
-        raise BuildError("the kernels cannot be compiled", where=architecture, got=reason)
+        raise BuildError(
+            "the CUDA kernels cannot be compiled", where=architecture, got=reason, hint="build for another --target"
+        )
     compiler = find_compiler()
     assert compiler is not None, "why_not found it"
     return _compiled(

@@ -131,7 +131,7 @@ class Products:
         """workspace: WORKSPACE_BYTES of device memory."""
         library = find_library()
         if isinstance(library, str):
-            raise TargetError("this machine cannot multiply on a GPU", got=library)
+            raise TargetError("this machine has no cuBLASLt, which the engine needs", got=library)
         self._library, self._workspace, self._stream = Library(library), workspace, stream
         self._handle = ctypes.c_void_p()
         self._library.call("cublasLtCreate", ctypes.byref(self._handle))
@@ -192,7 +192,7 @@ class Products:
                 ctypes.byref(found),
             )
         if found.value < 1:
-            raise TargetError("cuBLASLt has no way to compute a product", got=f"{rows} x {n} x {k} in {dtype.value}")
+            raise TargetError("cuBLASLt has no algorithm for a matmul", got=f"{rows} x {n} x {k} in {dtype.value}")
         return planned
 
 

@@ -165,7 +165,7 @@ class Sampler:
     def complete(self, batch: StepBatch) -> StepBatch:
         """The batch with the tokens that it leaves to the session; -1 - slot for those that the device alone knows."""
         if (batch.ids < LAST_DRAWN).any():
-            raise RequestError("the session cannot run this batch", got=f"token {batch.ids.min()}")
+            raise RequestError("a token id of the batch is out of range", got=f"token {batch.ids.min()}")
         return self._sequences.complete(batch)
 
     def of_step(self, batch: StepBatch) -> list[Draw]:

@@ -20,7 +20,7 @@ def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType) -> N
         allowed = (DType.F32,) if name in wide else tuple(dict.fromkeys((DType.F32, products)))
         if name in buffers and buffers[name].dtype not in allowed:
             raise EngineError(
-                "the cuda target cannot keep an activation of a step in this type",
+                "an activation has a type that cuda targets do not store",
                 where=f"step {step.name}: {name}",
                 expected=" or ".join(each.value for each in allowed),
                 got=buffers[name].dtype.value,

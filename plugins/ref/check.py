@@ -31,7 +31,7 @@ def check_steps(plan: Plan, ranks: int = 1) -> None:
     checker = _Checker(plan, ranks)
     for step in plan.steps:
         if (found := checker.problem(step)) is not None:
-            raise EngineError("the engine's plan cannot run", where=f"step {step.name}", got=found, hint=REBUILD)
+            raise EngineError("the engine's plan is invalid", where=f"step {step.name}", got=found, hint=REBUILD)
 
 
 class _Checker:

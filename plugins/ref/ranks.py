@@ -79,11 +79,13 @@ def _require_alike(plans: Sequence[Plan]) -> None:
     for rank, plan in enumerate(plans):
         if [meets(step) for step in plan.steps] != first or plan.limits != plans[0].limits:
             raise EngineError(
-                "the ranks of the engine do not go together",
+                "the rank files of the engine do not belong together",
                 where=f"rank {rank}",
                 expected="the steps and limits of rank 0",
                 hint=REBUILD,
             )
         sizes = [(group.window, group.layers, group.tokens_per_block) for group in plan.caches]
         if sizes != [(group.window, group.layers, group.tokens_per_block) for group in plans[0].caches]:
-            raise EngineError("the ranks of the engine do not go together", where=f"rank {rank}: caches", hint=REBUILD)
+            raise EngineError(
+                "the rank files of the engine do not belong together", where=f"rank {rank}: caches", hint=REBUILD
+            )

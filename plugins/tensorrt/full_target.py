@@ -66,7 +66,11 @@ class TensorRtTarget(TensorRtRtxTarget):
         """The same with a file of times: the target's own, beside the one that the user has named."""
         require_lengths(graph, plan.limits)
         if (reason := self.build_blocker()) is not None:
-            raise BuildError(f"this machine cannot build for {self.name}", got=reason, hint="see ingot doctor")
+            raise BuildError(
+                f"this machine cannot build for {self.name}",
+                got=reason,
+                hint="`ingot doctor --all` says what is missing",
+            )
         gpu, library = self._require()
         own = None if cache is None else cache.with_name(f"{cache.name}.{self.name.replace('/', '-')}")
         compiled = compile_fully(graph, plan, library, cache=own, timed=timed, progress=progress)

@@ -128,7 +128,10 @@ def check_network(graph: OpGraph, network: Mapping[str, int]) -> None:
     for kind, expected in expected_network(graph).items():
         if network.get(kind, 0) != expected:
             raise BuildError(
-                "the network is not the graph", where=kind, expected=f"{expected} layers", got=str(network.get(kind, 0))
+                "TensorRT has compiled another network than the graph",
+                where=kind,
+                expected=f"{expected} layers",
+                got=str(network.get(kind, 0)),
             )
 
 
@@ -139,9 +142,9 @@ def check_layers(graph: OpGraph, layers: Sequence[Layer]) -> None:
         found = computed_products(graph, layers, number)
         if hollow := [name for name in products if name not in found]:
             raise BuildError(
-                "the engine is hollow: no layer computes a product",
+                "the engine is hollow: no layer computes a matmul",
                 where=f"profile {profile}",
-                expected=f"all {len(products)} products of the graph",
+                expected=f"all {len(products)} matmuls of the graph",
                 got=f"none for {', '.join(hollow)}",
             )
         _check_profile(graph, [layer for layer in layers if layer.profile == number], profile)

@@ -76,7 +76,9 @@ class _Lowering:
         for node in self._graph.nodes:
             lowered = _OPS.get(node.op)
             if lowered is None:
-                raise BuildError("TensorRT targets do not compute an op of the graph", where=node.name, got=node.op)
+                raise BuildError(
+                    f"TensorRT targets do not support {node.op}", where=node.name, hint="build for a cuda or CPU target"
+                )
             self._place = node.name
             self._tensors |= dict(zip(node.outputs, lowered(self, node), strict=False))
         self._place = LOGITS
@@ -120,7 +122,12 @@ class _Lowering:
     def matmul(self, node: OpNode) -> list[str]:
         x, weight, bias, residual = node.inputs
         if self._dtypes[weight] is not self._type or node.attrs["group"]:
-            raise BuildError("products take weights of one type", where=node.name, got=self._dtypes[weight].value)
+            raise BuildError(
+                "TensorRT targets take weights of one type",
+                where=node.name,
+                got=self._dtypes[weight].value,
+                hint="give --precision bf16 or f32 for all layers",
+            )
         y = self._wide(self._node("Gemm", [self._cast(self._tensors[x], self._type), weight], "product", transB=1))
         if bias:
             y = self._node("Add", [y, self._wide(bias)], "biased")

@@ -115,7 +115,11 @@ class TensorRtRtxTarget:
         require_lengths(graph, plan.limits)
         library = find_rtx()
         if isinstance(library, str):
-            raise BuildError(f"this machine cannot build for {self.name}", got=library, hint="see ingot doctor")
+            raise BuildError(
+                f"this machine cannot build for {self.name}",
+                got=library,
+                hint="`ingot doctor --all` says what is missing",
+            )
         compiled = compile_graph(graph, plan, library, self.flavour.capabilities, progress)
         header = read_header(compiled.image, NETWORK)
         words = {"target": self.name, "library": str(library), "capabilities": list(header.capabilities)}

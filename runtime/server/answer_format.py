@@ -31,7 +31,7 @@ def structured_outputs(asked: Generate) -> StructuredOutputs | None:
         if value is not None and value is not False:
             found[old] = {new: value}
     if len(found) > 1:
-        raise _wrong(list(found)[1], f"{' and '.join(found)} are names of one thing; give one")
+        raise _wrong(list(found)[1], f"{' and '.join(found)} set the same thing; give one of them")
     white = asked.guided_whitespace_pattern
     if not found:
         if white is not None:

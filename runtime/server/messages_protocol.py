@@ -288,15 +288,17 @@ def _messages(turn: Message) -> list[dict[str, Any]]:
     thoughts = "\n".join(each.thinking for each in turn.content if isinstance(each, ThinkingBlock))
     if turn.role == "system":
         if results or calls or thoughts:
-            raise ApiError(400, "messages: a system message is text", param="messages")
+            raise ApiError(400, "messages: the content of a system message must be text", param="messages")
         return [_message("system", text)]
     if turn.role == "user":
         if calls or thoughts:
-            raise ApiError(400, "messages: a user neither calls tools nor thinks", param="messages")
+            raise ApiError(
+                400, "messages: tool_use and thinking blocks belong to the assistant, not to the user", param="messages"
+            )
         said = any(isinstance(each, TextBlock) for each in turn.content) or not results
         return [*results, *([_message("user", text)] if said else [])]
     if results:
-        raise ApiError(400, "messages: results of tools are the user's", param="messages")
+        raise ApiError(400, "messages: tool_result blocks belong to the user, not to the assistant", param="messages")
     others: dict[str, Any] = {"tool_calls": calls} if calls else {}
     if thoughts:
         others["reasoning_content"] = thoughts

@@ -59,11 +59,16 @@ def serve(
         server = HttpServer(service, on_start)
         gc.collect()
         gc.freeze()  # what lives as long as the server need not be looked through while everybody waits
+        unable = _UnableToListen()
+        logging.getLogger("uvicorn.error").addFilter(unable)
         try:
             await server.serve()
-        except SystemExit:  # uvicorn has said why it cannot listen
+        except SystemExit:  # uvicorn's way to end when it cannot listen
             raise IngotError(
-                "the server cannot listen", where=f"{config.host}:{config.port}", hint="choose another --host or --port"
+                "the server cannot listen",
+                where=f"{config.host}:{config.port}",
+                got=unable.reason,
+                hint="choose another --host or --port",
             ) from None
         finally:
             gc.unfreeze()
@@ -81,6 +86,19 @@ def _close(service: Service) -> None:
     if closing.is_alive():
         _LOG.error("a step did not end within %g s of closing; the process ends without it, with exit code 1", _CLOSING)
         os._exit(1)
+
+
+class _UnableToListen(logging.Filter):
+    """Keeps uvicorn's words about an address out of the log: the error says them."""
+
+    reason: str | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging.Filter."""
+        if isinstance(record.msg, OSError):
+            self.reason = os.strerror(record.msg.errno or 0).lower()
+            return False
+        return True
 
 
 class _JsonLines(logging.Formatter):

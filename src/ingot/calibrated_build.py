@@ -37,13 +37,13 @@ def calibrated_build(
     """
     if config.precision != "auto" or config.layers:
         raise UsageError(
-            "a recipe says the precision of the weights",
+            "--recipe cannot be combined with --precision, --use_weight_only or --config",
             where="--recipe",
-            expected="no --precision, --use_weight_only or --config beside it",
+            expected="--recipe alone, which sets the precision of the weights",
             got=f"precision {config.precision}",
         )
     if config.dry_run:
-        raise UsageError("--dry_run makes no calibrated weights", hint="leave --recipe or --dry_run out")
+        raise UsageError("--recipe cannot be combined with --dry_run", hint="leave --recipe or --dry_run out")
     precision, layers = read_recipe(recipe)
     if precision == "w8a8" and config.activations == "auto":
         config = dataclasses.replace(config, activations="int8")
@@ -56,7 +56,7 @@ def calibrated_build(
         report = quantize(options, checkpoint_dir, read_calibration(calibration, checkpoint_dir), progress, say)
         worst = max(report.products, key=lambda each: each.loss)
         count = len(report.products)
-        say(f"quantised {count} products; the largest error of outputs is {worst.loss:.2%}, of {worst.name}")
+        say(f"quantised {count} matmuls; the largest error of outputs is {worst.loss:.2%}, of {worst.name}")
         for reason in report.left:
             say(f"not quantised: {reason}")
         return build(config, quantised, output, progress, say)

@@ -45,7 +45,9 @@ def _lines(text: str, path: Path, model: Path) -> Iterator[str]:
         try:
             entry: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UsageError("a line is not JSON", where=where, expected=_EXPECTED, got=str(error)) from error
+            raise UsageError(
+                "a line of the calibration text is not JSON", where=where, expected=_EXPECTED, got=str(error)
+            ) from error
         if isinstance(entry, dict) and isinstance(entry.get("text"), str):
             yield entry["text"]
         elif isinstance(entry, dict) and isinstance(entry.get("messages"), list):
@@ -53,6 +55,13 @@ def _lines(text: str, path: Path, model: Path) -> Iterator[str]:
             try:
                 yield str(templates.render(entry["messages"], add_generation_prompt=False))
             except IngotError as error:
-                raise UsageError("the chat template refuses a line", where=where, got=str(error)) from error
+                raise UsageError(
+                    "the chat template refuses a line of the calibration text", where=where, got=str(error)
+                ) from error
         else:
-            raise UsageError("a line is neither a text nor a chat", where=where, expected=_EXPECTED, got=line[:100])
+            raise UsageError(
+                "a line of the calibration text is neither a text nor a chat",
+                where=where,
+                expected=_EXPECTED,
+                got=line[:100],
+            )

@@ -85,7 +85,7 @@ class CheckpointConfig:
         section = Section.from_file(path)
         if not section.has("schema_version"):
             raise CheckpointError(
-                "this is not a Checkpoint: its config.json has no schema_version",
+                "the directory is not a Checkpoint: its config.json has no schema_version",
                 where=str(path.parent),
                 hint="convert a Hugging Face directory first: ingot convert --model_dir ... --output_dir ..."
                 if section.has("model_type")
@@ -93,12 +93,14 @@ class CheckpointConfig:
             )
         if section.has("format"):
             raise CheckpointError(
-                "this is an Engine, not a Checkpoint", where=str(path.parent), hint="give what it was built from"
+                "the directory is an Engine, not a Checkpoint",
+                where=str(path.parent),
+                hint="give the Checkpoint that the Engine was built from",
             )
         schema = section.integer("schema_version")
         if schema != CHECKPOINT_SCHEMA:
             raise CheckpointError(
-                "the Checkpoint has another schema",
+                "the Checkpoint was written by another version of ingot",
                 where=section.place("schema_version"),
                 expected=str(CHECKPOINT_SCHEMA),
                 got=str(schema),
@@ -135,7 +137,7 @@ class Checkpoint:
             raise MissingModelError("there is no such Checkpoint directory", where=str(path), hint=spelled(path))
         if not (path / "config.json").is_file():
             raise CheckpointError(
-                "this is not a Checkpoint: it has no config.json",
+                "the directory is not a Checkpoint: it has no config.json",
                 where=str(path),
                 hint="give the output directory of ingot convert",
             )
@@ -173,7 +175,7 @@ class Checkpoint:
         size = file.stat().st_size if file.is_file() else -1
         if offset < 0 or offset + nbytes > size:
             raise CheckpointError(
-                "an initialiser points at bytes that are not there",
+                "a weight of the graph points at bytes that are not there",
                 where=where,
                 expected=f"{location}: {nbytes:,} bytes at offset {offset:,}",
                 got="no such file" if size < 0 else f"a file of {size:,} bytes",

@@ -110,10 +110,10 @@ def choice_of_isa(name: str) -> str:
     better = list(itertools.takewhile(lambda target: target.name != name, family))
     lacking = [target.name for target in better if target.run_blocker() is not None]
     if not better:
-        return "the best there is"
+        return "the best level"
     if len(lacking) < len(better):
         return "chosen by name"
-    return f"this machine lacks what is needed by {' and '.join(lacking)}"
+    return f"{' and '.join(lacking)}: not on this machine"
 
 
 def _targets() -> tuple[TargetState, ...]:

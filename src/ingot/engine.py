@@ -173,7 +173,7 @@ def _rank_part(directory: Path, manifest: Manifest, rank: int) -> Part:
     part = manifest.part(rank_file(rank, manifest.files))
     if part is None:
         raise EngineError(
-            "the engine has no such rank", where=str(directory), expected=f"0 to {manifest.ranks - 1}", got=str(rank)
+            f"the engine has no rank {rank}", where=str(directory), expected=f"0 to {manifest.ranks - 1}", got=str(rank)
         )
     return part
 
@@ -297,14 +297,14 @@ def _read_header(view: memoryview, path: Path, manifest: Manifest, rank: int) ->
     if len(view) < HEADER_BYTES or view[:8] != MAGIC:
         got = repr(bytes(view[:8]))
         raise EngineError(
-            "this is not an ingot engine file", where=str(path), expected=repr(MAGIC), got=got, hint=REBUILD
+            "the file is not an engine file of ingot", where=str(path), expected=repr(MAGIC), got=got, hint=REBUILD
         )
     _, schema, header_bytes, *fields = _HEADER.unpack_from(view)
     names = [field.name for field in dataclasses.fields(Header)][1:]
     header = Header(schema=schema, **dict(zip(names, fields, strict=True)))
     if schema != ENGINE_SCHEMA:
         raise EngineError(
-            "the engine file has another schema",
+            "the engine file was written by another version of ingot",
             where=str(path),
             expected=str(ENGINE_SCHEMA),
             got=str(schema),

@@ -45,7 +45,7 @@ def cached_engine(model_dir: Path, config: BuildConfig, cache_dir: Path | None, 
 def _cached(model_dir: Path, config: BuildConfig, cache: Path, say: Callable[[str], None]) -> Path:
     if not (is_gguf(model_dir) or (model_dir / "config.json").is_file()):
         raise UsageError(
-            "this is neither an Engine nor a Hugging Face directory nor a GGUF file",
+            "the model is neither an Engine nor a Hugging Face directory nor a GGUF file",
             where=str(model_dir),
             expected="a directory with config.json, or a file .gguf",
             hint="download the model, or give an engine directory",

@@ -22,6 +22,7 @@ A message says what failed, where, what was expected and found, and what to do n
 
 import difflib
 from pathlib import Path
+from typing import ClassVar
 
 REBUILD = "build the engine again with `ingot build --checkpoint_dir ... --output_dir ...`"
 """The next step where an engine is of no use."""
@@ -44,8 +45,10 @@ class IngotError(Exception):
     where     file, file:key, node path or tensor name
     expected  what would have been right
     got       what was found
-    hint      the next step for the reader
+    hint      the next step for the reader; without one, that of the class
     """
+
+    NEXT: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class IngotError(Exception):
         got: str | None = None,
         hint: str | None = None,
     ) -> None:
-        self.what, self.where, self.expected, self.got, self.hint = what, where, expected, got, hint
+        self.what, self.where, self.expected, self.got = what, where, expected, got
+        self.hint = self.NEXT if hint is None else hint
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -83,13 +87,19 @@ class MissingMethodError(UsageError, AttributeError):
 class ConfigError(IngotError):
     """A value in a configuration file is missing, of the wrong type or not supported."""
 
+    NEXT = "correct the file"
+
 
 class CheckpointError(IngotError):
     """A Hugging Face directory or a Checkpoint cannot be read."""
 
+    NEXT = "download the model again, or take another version of it"
+
 
 class UnsupportedModelError(CheckpointError):
     """The model's type or one of its features has no implementation."""
+
+    NEXT = "convert another model: `ingot help families` lists what is supported"
 
 
 class MissingModelError(CheckpointError, UsageError):
@@ -99,6 +109,8 @@ class MissingModelError(CheckpointError, UsageError):
 class BuildError(IngotError):
     """A Checkpoint cannot become an Engine."""
 
+    NEXT = "convert the model again; if it stays so, report it as a bug of ingot"
+
 
 class PassError(BuildError):
     """A graph pass broke its promise or left a node that nothing can lower."""
@@ -107,13 +119,19 @@ class PassError(BuildError):
 class NoKernelError(BuildError):
     """No kernel of the target computes an op at the wanted precision."""
 
+    NEXT = "choose another --precision, --activations or --target"
+
 
 class EngineError(IngotError):
     """An Engine is damaged, incomplete or of another schema."""
 
+    NEXT = REBUILD
+
 
 class TargetError(EngineError):
     """This machine lacks what the Engine's target needs."""
+
+    NEXT = "`ingot doctor --all` says what this machine lacks"
 
 
 class MissingEngineError(EngineError, UsageError):
@@ -123,6 +141,8 @@ class MissingEngineError(EngineError, UsageError):
 class RankError(IngotError):
     """The processes that share a model cannot go on together: start all of them again."""
 
+    NEXT = "start all ranks again"
+
 
 class RequestError(IngotError):
     """A request cannot be served; the others go on."""
@@ -130,3 +150,5 @@ class RequestError(IngotError):
 
 class CapacityError(IngotError):
     """Not enough memory or disk for the work."""
+
+    NEXT = "free memory or disk space, then run the command again"

@@ -49,7 +49,7 @@ def inspect(path: Path | str) -> Inspection:
     if path.is_dir() and (path / MANIFEST_NAME).is_file():
         read_manifest(path)  # says what is wrong with it
     raise UsageError(
-        "there is nothing here that ingot can inspect",
+        "the path is neither an Engine nor a Checkpoint nor an .onnx file",
         where=str(path),
         expected="an Engine directory, a Checkpoint directory or an .onnx file",
         got="no such file" if not path.exists() else "something else",
@@ -105,7 +105,7 @@ def _followed(path: Path, target: str) -> Iterator[None]:
         yield
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError) as error:
         raise EngineError(
-            "what the engine says about a target cannot be followed",
+            "the engine's description of a target cannot be read",
             where=f"{path}: {target}",
             got=repr(error)[:200],
             hint=REBUILD,
@@ -228,7 +228,7 @@ def _variant_line(plan: Plan, variant: Variant) -> str:
         "calls": len(variant.calls),
         "barriers": sum(call.waits for call in variant.calls),
         "norms by every thread": sum(call.private for call in variant.calls),
-        "norms in products": len(variant.inside() - variant.called()),
+        "norms in matmuls": len(variant.inside() - variant.called()),
         "rotations in attention": len(variant.inside() & variant.called()),
     }
     shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -320,8 +320,12 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _told(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """`_flat` without what the model does not have."""
-    return ((key, value) for key, value in _flat(record) if value not in (None, [], "", 0, 0.0, False))
+    """`_flat` without what the model does not have, and factors of one."""
+    return (
+        (key, value)
+        for key, value in _flat(record)
+        if value not in (None, [], "", 0, 0.0, False) and not (isinstance(value, float) and value == 1)
+    )
 
 
 def _listed(fields: Mapping[str, Any]) -> str:

@@ -120,22 +120,26 @@ class LLM(EngineLLM):
         reasoning_parser: str | None = None,
         **others: object,
     ) -> None:
-        """model: an engine directory; or a Hugging Face directory or GGUF file, built into a cache the first time, as
-        stderr says.
+        """Open an engine. model: an engine directory; or a Hugging Face directory or GGUF file, from which an engine is
+        built into a cache the first time.
 
         max_model_len           tokens of a request, prompt included; for an engine at most its max_seq_len
         max_num_seqs            requests running at once; for an engine at most its max_batch_size
         max_num_batched_tokens  tokens per step; for an engine at most its max_num_tokens
-        tensor_parallel_size    1: ingot build --tp_size makes engines of several ranks
-        gpu_memory_utilization  refused: kv_cache_memory says how much memory the KV cache takes
+        tensor_parallel_size    only 1: `ingot build --tp_size` builds engines of several ranks
+        gpu_memory_utilization  refused: kv_cache_memory sets the size of the KV cache
         precision, activations, kv_cache_dtype
-                                of the build, as in `ingot build`; refused for an engine, which has its own
-        target                  of the build ("cpu" unless given); of an engine with several the one to run
-        cache_dir               None: $XDG_CACHE_HOME or ~/.cache
+                                options of `ingot build`; refused if model is an engine
+        target                  the target to build for ("cpu" unless given), or to run of an engine with several
+        cache_dir               directory of built engines; None: ingot's folder in $XDG_CACHE_HOME or ~/.cache
+        threads, isa, kv_cache_memory, policy, use_mmap
+                                as in ModelRunner.from_dir
         tool_parser, reasoning_parser
-                                the formats of calls and of reasoning in `chat`, by name, or "none"; None: those that
-                                the chat template shows
-        others                  as in ModelRunner.from_dir
+                                formats in `chat`, by name, or "none"; None: those that the chat template shows
+        others                  refused by name, with ingot's way if there is one
+
+        Raises UsageError (arguments), EngineError (a damaged engine), TargetError (this machine cannot run it),
+        CapacityError (memory), and what `convert` and `build` raise.
         """
         refuse_unknown("LLM", others, parameters(LLM), _WAYS, UsageError)
         _refuse(tensor_parallel_size, gpu_memory_utilization)
@@ -165,8 +169,7 @@ class LLM(EngineLLM):
         if is_engine(directory):
             if any(each != "auto" for each in (precision, activations, kv_cache_dtype)) or cache_dir is not None:
                 raise UsageError(
-                    "precision, activations, kv_cache_dtype and cache_dir are for building, and this is an Engine "
-                    "already",
+                    "precision, activations, kv_cache_dtype and cache_dir have no effect on an Engine",
                     where=str(directory),
                     hint="leave them out, or give the Hugging Face directory or GGUF file",
                 )
@@ -187,7 +190,7 @@ class LLM(EngineLLM):
 def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:
     if not isinstance(tensor_parallel_size, int) or tensor_parallel_size != 1:
         raise UsageError(
-            "tensor_parallel_size: ranks are decided when an engine is built",
+            "tensor_parallel_size is not supported: an engine gets its ranks when it is built",
             expected="1",
             got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
             hint="leave tensor_parallel_size out; ingot build --tp_size makes an engine of several ranks for CPUs; "
@@ -195,7 +198,7 @@ def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> 
         )
     if gpu_memory_utilization is not None:
         raise UsageError(
-            "gpu_memory_utilization: the KV cache has a size, not a share of a GPU",
+            "gpu_memory_utilization is not supported: the KV cache has a size, not a share of a GPU",
             got=repr(gpu_memory_utilization),
             hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
         )

@@ -98,7 +98,12 @@ class Manifest(TargetEntry):
             return dataclasses.replace(self, others=())
         entry = next((other for other in self.others if other.target == target), None)
         if entry is None:
-            raise EngineError("the engine has no such target", expected=", ".join(self.targets), got=target)
+            raise EngineError(
+                f"the engine has no target {target}",
+                expected=", ".join(self.targets),
+                got=target,
+                hint="give one of these, or build the engine for it with --target",
+            )
         return dataclasses.replace(self, others=(), **_fields(entry))
 
     def with_passport(self, target: str, passport: Mapping[str, Fact]) -> "Manifest":
@@ -156,7 +161,7 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
             hint=REBUILD,
         )
     for what, wrong in _problems(manifest):
-        raise EngineError("the engine's manifest cannot be right", where=f"{where}:{what}", got=wrong, hint=REBUILD)
+        raise EngineError("the engine's manifest is invalid", where=f"{where}:{what}", got=wrong, hint=REBUILD)
     return manifest
 
 
@@ -198,7 +203,7 @@ def _document(data: bytes, where: str) -> dict[str, Any]:
     if isinstance(document, dict) and document.get("format") == FORMAT:
         return {key: value for key, value in document.items() if key != "format"}
     raise EngineError(
-        "this is not the manifest of an engine",
+        "the file is not the manifest of an engine",
         where=where,
         expected=f'"format": "{FORMAT}"',
         got=_guess(document),

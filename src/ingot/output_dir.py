@@ -33,6 +33,7 @@ class OutputDir:
     target       final directory; parents are created
     is_previous  says whether an existing, non-empty directory is an earlier output of the same kind, which is then
                  replaced; every other non-empty directory is refused
+    say          gets a line if an earlier output will be replaced
     parts        patterns of the files that such an output consists of: one that holds others too is refused, since
                  they would go with it (names with a leading dot do not count)
 
@@ -40,14 +41,23 @@ class OutputDir:
     IngotError for every other OSError inside it.
     """
 
-    def __init__(self, target: Path, *, is_previous: Callable[[Path], bool], parts: Iterable[str]) -> None:
+    def __init__(
+        self,
+        target: Path,
+        *,
+        is_previous: Callable[[Path], bool],
+        parts: Iterable[str],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.target = Path(os.path.realpath(target))  # a link to a directory stays a link
         self.path = self.target.with_name(f".{self.target.name}.partial-{secrets.token_hex(3)}")
-        self._is_previous, self._parts = is_previous, tuple(parts)
+        self._is_previous, self._parts, self._say = is_previous, tuple(parts), say
         self._lock: int | None = None
 
     def __enter__(self) -> "OutputDir":
         self._refuse_foreign_target()
+        if self._say is not None and self.target.exists() and any(self.target.iterdir()):
+            self._say(f"{self.target} holds an earlier output, which is replaced when the new one is complete")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._remove_dead()

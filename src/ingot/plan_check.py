@@ -25,7 +25,7 @@ _READS = ("paged_attention", "latent_attention")
 def check_plan(plan: Plan, where: str = "plan") -> None:
     """Raise EngineError for a plan that no build makes."""
     for what, found in _problems(plan):
-        raise EngineError("the engine's plan cannot be right", where=f"{where}:{what}", got=found, hint=REBUILD)
+        raise EngineError("the engine's plan is invalid", where=f"{where}:{what}", got=found, hint=REBUILD)
 
 
 def buffer_bytes(plan: Plan, buffer: Buffer) -> int:

@@ -62,7 +62,7 @@ def _read(document: object, where: str) -> Plan:
     schema = fields.pop("plan_schema", None)
     if type(schema) is not int or schema != PLAN_SCHEMA:
         raise EngineError(
-            "the engine's plan has another schema",
+            "the engine's plan was written by another version of ingot",
             where=f"{where}.plan_schema",
             expected=str(PLAN_SCHEMA),
             got=repr(schema)[:200],

@@ -30,7 +30,7 @@ class ResourceEstimate:
     def __str__(self) -> str:
         return (
             f"needs at most {format_bytes(self.memory)} of memory and {format_bytes(self.disk)} of disk "
-            f"({format_bytes(self.free)} of the disk are free)"
+            f"({format_bytes(self.free)} of disk are free)"
         )
 
     def check_memory(self, max_mem: int | None) -> None:

@@ -110,7 +110,7 @@ def whole_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:
         rows.append(
             (label, step.kernel, step.source, step.precision, lost, step.activations, error, step.tactics, *sizes)
         )
-    told = "tactics: how a timed product shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
+    told = "tactics: how a timed matmul shares its work for 1, 2-8, 9-32 and more rows; 0 as shipped, same results"
     return [*aligned(rows, words=len(words)), *_legend(plan), *([told] if any(each.tactics for each in steps) else [])]
 
 

@@ -73,7 +73,7 @@ class StoredTensor:
         found = DType.from_safetensors(self.dtype_name)
         if found is None:
             raise CheckpointError(
-                f"a tensor has the unsupported type {self.dtype_name}",
+                f"tensors of type {self.dtype_name} are not supported",
                 where=f"{self.file}: {self.name}",
                 expected="F32, F16 or BF16",
                 hint="save the model in one of these types first",
@@ -96,13 +96,15 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                     hint="save the model in several files",
                 )
             if size < 8 or length > size - 8:
-                raise _broken(path, "it is shorter than its header says", f"{8 + length:,} bytes", f"{size:,} bytes")
+                raise _broken(
+                    path, "the file is shorter than its header says", f"{8 + length:,} bytes", f"{size:,} bytes"
+                )
             text = file.read(length)
     except OSError as error:
-        raise CheckpointError("the file cannot be read", where=str(path), got=error.strerror) from error
+        raise CheckpointError("the safetensors file cannot be read", where=str(path), got=error.strerror) from error
     entries = parse_json(text, f"{path} (header)", CheckpointError)
     if not isinstance(entries, dict):
-        raise _broken(path, "its header is not a JSON object", "an object", type(entries).__name__)
+        raise _broken(path, "the header is not a JSON object", "an object", type(entries).__name__)
     tensors = [_entry(path, name, item, 8 + length) for name, item in entries.items() if name != "__metadata__"]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     _check_cover(path, tensors, 8 + length, size)
@@ -141,14 +143,17 @@ def _check_cover(path: Path, tensors: list[StoredTensor], data: int, size: int) 
         end = tensor.offset + tensor.nbytes
         if end > size:
             raise _broken(
-                path, f"it is truncated: tensor {tensor.name} lies beyond its end", f"{end:,} bytes", f"{size:,} bytes"
+                path,
+                f"truncated: tensor {tensor.name} lies beyond the end of the file",
+                f"{end:,} bytes",
+                f"{size:,} bytes",
             )
         if tensor.offset != position:
             kind = "overlaps the one before it" if tensor.offset < position else "leaves a hole before it"
             raise _broken(path, f"tensor {tensor.name} {kind}", f"byte {position:,}", f"byte {tensor.offset:,}")
         position = end
     if position != size:
-        raise _broken(path, "bytes after the last tensor belong to nobody", f"{position:,} bytes", f"{size:,} bytes")
+        raise _broken(path, "bytes after the last tensor belong to no tensor", f"{position:,} bytes", f"{size:,} bytes")
 
 
 def _broken(path: Path, what: str, expected: str, got: str) -> CheckpointError:
@@ -170,7 +175,9 @@ def read_elements(tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[np.
             tensor.file, dtype.storage, count=end - begin, offset=tensor.offset + begin * dtype.itemsize
         )
     except OSError as error:
-        raise CheckpointError("the file cannot be read", where=str(tensor.file), got=error.strerror) from error
+        raise CheckpointError(
+            "the safetensors file cannot be read", where=str(tensor.file), got=error.strerror
+        ) from error
     if len(found) != end - begin:
         raise CheckpointError(
             "the file became shorter while it was read",

@@ -52,7 +52,7 @@ def huge_pages(nbytes: int) -> npt.NDArray[np.uint8]:
         memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise CapacityError(
-            "there is no address space for a copy of the weights",
+            "the weights cannot be copied: too little address space",
             expected=f"{nbytes} bytes",
             got=str(error),
             hint="pass use_mmap=True (--use_mmap)",

@@ -86,4 +86,4 @@ def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_needs_a_pick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["advise", "--model_dir", str(tmp_path), "--output_recipe", str(tmp_path / "r")]) != 0
-    assert "no recipe is picked" in capsys.readouterr().err
+    assert "none is picked" in capsys.readouterr().err

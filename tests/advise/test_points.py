@@ -110,8 +110,8 @@ def test_the_fastest_within_the_budgets_is_picked(asked: dict[str, float], name:
 def test_what_cannot_be_picked_is_said() -> None:
     with pytest.raises(UsageError, match=r"no recipe keeps to the budgets(.|\n)*bf16, needs 410 (.|\n)*w4, has KL 0.1"):
         pick(AdviseOptions(kl_budget=0.05, memory=150), POINTS, 10.0)
-    with pytest.raises(UsageError, match=r"no such point(.|\n)*1 to 3"):
+    with pytest.raises(UsageError, match=r"not a point of the table(.|\n)*1 to 3"):
         pick(AdviseOptions(pick=4), POINTS, 10.0)
-    with pytest.raises(UsageError, match="--pick does not go with"):
+    with pytest.raises(UsageError, match="--pick cannot be combined with"):
         AdviseOptions(pick=1, kl_budget=0.1)
     assert not dataclasses.replace(AdviseOptions(), batch=4).picks

@@ -110,7 +110,7 @@ def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:
     assert qkv[0] == "w8"
     text = inspect(tmp_path / "engine").text
     assert "gguf Q4_0 i4, gguf Q4_1 u4 with offset  w4tsg128" in text
-    assert "products keep their codes" in " ".join(report.notes)
+    assert "matmuls keep their codes" in " ".join(report.notes)
 
 
 def test_another_precision_takes_the_values(tmp_path: Path) -> None:

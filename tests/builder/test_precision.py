@@ -51,14 +51,14 @@ def test_the_last_pattern_that_fits_counts() -> None:
 
 
 def test_patterns_that_fit_nothing_name_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"(?s)fits no product.*'layers.0/dwon'.*did you mean 'layers.0/down'"):
+    with pytest.raises(UsageError, match=r"(?s)fits no matmul.*'layers.0/dwon'.*did you mean 'layers.0/down'"):
         choose("w8", LayerRule(pattern="layers.0/dwon", precision="bf16"))
 
 
 def test_int8_needs_quantised_weights() -> None:
-    with pytest.raises(UsageError, match="int8 activations go with quantised weights"):
+    with pytest.raises(UsageError, match="int8 activations are not supported for float weights"):
         choose("bf16", activations="int8")
-    with pytest.raises(UsageError, match="int8 activations go with quantised weights"):
+    with pytest.raises(UsageError, match="int8 activations are not supported for float weights"):
         choose("w8", LayerRule(pattern="lm_head", precision="bf16", activations="int8"))
     assert choose("bf16", head="w8", activations="int8")["lm_head"] == "w8 int8"
 

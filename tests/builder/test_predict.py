@@ -139,7 +139,7 @@ def test_where_there_is_no_prediction_the_build_says_why(
     if detect_isa() == "none":
         return
     target = find_target("cpu")
-    assert "so small a model" in str(choose_sample(plan, target, None))
+    assert "the model is too small" in str(choose_sample(plan, target, None))
     monkeypatch.setattr(prediction, "SMALL", 0)
     assert "--max_mem" in str(choose_sample(plan, target, 1 << 20))
     assert isinstance(choose_sample(plan, target, 1 << 40), Sample)
@@ -163,14 +163,14 @@ def test_a_copy_that_memory_has_no_place_for_costs_the_prediction_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(nbytes: int) -> None:
-        raise CapacityError("there is no address space for a copy of the weights")
+        raise CapacityError("the weights cannot be copied: too little address space")
 
     monkeypatch.setattr(prediction, "SMALL", 0)
     monkeypatch.setattr(prediction, "huge_pages", refuse)
     monkeypatch.setattr("ingot.plugins.cpu.target.offers_huge_pages", lambda: True)
     report = build(BuildConfig(), folder / "c", tmp_path / "e")
     assert report.prediction is None
-    assert any("no speed is predicted: there is no address space" in note for note in report.notes)
+    assert any("no speed is predicted: the weights cannot be copied" in note for note in report.notes)
     open_engine(tmp_path / "e").close()
 
 

@@ -1,4 +1,4 @@
-"""The quantiser: near the best there is on small rows, each row by itself, and sane on rows of every kind."""
+"""The quantiser: near the best level on small rows, each row by itself, and sane on rows of every kind."""
 
 import itertools
 

@@ -156,7 +156,9 @@ def test_other_machines_and_targets_take_the_shipped_way() -> None:
         "on a machine that has it",
     )
     assert tune(_plan(), RefTarget(), None).notes == ()
-    assert tune(_plan(), RefTarget(), Path("f")).notes == ("nothing is timed for ref: its products have one way each",)
+    assert tune(_plan(), RefTarget(), Path("f")).notes == (
+        "nothing is timed for ref: its kernels have one tactic each",
+    )
 
 
 def test_the_cache_saves_the_timing(tmp_path: Path) -> None:

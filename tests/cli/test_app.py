@@ -81,7 +81,7 @@ def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.Captur
     assert "does-not-exist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("given", "words"), [("0", "more than nothing"), ("much", "amount of memory")])
+@pytest.mark.parametrize(("given", "words"), [("0", "more than 0"), ("much", "amount of memory")])
 def test_sizes_name_their_option(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["build", "--checkpoint_dir", "c", "--output_dir", "e", "--max_mem", given]) == 2
     said = capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_serve_refuses_wrong_values(capsys: pytest.CaptureFixture[str]) -> None:
         (
             OSError(errno.ENOSPC, "No space left on device", "out/x"),
             1,
-            "error: no space left on device\n  where: out/x",
+            "error: a file cannot be read or written\n  where: out/x\n  got: no space left on device",
         ),
         (MemoryError(), 1, "out of memory"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),

@@ -70,7 +70,7 @@ def test_values_and_defaults() -> None:
         (lambda s: s.boolean("small"), "true or false"),
         (lambda s: s.text("small"), "a string"),
         (lambda s: s.section("small"), "an object"),
-        (lambda s: s.integer("null"), "a value is missing"),
+        (lambda s: s.integer("null"), "null is missing"),
         (lambda s: s.integer("smal"), "config.json:smal(.|\n)*did you mean 'small'"),
         (lambda s: s.section("nested").integer("deep"), "config.json:nested.deep"),
     ],

@@ -98,15 +98,19 @@ def test_a_conversion_makes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "files", "words"),
     [
-        ({"tokenizer_class": "RobertaTokenizer"}, {}, r"not converted(.|\n)*RobertaTokenizer(.|\n)*save_pretrained"),
+        ({"tokenizer_class": "RobertaTokenizer"}, {}, r"does not convert(.|\n)*RobertaTokenizer(.|\n)*save_pretrained"),
         ({}, {}, "model_type ''"),
-        ({"tokenizer_class": "GPT2Tokenizer"}, {"merges.txt": "l o\nq lo\n"}, r"does not fit(.|\n)*got: q lo"),
-        ({"tokenizer_class": "GPT2Tokenizer"}, {"merges.txt": "l o x\n"}, "does not fit the vocabulary"),
-        ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": 1, "b": 1}'}, "the same id"),
+        ({"tokenizer_class": "GPT2Tokenizer"}, {"merges.txt": "l o\nq lo\n"}, r"not in the vocabulary(.|\n)*got: q lo"),
+        ({"tokenizer_class": "GPT2Tokenizer"}, {"merges.txt": "l o x\n"}, "not in the vocabulary"),
+        ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": 1, "b": 1}'}, "two tokens one id"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": "b"}'}, r"vocab\.json:a"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"added_tokens.json": '{"<pad>": 300}'}, "expected: id 266"),
-        ({"tokenizer_class": "GPT2Tokenizer", "eos_token": 5}, {}, "a token is not a text"),
-        ({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x": {"content": "y"}}}, {}, "no id"),
+        ({"tokenizer_class": "GPT2Tokenizer", "eos_token": 5}, {}, "eos_token is not a text"),
+        (
+            {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x": {"content": "y"}}},
+            {},
+            "no number as its id",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], files: dict[str, str], words: str) -> None:
@@ -119,7 +123,7 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], files: dict[s
 
 def test_a_vocabulary_without_merges_is_refused(tmp_path: Path) -> None:
     (write_tokenizer(tmp_path / "m") / "merges.txt").unlink()
-    with pytest.raises(IngotError, match=r"not converted(.|\n)*vocab\.json"):
+    with pytest.raises(IngotError, match=r"does not convert(.|\n)*vocab\.json"):
         make_tokenizer(tmp_path / "m")
 
 

@@ -182,9 +182,21 @@ def test_a_tied_model_with_the_same_lm_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "extra", "words"),
     [
-        ("model.norm.weight", None, "1 missing: model.norm.weight(.|\n)*0 unclaimed: none"),
-        (None, "model.layers.2.mlp.up_proj.weight", "0 missing: none(.|\n)*1 unclaimed: model.layers.2"),
-        (None, "model.layers.0.self_attn.q_proj.bias", "1 unclaimed: model.layers.0.self_attn.q_proj.bias"),
+        (
+            "model.norm.weight",
+            None,
+            "1 that the files lack: model.norm.weight(.|\n)*0 that config.json does not ask for: none",
+        ),
+        (
+            None,
+            "model.layers.2.mlp.up_proj.weight",
+            "0 that the files lack: none(.|\n)*1 that config.json does not ask for: model.layers.2",
+        ),
+        (
+            None,
+            "model.layers.0.self_attn.q_proj.bias",
+            "1 that config.json does not ask for: model.layers.0.self_attn.q_proj.bias",
+        ),
     ],
 )
 def test_missing_and_extra_tensors(tmp_path: Path, missing: str | None, extra: str | None, words: str) -> None:
@@ -202,7 +214,7 @@ def test_missing_and_extra_tensors(tmp_path: Path, missing: str | None, extra: s
 def test_a_bias_that_only_some_layers_have(tmp_path: Path) -> None:
     tensors = random_tensors(TINY_GPT2)
     del tensors["transformer.h.1.attn.c_attn.bias"]
-    with pytest.raises(CheckpointError, match=r"1 missing: transformer\.h\.1\.attn\.c_attn\.bias"):
+    with pytest.raises(CheckpointError, match=r"1 that the files lack: transformer\.h\.1\.attn\.c_attn\.bias"):
         converted(write_model(tmp_path / "m", TINY_GPT2, tensors=tensors), tmp_path / "c")
 
 
@@ -266,7 +278,7 @@ def test_too_little_disk_is_refused_ahead(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(CapacityError, match=r"not enough disk space(.|\n)*9,999 bytes free"):
         convert(options, say=said.append)
     assert said[0].startswith("the conversion needs at most ")
-    assert "9.765 KiB of the disk are free" in said[0]
+    assert "9.765 KiB of disk are free" in said[0]
     assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
 
 

@@ -175,11 +175,11 @@ def test_a_caps_null_is_not_its_default() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("qwen3", {"layer_types": ["full_attention"]}, "not one type for each layer"),
-        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer type is not supported(.|\n)*chunked_attention"),
+        ("qwen3", {"layer_types": ["full_attention"]}, "not one entry for each layer"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer type .* is not supported(.|\n)*chunked_attention"),
         ("llama", {"sliding_window": 7}, "config.json:sliding_window"),
         ("llama", {"layer_types": ["sliding_attention"] * 3}, "config.json:layer_types"),
-        ("gpt_neox", {"rotary_pct": 1.5}, "partial rotary"),
+        ("gpt_neox", {"rotary_pct": 1.5}, "partial_rotary_factor other than 1"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "8 numbers"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": "x"}}, "list of finite numbers"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),

@@ -51,7 +51,7 @@ def test_llama_keeps_short_waves_and_slows_down_long_ones() -> None:
     turns = 1024 * PLAIN / (2 * np.pi)
     np.testing.assert_allclose(frequencies[turns > 4], PLAIN[turns > 4], rtol=1e-6)
     np.testing.assert_allclose(frequencies[turns < 1], PLAIN[turns < 1] / 8, rtol=1e-6)
-    with pytest.raises(ConfigError, match="wrong order"):
+    with pytest.raises(ConfigError, match=r"high_freq_factor is not more|beta_fast is less"):
         rope("llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0)
 
 
@@ -67,5 +67,5 @@ def test_short_factors_hold_up_to_the_original_positions(most: int, kept: int) -
 def test_what_no_family_has() -> None:
     with pytest.raises(UnsupportedModelError, match="got: strange"):
         rope("strange")
-    with pytest.raises(UnsupportedModelError, match="partial rotary positions"):
+    with pytest.raises(UnsupportedModelError, match="partial_rotary_factor other than 1"):
         rope("default", partial_rotary_factor=0.5)

@@ -87,15 +87,15 @@ def test_a_conversion_carries_the_made_tokenizer_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("tokenizer.model", sentencepiece(kind=1), "not converted(.|\n)*unigram"),
+        ("tokenizer.model", sentencepiece(kind=1), "are not converted(.|\n)*unigram"),
         ("tokenizer.model", sentencepiece(extra_spaces=1), "extra spaces"),
         ("tokenizer.model", sentencepiece(charsmap=b"x"), "normalised characters"),
         ("tokenizer.model", b"IQ== 0\nIg== 1\n", "not a sentencepiece model"),
         ("tokenizer.model", sentencepiece()[:-3], "not a sentencepiece model"),
         ("tokenizer.model", b"", "it holds no pieces"),
-        ("qwen.tiktoken", b"IQ== 0\n", r"not converted(.|\n)*qwen\.tiktoken(.|\n)*save_pretrained"),
+        ("qwen.tiktoken", b"IQ== 0\n", r"does not convert(.|\n)*qwen\.tiktoken(.|\n)*save_pretrained"),
         ("tekken.json", b"{}", r"tekken\.json"),
-        ("vocab.json", b"{}", r"not converted(.|\n)*vocab\.json(.|\n)*or vocab\.json with merges\.txt"),
+        ("vocab.json", b"{}", r"does not convert(.|\n)*vocab\.json(.|\n)*or vocab\.json with merges\.txt"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:

@@ -318,7 +318,7 @@ def test_sizes_of_small_files() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "gemma3"}, "configuration of the text model is missing"),
+        ({"model_type": "gemma3"}, "text_config is missing"),
         ({"model_type": "gemma3", "text_config": 3}, "config.json:text_config"),
         ({"model_type": "mistral3", "text_config": {**TEXT, "model_type": "mamba"}}, "not supported(.|\n)*mamba"),
         ({"model_type": "qwen3_vl", "text_config": {**TEXT, "hidden_act": "relu3"}}, "text_config.hidden_act"),

@@ -32,7 +32,7 @@ class Result:
         assert self.code == code, f"exit code {self.code}\n{self.err}"
         assert self.out == ""
         assert "Traceback" not in self.err
-        assert "ingot itself is wrong" not in self.err
+        assert "internal error" not in self.err
         for word in words:
             assert word in self.err, self.err
         return self

@@ -46,11 +46,11 @@ def test_the_text_of_one_rank(collectives: str, engine: Path) -> None:
 
 def test_refusals(engine: Path) -> None:
     found = ingot("run", "--engine_dir", engine, *PROMPT, "--kv_cache_memory", "1KiB")
-    assert found.returncode != 0
+    assert found.returncode == 1
     assert "error: " in found.stderr
     many = ("mpirun", "--allow-run-as-root", "-n", "2")
     found = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT, launcher=many)
-    assert found.returncode != 0
+    assert found.returncode == 2
     assert "2 processes are started for an engine of one rank" in found.stderr
 
 

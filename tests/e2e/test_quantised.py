@@ -106,7 +106,7 @@ def test_inspect_lists_the_choice(checkpoint: Path, tmp_path: Path) -> None:
         'precision = "w4g64"\n[[layers]]\npattern = "layers.1/down"\nprecision = "w8"\nactivations = "bf16"\n'
     )
     build = ("build", "--checkpoint_dir", checkpoint, "--output_dir", tmp_path / "e", "--config", tmp_path / "r.toml")
-    assert "activations int8 in 12 of 12 products" in ingot(*build).succeeds().err
+    assert "int8 activations in 12 of 12 matmuls" in ingot(*build).succeeds().err
     steps = {
         step["name"]: step for step in json.loads(ingot("inspect", tmp_path / "e", "--json").succeeds().out)["steps"]
     }
@@ -124,6 +124,6 @@ def test_inspect_lists_the_choice(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_pattern_that_fits_nothing(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('precision = "w8"\n[[layers]]\npattern = "layer.*/down"\nprecision = "bf16"\n')
     build = ("build", "--checkpoint_dir", checkpoint, "--output_dir", tmp_path / "e", "--config", tmp_path / "r.toml")
-    ingot(*build).fails("fits no product", "layer.*/down", "layers.0/qkv", code=2)
+    ingot(*build).fails("fits no matmul", "layer.*/down", "layers.0/qkv", code=2)
     (tmp_path / "r.toml").write_text('precison = "w8"\n')
     ingot(*build).fails("unknown key", "did you mean 'precision'?")

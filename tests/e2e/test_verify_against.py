@@ -103,8 +103,8 @@ def test_an_engine_that_is_wrong_fails_and_gets_no_passport(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tokens", 10), "go with --against"),
-        (("--store_passport",), "go with --against"),
+        (("--tokens", 10), "need --against"),
+        (("--store_passport",), "need --against"),
         (("--against", "nothing-here"), "no such directory"),
         (("--against", SHIPPED, "--tokens", 1), "1"),
         (("--against", SHIPPED, "--text", "nothing-here.txt"), "does not exist"),

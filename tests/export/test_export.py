@@ -156,9 +156,9 @@ def test_what_a_format_cannot_say_is_refused_by_layer(tmp_path: Path) -> None:
 
 def test_other_families_and_names_are_refused(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path, {**LLAMA, "num_hidden_layers": 1})
-    with pytest.raises(UsageError, match="is a file"):
+    with pytest.raises(UsageError, match=r"not a \.gguf file"):
         export(checkpoint, tmp_path / "x", "gguf")
-    with pytest.raises(UsageError, match="no such format"):
+    with pytest.raises(UsageError, match="unknown format 'exl2'"):
         export(checkpoint, tmp_path / "x", "exl2")
     windowed = checkpoint_of(
         tmp_path / "w", {**LLAMA, "num_hidden_layers": 1, "model_type": "mistral", "sliding_window": 16}
@@ -170,6 +170,19 @@ def test_other_families_and_names_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedModelError):
             export(other, tmp_path / "g.gguf", form)
     assert not (tmp_path / "x.gguf").exists()
+
+
+def test_a_model_of_others_is_not_replaced(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, {**LLAMA, "num_hidden_layers": 1})
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    with pytest.raises(UsageError, match="holds something else"):
+        export(checkpoint, tmp_path / "model", "compressed-tensors")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF of somebody else")
+    with pytest.raises(UsageError, match="ingot export has not written it"):
+        export(checkpoint, tmp_path / "x.gguf", "gguf")
+    assert (tmp_path / "x.gguf").read_bytes() == b"GGUF of somebody else"
 
 
 def test_an_export_that_is_interrupted_leaves_the_old_file(tmp_path: Path) -> None:

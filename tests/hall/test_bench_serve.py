@@ -136,7 +136,7 @@ def test_the_modes_take_turns(engine: Path, tmp_path: Path) -> None:
 
 def test_lengths_beyond_the_engine_are_refused(engine: Path, tmp_path: Path) -> None:
     options = ServeOptions(engine_dir=engine, trace=write_trace(tmp_path / "t.csv"), num_requests=2, max_input=768)
-    with pytest.raises(UsageError, match="more than the engine holds"):
+    with pytest.raises(UsageError, match="more than the engine allows"):
         bench_serve(options, lambda stage, done, total: None)
 
 

@@ -46,7 +46,7 @@ def test_a_passport_says_what_the_weights_were_made_of(tmp_path: Path) -> None:
 
 def test_other_precisions_beside_a_recipe_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = checkpoint_of(tmp_path)
-    with pytest.raises(UsageError, match="says the precision"):
+    with pytest.raises(UsageError, match="recipe cannot be combined with --precision"):
         calibrated_build(BuildConfig(precision="w8"), checkpoint, tmp_path / "e", "w4g32")
     with pytest.raises(UsageError, match="dry_run"):
         calibrated_build(BuildConfig(dry_run=True), checkpoint, tmp_path / "e", "w4g32")
@@ -70,5 +70,5 @@ def test_an_interrupted_call_goes_on(tmp_path: Path) -> None:
         calibrated_build(config, checkpoint, tmp_path / "e", "w4g32", str(tmp_path / "text"), stop)
     assert not (tmp_path / "e").exists()
     calibrated_build(config, checkpoint, tmp_path / "e", "w4g32", str(tmp_path / "text"), say=said.append)
-    assert [line for line in said if line.startswith("going on after 3")]
+    assert [line for line in said if line.startswith("continuing after 3")]
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -57,7 +57,7 @@ def test_schema_version_and_checksums_are_enough(checkpoint: Path) -> None:
         (
             {"schema_version": 1},
             CheckpointError,
-            "another schema(.|\n)*expected: 2(.|\n)*got: 1(.|\n)*convert the model",
+            "another version of ingot(.|\n)*expected: 2(.|\n)*got: 1(.|\n)*convert the model",
         ),
         ({"weights": None}, CheckpointError, "no checksums of its weights(.|\n)*convert the model again"),
         ({"weights": {}}, CheckpointError, "no checksums of its weights"),

@@ -248,8 +248,8 @@ def overwrite(offset: int, data: bytes) -> Callable[[Path], None]:
         (resize("rank0.engine", lambda size: size - 1), "part of the engine is truncated"),
         (resize("tokenizer.json", lambda size: size + 1), "longer than it was built"),
         (lambda engine: (engine / "notes.txt").write_text("x"), "not part of it(.|\n)*notes.txt"),
-        (overwrite(0, b"GGUF"), "not an ingot engine file"),
-        (overwrite(8, struct.pack("<I", ENGINE_SCHEMA + 1)), "another schema"),
+        (overwrite(0, b"GGUF"), "not an engine file of ingot"),
+        (overwrite(8, struct.pack("<I", ENGINE_SCHEMA + 1)), "another version of ingot"),
         (overwrite(24, struct.pack("<Q", 0)), "header of the engine file is damaged"),
         (overwrite(HEADER_BYTES - 1, b"x"), "checksum does not match(.|\n)*bytes 0 to"),
         (overwrite(CHUNK_BYTES, b"x"), f"checksum does not match(.|\n)*bytes {CHUNK_BYTES} to"),
@@ -262,7 +262,7 @@ def test_damage_is_refused_in_words(engine: Path, damage: Callable[[Path], None]
 
 
 def test_a_rank_that_was_not_built_is_refused(pristine: Path) -> None:
-    with pytest.raises(EngineError, match="no such rank"):
+    with pytest.raises(EngineError, match="has no rank"):
         open_engine(pristine, rank=1)
 
 

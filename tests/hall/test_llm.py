@@ -94,9 +94,9 @@ def test_logprobs_and_stop_texts_through_the_door(engine: Path) -> None:
         ({"gpu_memory_utilization": 0.9}, "kv_cache_memory"),
         ({"max_model_len": 65}, "--max_seq_len 65"),
         ({"max_num_seqs": 9}, "--max_batch_size 9"),
-        ({"precision": "f32"}, "an Engine already"),
-        ({"kv_cache_dtype": "int8"}, "an Engine already"),
-        ({"activations": "int8"}, "an Engine already"),
+        ({"precision": "f32"}, "no effect on an Engine"),
+        ({"kv_cache_dtype": "int8"}, "no effect on an Engine"),
+        ({"activations": "int8"}, "no effect on an Engine"),
     ],
 )
 def test_what_does_not_fit_names_the_way(engine: Path, arguments: dict[str, Any], words: str) -> None:

@@ -280,9 +280,9 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "a plan too many": (lambda text: text.replace("{", '{"cpu/mmx":' + text[text.index(":") + 1 : -1] + ",", 1), "mmx"),
     "a plan in a word": (lambda text: text[: text.index(":")] + ':"plan"}', "not readable"),
     "plans in a list": (lambda text: "[]", "an object with a plan for each target"),
-    "another schema": (on("plan_schema", lambda schema: schema + 1), "another schema"),
-    "a schema that is true": (on("plan_schema", lambda schema: True), "another schema"),
-    "no schema": (in_plan(lambda plan: plan.pop("plan_schema")), "another schema"),
+    "another schema": (on("plan_schema", lambda schema: schema + 1), "another version of ingot"),
+    "a schema that is true": (on("plan_schema", lambda schema: True), "another version of ingot"),
+    "no schema": (in_plan(lambda plan: plan.pop("plan_schema")), "another version of ingot"),
     "a key less": (in_plan(lambda plan: plan.pop("tactics")), "too many or too few: tactics"),
     "a key more": (in_plan(lambda plan: plan.update(outputs=[])), "too many or too few: outputs"),
     "a key twice": (lambda text: text.replace('"tactics":{}', '"tactics":{},"tactics":{}'), "'tactics' appears twice"),
@@ -310,7 +310,7 @@ def test_an_odd_plan_is_refused(odd: str, engine: Path, pristine: Path) -> None:
 @pytest.mark.parametrize("pristine", ["ref"], indirect=True)
 def test_a_plan_whose_steps_make_no_sense_is_not_inspected(engine: Path) -> None:
     edit_plans(engine, first("steps", attrs={}, op="paged_attention", inputs=["", "", "", "", "", "input_ids"]))
-    with pytest.raises(EngineError, match="cannot be followed"):
+    with pytest.raises(EngineError, match="cannot be read"):
         inspect(engine)
     with pytest.raises(EngineError, match="input q is missing"):
         tokens(engine)

@@ -48,6 +48,15 @@ def test_failure_leaves_nothing(tmp_path: Path, failure: type[BaseException]) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_says_that_an_earlier_output_is_replaced(tmp_path: Path) -> None:
+    said: list[str] = []
+    for text in ("first", "second"):
+        with OutputDir(tmp_path / "out", is_previous=is_ours, parts=PARTS, say=said.append) as out:
+            (out.path / "mark").write_text(text)
+    assert said == [f"{tmp_path / 'out'} holds an earlier output, which is replaced when the new one is complete"]
+    assert (tmp_path / "out" / "mark").read_text() == "second"
+
+
 def test_failure_keeps_the_previous_output(tmp_path: Path) -> None:
     make(tmp_path / "out", "first")
     with pytest.raises(RuntimeError):

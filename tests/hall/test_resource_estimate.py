@@ -10,7 +10,7 @@ from ingot.resource_estimate import ResourceEstimate
 
 def test_is_a_sentence() -> None:
     estimate = ResourceEstimate(memory=100 << 20, disk=3 << 30, free=7 << 30)
-    assert str(estimate) == "needs at most 100 MiB of memory and 3 GiB of disk (7 GiB of the disk are free)"
+    assert str(estimate) == "needs at most 100 MiB of memory and 3 GiB of disk (7 GiB of disk are free)"
 
 
 def test_free_space_is_that_of_the_nearest_folder_there_is(tmp_path: Path) -> None:

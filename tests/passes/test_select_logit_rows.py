@@ -39,5 +39,5 @@ def test_a_bias_is_no_row() -> None:
 def test_logits_from_something_else_are_an_error() -> None:
     g = GraphMaker()
     graph = g.finish(g.node("Tanh", g.input()))
-    with pytest.raises(PassError, match=r"do not come from a product(.|\n)*Tanh"):
+    with pytest.raises(PassError, match=r"do not come from a matmul(.|\n)*Tanh"):
         PASS.run(graph)

@@ -109,8 +109,8 @@ def test_the_first_part_adds_the_bias() -> None:
 @pytest.mark.parametrize(
     ("options", "parts", "words"),
     [
-        ({"relu": False}, 2, "no product whose sum can be made in parts"),
-        ({}, 128, r"in 128 parts(.|\n)*at least 128 x 1 columns(.|\n)*got: 64 columns"),
+        ({"relu": False}, 2, "no matmul whose sum can be split"),
+        ({}, 128, r"--sum_parts 128 is too large(.|\n)*at least 128 x 1 columns(.|\n)*got: 64 columns"),
         ({"dtype": DType.W4, "group": 32}, 4, r"at least 4 x 32 columns(.|\n)*got: 64 columns(.|\n)*smaller group"),
     ],
 )
@@ -120,5 +120,5 @@ def test_refusals(options: dict[str, object], parts: int, words: str) -> None:
 
 
 def test_a_target_without_kernels_is_refused() -> None:
-    with pytest.raises(BuildError, match=r"cuda/sm80 makes no sums in parts(.|\n)*CPU target"):
+    with pytest.raises(BuildError, match=r"not supported on cuda/sm80(.|\n)*CPU target"):
         split(lower(), 2, "cuda/sm80")

@@ -227,7 +227,7 @@ def test_end_ids_of_the_engine(model: TinyModel) -> None:
         ({"streaming": "no"}, "streaming must be True or False"),
         ({"output_context_logits": np.array([1, 0])}, "output_context_logits must be"),
         ({"pad_id": "x"}, "pad_id"),
-        ({"num_beams": 2}, "beam search does not exist yet"),
+        ({"num_beams": 2}, "num_beams is not supported: ingot has no beam search"),
         ({"bad_words_list": [[1]]}, "bad_words_list"),
         ({"bad_words_list": []}, "bad_words_list must hold"),
         ({"bad_words_list": [[[51]]]}, "bad_words_list: 0 of prompt 0"),

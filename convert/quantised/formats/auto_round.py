@@ -18,16 +18,19 @@ def read(module: Module) -> Quantised:
     packing = settings.text("packing_format", "auto_round:auto_gptq")
     if packing not in (*_LESS, *_AWQ):
         raise unsupported(
-            "this packing of AutoRound is not supported", settings, "packing_format", ", ".join((*_LESS, *_AWQ))
+            "AutoRound with this packing_format is not supported",
+            settings,
+            "packing_format",
+            ", ".join((*_LESS, *_AWQ)),
         )
     for section in (settings, own):
         if section.text("data_type", "int") != "int":
-            raise unsupported("this data type of AutoRound is not supported", section, "data_type", "int")
+            raise unsupported("AutoRound with this data_type is not supported", section, "data_type", "int")
     bits = own.integer("bits", settings.integer("bits", 4))
     group_size = own.integer("group_size", settings.integer("group_size", 128, minimum=-1), minimum=-1)
     if packing in _AWQ:
         if bits != 4:
-            raise unsupported("AWQ has codes of 4 bits", own, "bits", "4")
+            raise unsupported("AWQ with this number of bits is not supported", own, "bits", "4")
         return read_awq(module, group_size)
     symmetric = own.boolean("sym", settings.boolean("sym", True))
     return read_gptq(module, Packing(bits=bits, group_size=group_size, symmetric=symmetric, less=_LESS[packing]))

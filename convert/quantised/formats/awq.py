@@ -26,9 +26,9 @@ def _plain(words: Bits) -> Bytes:
 def read(module: Module) -> Quantised:
     settings = module.settings
     if settings.text("version", "gemm").lower() != "gemm":
-        raise unsupported("this version of AWQ is not supported", settings, "version", "gemm")
+        raise unsupported("AWQ of this version is not supported", settings, "version", "gemm")
     if settings.integer("bits", settings.integer("w_bit", 4)) != 4:
-        raise unsupported("AWQ has codes of 4 bits", settings, "bits", "4")
+        raise unsupported("AWQ with this number of bits is not supported", settings, "bits", "4")
     return read_awq(module, settings.integer("group_size", settings.integer("q_group_size", 128), minimum=-1))
 
 

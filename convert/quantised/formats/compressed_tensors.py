@@ -38,13 +38,15 @@ def read(module: Module) -> Quantised:
     settings = module.settings
     sparse = settings.section("sparsity_config").text("format", "dense") if settings.has("sparsity_config") else "dense"
     if sparse != "dense":
-        raise unsupported("sparse weights are not supported", settings, "sparsity_config", "format dense")
+        raise unsupported(
+            "compressed-tensors with sparse weights are not supported", settings, "sparsity_config", "format dense"
+        )
     scheme = _scheme(settings, module.name)
     weights = scheme.section("weights")
     place = scheme if scheme.has("format") else settings
     form = place.text("format")
     if form not in _FORMATS:
-        raise unsupported("this packing is not supported", place, "format", ", ".join(_FORMATS))
+        raise unsupported("compressed-tensors of this format are not supported", place, "format", ", ".join(_FORMATS))
     if form == "nvfp4-pack-quantized":
         return read_fp4(module, "weight_packed", "weight_scale", 16, ("F8_E4M3",), "weight_global_scale", divides=True)
     if form == "mxfp4-pack-quantized":
@@ -78,7 +80,9 @@ def _group(module: Module, weights: Section, columns: int) -> int:
     """Columns that share a scale; the scales have the shape of it."""
     strategy = weights.text("strategy", "group" if weights.has("group_size") else "channel")
     if strategy not in ("group", "channel"):
-        raise unsupported("this strategy is not supported here", weights, "strategy", "group, channel")
+        raise unsupported(
+            "compressed-tensors with scales of this strategy are not supported", weights, "strategy", "group, channel"
+        )
     size = weights.integer("group_size", minimum=-1) if strategy == "group" else -1
     return module.group(size, columns, "weight_scale", 1)
 
@@ -98,7 +102,9 @@ def _read_bytes(module: Module, weights: Section) -> Quantised:
 def _read_packed(module: Module, weights: Section) -> Quantised:
     bits = weights.integer("num_bits", minimum=1)
     if bits > 8:
-        raise unsupported("codes of this many bits are not supported", weights, "num_bits", "at most 8")
+        raise unsupported(
+            "compressed-tensors with this number of bits are not supported", weights, "num_bits", "at most 8"
+        )
     words = module.part("weight_packed", ("I32",), 2)
     n, k = _shape(module)
     scale = module.part("weight_scale", FLOATS, 2)

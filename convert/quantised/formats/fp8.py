@@ -16,7 +16,7 @@ _SCALES = (*FLOATS, "F8_E8M0")
 def read(module: Module) -> Quantised:
     settings = module.settings
     if settings.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise unsupported("this kind of FP8 is not supported", settings, "fmt", "e4m3")
+        raise unsupported("FP8 with this fmt is not supported", settings, "fmt", "e4m3")
     block = None
     part = "weight_scale_inv" if module.has("weight_scale_inv") else "weight_scale"
     module.part(part, _SCALES)
@@ -29,7 +29,7 @@ def read_block(settings: Section, key: str) -> tuple[int, int]:
     """[rows, columns] of a block."""
     sizes = settings.numbers(key)
     if len(sizes) != 2 or any(size != int(size) or size < 1 for size in sizes):
-        raise unsupported("blocks of this shape are not supported", settings, key, "[rows, columns]")
+        raise unsupported("FP8 with blocks of this shape is not supported", settings, key, "[rows, columns]")
     return int(sizes[0]), int(sizes[1])
 
 

@@ -40,7 +40,9 @@ def read(module: Module) -> Quantised:
     own = _own(settings, module.name)
     version = settings.text("checkpoint_format", "gptq")
     if version not in _VERSIONS:
-        raise unsupported("this packing of GPTQ is not supported", settings, "checkpoint_format", ", ".join(_VERSIONS))
+        raise unsupported(
+            "GPTQ with this checkpoint_format is not supported", settings, "checkpoint_format", ", ".join(_VERSIONS)
+        )
     return read_gptq(
         module,
         Packing(
@@ -64,7 +66,9 @@ def read_gptq(module: Module, packing: Packing) -> Quantised:
     """The packing alone, which AutoRound writes too."""
     bits, settings = packing.bits, module.settings
     if bits not in _BITS:
-        raise unsupported("GPTQ of this many bits is not supported", settings, "bits", ", ".join(map(str, _BITS)))
+        raise unsupported(
+            "GPTQ with this number of bits is not supported", settings, "bits", ", ".join(map(str, _BITS))
+        )
     words, zeros = module.part("qweight", ("I32",), 2), module.part("qzeros", ("I32",), 2)
     n, k = words.shape[1], words.shape[0] * 32 // bits
     scales = module.part("scales", FLOATS, 2)

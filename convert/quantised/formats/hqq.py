@@ -29,14 +29,14 @@ def read(module: Module) -> Quantised:
     n, k = _shape(module)
     if bits not in _BITS or axis not in (0, 1):
         raise UnsupportedModelError(
-            "this packing of HQQ is not supported",
+            "HQQ with this packing is not supported",
             where=module.where(),
             expected=f"{', '.join(map(str, _BITS))} bits along axis 0 or 1",
             got=f"{bits} bits along axis {axis}",
         )
     if module.has("view_as_float") and _scalar(module, "view_as_float"):
         raise UnsupportedModelError(
-            "HQQ's codes are stored as floats", where=module.where(), hint="save them as integers"
+            "HQQ with codes stored as floats is not supported", where=module.where(), hint="save them as integers"
         )
     codes = module.part("W_q", ("I32",) if bits == 3 else ("U8",))
     words, groups = math.prod(codes.shape), math.prod(module.part("scale", FLOATS).shape)
@@ -88,7 +88,7 @@ def _along_columns(module: Module, n: int, k: int, size: int) -> tuple[dict[str,
     """Scales and zero points of every column, which come again every n / size rows."""
     if n % size:
         raise UnsupportedModelError(
-            "HQQ's groups along axis 0 are read where they divide the rows",
+            "HQQ with groups along axis 0 that do not divide the rows is not supported",
             where=module.where(),
             got=f"{n} rows, groups of {size}",
         )

@@ -46,7 +46,7 @@ def read(module: Module) -> Quantised:
         pieces = {"scale": scale, "columns": _columns(module, k)}
         return module.made((n, k), Code.I8, group, module.stored_codes("weight"), pieces, codes="weight")
     raise unsupported(
-        "this algorithm of ModelOpt is not supported", own, "quant_algo", ", ".join((*_FP8, *_NVFP4, *_INT4, *_INT8))
+        "ModelOpt with this quant_algo is not supported", own, "quant_algo", ", ".join((*_FP8, *_NVFP4, *_INT4, *_INT8))
     )
 
 

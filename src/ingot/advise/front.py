@@ -41,7 +41,8 @@ class AdviseOptions:
     def __post_init__(self) -> None:
         if self.pick is not None and (self.kl_budget, self.ppl_budget, self.memory) != (None, None, None):
             raise UsageError(
-                "--pick does not go with --kl_budget, --ppl_budget or --memory", hint="leave out --pick or the others"
+                "--pick cannot be combined with --kl_budget, --ppl_budget or --memory",
+                hint="leave out --pick or the others",
             )
 
     @property
@@ -130,7 +131,11 @@ def pick(options: AdviseOptions, points: Sequence[Point], perplexity: float) -> 
     front = [i for i, each in enumerate(points) if each.front]
     if options.pick is not None:
         if not 1 <= options.pick <= len(front):
-            raise UsageError("there is no such point", expected=f"1 to {len(front)}", got=str(options.pick))
+            raise UsageError(
+                f"--pick {options.pick} is not a point of the table",
+                expected=f"1 to {len(front)}",
+                got=str(options.pick),
+            )
         return front[options.pick - 1]
     kept = [
         i

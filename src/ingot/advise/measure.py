@@ -108,7 +108,7 @@ def step_speed(engine: Path, batches: Sequence[int]) -> Speed:
     try:
         if not isinstance(session, TimedSession):
             raise TargetError(
-                "sessions of this target do not say where their time goes",
+                "ingot advise supports CPU targets only",
                 expected="a target of this machine's CPU",
                 got=loaded.engine.manifest.target,
             )

@@ -44,7 +44,7 @@ class Client:
             raise UsageError("--url needs httpx", hint="pip install 'ingot[bench]'") from error
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError("the URL cannot be used", expected="http://host:port", got=url)
+            raise UsageError("--url is not the address of a server", expected="http://host:port", got=url)
         self._failure = httpx.HTTPError
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1") + "/v1",

@@ -134,7 +134,7 @@ def bench_kernels(options: KernelsOptions, progress: Progress) -> KernelsReport:
     try:
         if not isinstance(session, TimedSession):
             raise TargetError(
-                "sessions of this target do not say where their time goes",
+                "ingot bench kernels supports CPU targets only",
                 where=str(options.engine_dir),
                 expected="cpu/avx2, cpu/avxvnni, cpu/avx512, cpu/avx512bf16 or cpu/amx",
                 got=loaded.engine.manifest.target,
@@ -206,14 +206,14 @@ def _shape(options: KernelsOptions, plan: Plan) -> _Shape:
     context = options.context or min(input_len, max(1, longest - least))
     if context > input_len:
         raise UsageError(
-            "--context is more than the prompt leaves in the KV cache",
+            "--context is more than --input_len",
             expected=f"at most {input_len} (--input_len)",
             got=str(context),
             hint="give a larger --input_len",
         )
     if context + least > longest:
         raise UsageError(
-            "decode steps after this many tokens are more than the engine holds",
+            "--context and the decode steps together are more than the engine allows",
             expected=f"at most {longest} tokens",
             got=f"--context {context} and {least} steps",
             hint="lower --context or --repetitions",
@@ -233,7 +233,7 @@ def _fitting(
     too_many = [size for size in asked or BATCH_SIZES if size > most]
     if asked and too_many:
         raise UsageError(
-            "--batch_size is more than the engine can decode at once",
+            "--batch_size is more than the engine decodes at once",
             expected=f"at most {most}",
             got=", ".join(map(str, too_many)),
             hint="lower it or --context, or build with a larger --max_batch_size",

@@ -144,14 +144,14 @@ def check_lengths(limits: Limits, *, input_len: int, output_len: int) -> None:
     """Refuse lengths that the engine cannot hold."""
     if input_len > limits.max_input_len:
         raise UsageError(
-            "--input_len is more than the engine takes",
+            "--input_len is more than the engine allows",
             expected=f"at most {limits.max_input_len}",
             got=str(input_len),
             hint=f"give --input_len {limits.max_input_len} or less",
         )
     if input_len + output_len > limits.max_seq_len:
         raise UsageError(
-            "--input_len and --output_len together are more than the engine holds",
+            "--input_len and --output_len together are more than the engine allows",
             expected=f"at most {limits.max_seq_len}",
             got=f"{input_len} + {output_len}",
             hint=f"lower them to {limits.max_seq_len} in all; `ingot inspect ENGINE` lists the limits",

@@ -95,7 +95,10 @@ class OnlineOptions:
 
     def __post_init__(self) -> None:
         if not self.rates and not self.concurrencies:
-            raise UsageError("no load was given", hint="--concurrency 16, or --rate 2.5; each several times")
+            raise UsageError(
+                "neither --rate nor --concurrency is given",
+                hint="add --concurrency 16 or --rate 2.5; both can be given several times",
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +201,7 @@ class _Bench:
                 "the server lists no model",
                 where=self._options.url,
                 got=f"{type(error).__name__}: {error}",
-                hint="is the server up? --model NAME and --api_key KEY, if it wants them",
+                hint="check that the server runs at this address; give --api_key KEY if it needs one",
             ) from error
         self._progress("asking the server how many tokens a word has", 0, 0)
         words = _CALIBRATION
@@ -207,7 +210,12 @@ class _Bench:
             words //= 2
             answer = await self._ask(self._prompt(words), 2)
         if answer.error is not None:
-            raise IngotError("the server does not complete a prompt", where=self._options.url, got=answer.error)
+            raise IngotError(
+                "the server does not complete a prompt",
+                where=self._options.url,
+                got=answer.error,
+                hint="look into the log of the server",
+            )
         if answer.prompt_tokens:
             self._words_per_token = words / answer.prompt_tokens
 

@@ -294,7 +294,7 @@ def _clips(options: ServeOptions, limits: Limits) -> tuple[int, int]:
     max_output = options.max_output or min(_MAX_OUTPUT, limits.max_seq_len - max_input)
     if max_input > limits.max_input_len or max_output < 1 or max_input + max_output > limits.max_seq_len:
         raise UsageError(
-            "--max_input and --max_output are more than the engine holds",
+            "--max_input and --max_output together are more than the engine allows",
             expected=f"at most {limits.max_input_len} tokens in, {limits.max_seq_len} in all",
             got=f"{max_input} + {max_output}",
             hint=f"lower them to {limits.max_seq_len} in all; `ingot inspect ENGINE` lists the limits",

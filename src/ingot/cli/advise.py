@@ -29,7 +29,7 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
     "--model_dir",
     type=click.Path(path_type=Path),
     required=True,
-    help="Advise on this Hugging Face directory, GGUF file or Checkpoint.",
+    help="Measure this Hugging Face directory, GGUF file or Checkpoint.",
 )
 @click.option(
     "--calibration",
@@ -44,7 +44,7 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
     type=positive,
     default=TOKENS,
     show_default=True,
-    help="Take this many of its tokens at most.",
+    help="Use at most this many tokens of the text.",
 )
 @click.option(
     "--kl_budget",
@@ -69,37 +69,37 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
     type=positive,
     default=1,
     show_default=True,
-    help="Pick the fastest for this many sequences that decode together.",
+    help="Pick the fastest recipe for this many sequences that decode together.",
 )
 @click.option(
-    "--context",
-    type=positive,
-    default=2048,
-    show_default=True,
-    help="Count this many tokens of each sequence in --memory.",
+    "--context", type=positive, default=2048, show_default=True, help="Count this many tokens per sequence in --memory."
 )
-@click.option("--pick", type=positive, metavar="N", help="Pick the point of this number, instead of budgets.")
 @click.option(
-    "--output_recipe", type=click.Path(path_type=Path), help="Write the picked recipe here, for ingot build --config."
+    "--pick", type=positive, metavar="N", help="Pick the recipe with this number in the table, instead of by budgets."
+)
+@click.option(
+    "--output_recipe",
+    type=click.Path(path_type=Path),
+    help="Write the picked recipe to this TOML file, for `ingot build --config`.",
 )
 @click.option(
     "--mixtures",
     type=click.IntRange(min=0),
     default=MIXTURES,
     show_default=True,
-    help="Try this many mixtures of precisions beside those with the same one everywhere.",
+    help="Also try this many recipes that mix precisions by layer.",
 )
 @click.option(
     "--measured",
     type=click.Path(path_type=Path),
-    help="Keep figures in this file. Another run on it measures only what is missing.",
+    help="Keep the measurements in this file. Another run with it measures only what is missing.",
 )
 @click.option(
     "--work_dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Keep engines here while they are measured. Default: the system's directory for temporary files.",
+    help="Keep engines in this directory while they are measured. Default: the system's temporary directory.",
 )
-@click.option("--all", "everything", is_flag=True, help="Print recipes too that another one beats in everything.")
+@click.option("--all", "everything", is_flag=True, help="Also print recipes that another one beats in everything.")
 @as_json
 @log_level
 def command(
@@ -112,11 +112,11 @@ def command(
     log_level: str,
     **given: int | float | Path | None,
 ) -> None:
-    """Which precisions a model takes: size, speed on this machine, and loss of recipes.
+    """Measure which precisions suit a model: size, speed on this machine, and loss.
 
-    Recipes are built one by one and measured; those that no other recipe beats in everything are printed. KL and
-    perplexity are of the text. Tokens per second are those of timed steps, for one sequence and for 32 that decode
-    together. A model takes as many builds as there are recipes.
+    Every recipe is built and measured. The table lists the recipes that no other one beats in size, speed and loss
+    alike. KL and perplexity are measured on the calibration text, tokens per second by timed steps: for one sequence
+    and for 32 that decode together.
 
     \b
     Example: ingot advise --model_dir Llama-3.2-1B --measured figures.json
@@ -124,7 +124,10 @@ def command(
     """
     options = AdviseOptions(**given)  # type: ignore[arg-type]
     if output_recipe is not None and not options.picks:
-        raise UsageError("no recipe is picked", where="--output_recipe", hint="give a budget, or --pick N")
+        raise UsageError(
+            "--output_recipe has no recipe to write: none is picked",
+            hint="add --kl_budget, --ppl_budget, --memory or --pick N",
+        )
     with CliConsole(LEVELS[log_level]) as console, tempfile.TemporaryDirectory(dir=work_dir) as work:
         checkpoint = model_dir
         if not is_checkpoint(model_dir):

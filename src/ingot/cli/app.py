@@ -22,22 +22,22 @@ from ingot.cli.exit_codes import READER_LEFT, TERMINATED, exit_code
 from ingot.errors import IngotError
 
 COMMANDS = {
-    "quickstart": "The whole path on the small model that ships with ingot.",
-    "convert": "Hugging Face directory to Checkpoint.",
-    "quantize": "A model to a Checkpoint with calibrated weights.",
-    "advise": "Which precisions a model takes: size, speed and loss.",
-    "plan": "What a model would do on devices: TTFT, TPOT, tokens/s, cost.",
-    "build": "Checkpoint to Engine.",
-    "refit": "New weights for an Engine, without a build.",
-    "export": "Checkpoint to a GGUF file or compressed-tensors.",
-    "run": "Text in, text out.",
-    "serve": "OpenAI-compatible HTTP server.",
-    "bench": "Latency and throughput of an Engine on this machine.",
-    "inspect": "Show a Checkpoint, a graph or an Engine.",
-    "verify": "Check every hash of an Engine, or its numbers against the source.",
-    "doctor": "What this machine offers, and which targets build and run here.",
+    "quickstart": "Convert, build and run the small model that ships with ingot.",
+    "convert": "Convert a Hugging Face directory or GGUF file to a Checkpoint.",
+    "quantize": "Quantise a model with a calibration text.",
+    "advise": "Measure which precisions suit a model: size, speed and loss.",
+    "plan": "Predict TTFT, TPOT, tokens/s and cost of a model on devices.",
+    "build": "Build an Engine from a Checkpoint.",
+    "refit": "Put new weights into an Engine, without a build.",
+    "export": "Export a Checkpoint as GGUF or compressed-tensors.",
+    "run": "Generate text with an Engine.",
+    "serve": "Serve an Engine over HTTP, OpenAI-compatible.",
+    "bench": "Measure latency and throughput of an Engine.",
+    "inspect": "Show what a Checkpoint, an ONNX graph or an Engine holds.",
+    "verify": "Check an Engine's hashes, and with --against what it computes.",
+    "doctor": "Show what this machine offers and which targets it supports.",
     "help": "Explain a topic: exit_codes, limits, memory, precisions, targets, ...",
-    "completion": "Complete commands and options in bash, zsh or fish.",
+    "completion": "Print a completion script for bash, zsh or fish.",
 }
 
 
@@ -46,7 +46,7 @@ def _underscores(name: str) -> str:
     return name.replace("-", "_")
 
 
-CONTEXT = {"token_normalize_func": _underscores, "help_option_names": ["-h", "--help"], "max_content_width": 110}
+CONTEXT = {"token_normalize_func": _underscores, "help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def _short_names(command: click.Command) -> None:
@@ -129,8 +129,11 @@ _CLICK_WORDS = {
 
 def _os_error(error: OSError) -> IngotError:
     where = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else None
-    hint = "free some space or choose another directory" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
-    return IngotError((error.strerror or str(error)).lower(), where=where, hint=hint)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "free some space or choose another directory" if full else "look at the path and its permissions"
+    return IngotError(
+        "a file cannot be read or written", where=where, got=(error.strerror or str(error)).lower(), hint=hint
+    )
 
 
 def _plain(error: click.ClickException) -> str:
@@ -169,7 +172,7 @@ def _in_words(error: Exception) -> IngotError:
         return IngotError("out of memory", hint="close other programs, or lower the limits and batch sizes")
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return IngotError(
-        "ingot itself is wrong here, not what you asked for",
+        "internal error: a bug of ingot, not a mistake in your command",
         where=f"{frame.filename}:{frame.lineno} in {frame.name}",
         got=f"{type(error).__name__}: {error}",
         hint="report this with the output of `ingot --traceback ...`",
@@ -216,5 +219,13 @@ def main() -> None:
         code = run(sys.argv[1:])
     except _Terminated:  # said here: the signal may have hit while something else prints
         print("terminated", file=sys.stderr)
+        _tell_launcher(TERMINATED)
         raise
+    _tell_launcher(code)
     sys.exit(code)
+
+
+def _tell_launcher(code: int) -> None:
+    """With several ranks mpirun ends, too, and with this code. Only a command that opens an engine has loaded it."""
+    if (ranks := sys.modules.get("ingot.runtime.distributed")) is not None:
+        ranks.end_with(code)

@@ -21,7 +21,7 @@ from ingot.configs.sampling import SamplingParams
 
 @click.group()
 def command() -> None:
-    """Latency, throughput, goodput, kernel times and starts of an Engine on this machine.
+    """Measure latency, throughput, goodput, kernel times or cold starts of an Engine.
 
     \b
     Example: ingot bench latency --engine_dir ENGINE --input_len 128 --output_len 64
@@ -51,7 +51,11 @@ def _shared(function: Any) -> Any:
             "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts."
         ),
         click.option(
-            "--temperature", type=float, default=0.0, show_default=True, help="Scale the randomness; 0 is greedy."
+            "--temperature",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="Divide the logits by this before sampling; 0 is greedy.",
         ),
         click.option(
             "--top_k", type=int, default=0, show_default=True, help="Sample from the k most likely tokens; 0 keeps all."
@@ -99,11 +103,11 @@ def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
     multiple=True,
     default=(1,),
     show_default=True,
-    help="Run this many requests at once. Give it again for more rows.",
+    help="Run this many requests at once. Give the option again for more batch sizes.",
 )
 @_shared
 def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
-    """TTFT, TPOT and ITL of batches that start together.
+    """Measure TTFT, TPOT and ITL of requests that start together.
 
     \b
     Example: ingot bench latency --engine_dir ENGINE --batch_size 1 --batch_size 8 --json
@@ -118,14 +122,14 @@ def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **optio
 
 @command.command()
 @click.option(
-    "--num_requests", type=positive, default=64, show_default=True, help="Hand in this many requests at once."
+    "--num_requests", type=positive, default=64, show_default=True, help="Submit this many requests together."
 )
 @click.option(
     "--max_batch_size", type=positive, help="Run at most this many requests at once. Default: the engine's limit."
 )
 @_shared
 def throughput(as_json: bool, log_level: str, **options: Any) -> None:
-    """Requests and tokens per second when there is always work.
+    """Measure requests and tokens per second of a full queue.
 
     \b
     Example: ingot bench throughput --engine_dir ENGINE --num_requests 64
@@ -146,7 +150,8 @@ command.add_command(start)
 def _show_latency(report: LatencyReport) -> None:
     lengths = f"{report.input_len} tokens in, {report.output_len} out"
     title = f"{report.engine} on {report.target}: {lengths}, {report.repetitions} repetitions"
-    table = Table("batch", "TTFT ms", "TPOT ms", "tokens/s", "GB/s read", "of this machine", title=title)
+    table = Table("batch", "TTFT ms", "TPOT ms", "tokens/s", "GB/s read", "of the limit")
+    print(title)
     for batch in report.batches:
         table.add_row(
             str(batch.batch_size),
@@ -158,7 +163,7 @@ def _show_latency(report: LatencyReport) -> None:
         )
     Console().print(table)
     print(
-        f"this machine reads {report.machine_gbs:.2f} GB/s, from a buffer as large as the weights "
+        f"limit: {report.machine_gbs:.2f} GB/s, which this machine reads from a buffer as large as the weights "
         f"({report.buffer_bytes:,} bytes)"
     )
 
@@ -166,7 +171,8 @@ def _show_latency(report: LatencyReport) -> None:
 def _show_throughput(report: ThroughputReport) -> None:
     lengths = f"{report.input_len} tokens in, {report.output_len} out"
     title = f"{report.engine} on {report.target}: {report.num_requests} requests, {lengths}"
-    table = Table("", "median", title=title)
+    print(title)
+    table = Table("", "median")
     table.add_row("seconds", f"{report.seconds:.3f}")
     table.add_row("requests/s", f"{report.requests_per_second:.2f}")
     table.add_row("output tokens/s", f"{report.output_tokens_per_second:.1f}")
@@ -175,5 +181,5 @@ def _show_throughput(report: ThroughputReport) -> None:
     table.add_row("TTFT ms", f"{report.ttft_ms_median:.1f}")
     table.add_row("TPOT ms", "" if report.tpot_ms_median is None else f"{report.tpot_ms_median:.3f}")
     table.add_row("outside kernels", f"{report.host_fraction:.1%}")
-    table.add_row("GB/s read", f"{report.bandwidth_gbs:.2f} ({report.bandwidth_fraction:.0%} of this machine)")
+    table.add_row("GB/s read", f"{report.bandwidth_gbs:.2f} ({report.bandwidth_fraction:.0%} of the limit)")
     Console().print(table)

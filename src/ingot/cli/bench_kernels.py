@@ -14,7 +14,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.step_table import aligned
 
 
-@click.command(short_help="Where the time of a step goes, op by op, beside this machine's limits.")
+@click.command(short_help="Time every op, and compare it with the limits of this machine.")
 @click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
 @click.option(
     "--input_len",
@@ -27,7 +27,7 @@ from ingot.step_table import aligned
     "batch_sizes",
     type=positive,
     multiple=True,
-    help="Decode this many sequences together. Give it again for more phases. Default: 1, 8 and 32.",
+    help="Decode this many sequences together. Give the option again for more batch sizes. Default: 1, 8 and 32.",
 )
 @click.option(
     "--repetitions",
@@ -43,7 +43,7 @@ from ingot.step_table import aligned
 @as_json
 @log_level
 def kernels(everything: bool, as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **options: Any) -> None:
-    """Time, bytes, operations and bound of every op, in prefill and decode, beside this machine's limits.
+    """Time every op in prefill and decode, and compare it with the limits of this machine.
 
     The limits are measured around each phase: memory read from a buffer as large as the engine, and arithmetic on
     random numbers. Activations count as bytes too; where they lie in caches, more than 100 % of the limit is possible.

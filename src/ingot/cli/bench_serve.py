@@ -85,12 +85,12 @@ _ONLINE = (
 @click.option(
     "--max_input",
     type=positive,
-    help="Clip prompts to this many tokens (--offline: 768, or as many as the engine allows).",
+    help="Clip prompts to this many tokens. Default with --offline: 768, or as many as the engine allows.",
 )
 @click.option(
     "--max_output",
     type=positive,
-    help="Clip answers to this many tokens (--offline: 256, or as many as the engine allows).",
+    help="Clip answers to this many tokens. Default with --offline: 256, or as many as the engine allows.",
 )
 @click.option(
     "--poisson", is_flag=True, help="Let requests arrive at random (Poisson) instead of at the trace's own times."
@@ -120,10 +120,12 @@ _ONLINE = (
 @click.option("--api_key", help="With --url: send this key.")
 @click.option("--chat", is_flag=True, default=None, help="With --url: ask for chat completions instead of completions.")
 @click.option(
-    "--input_len", type=positive, help="With --url and without --trace: send prompts of about this many tokens (128)."
+    "--input_len",
+    type=positive,
+    help="With --url and without --trace: send prompts of about this many tokens. Default: 128.",
 )
 @click.option(
-    "--output_len", type=positive, help="With --url and without --trace: ask for at most this many tokens (64)."
+    "--output_len", type=positive, help="With --url and without --trace: ask for at most this many tokens. Default: 64."
 )
 @click.option(
     "--ignore_eos",
@@ -132,11 +134,19 @@ _ONLINE = (
     help="With --url: let answers go on after end tokens, to exactly --output_len; not every server can.",
 )
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), help="With --url: send this temperature with every request (0)."
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="With --url: send this temperature with every request. Default: 0.",
 )
-@click.option("--timeout", type=_above_zero, help="With --url: give up a request after this many seconds (600).")
 @click.option(
-    "--plot", "plot_file", type=click.Path(path_type=Path), metavar="PNG", help="With --url: draw the latencies."
+    "--timeout", type=_above_zero, help="With --url: give up a request after this many seconds. Default: 600."
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(path_type=Path),
+    metavar="PNG",
+    help="With --url: write a plot of the latencies to this PNG file.",
 )
 @click.option("--engine_dir", type=click.Path(path_type=Path), help="With --offline: measure this Engine.")
 @click.option(
@@ -182,7 +192,7 @@ def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
     Example: ingot bench serve --offline --engine_dir ENGINE --trace conv.csv --tpot_ms 50
     """
     if offline == (options["url"] is not None):
-        raise UsageError("say what is measured", expected="--url URL, or --offline --engine_dir ENGINE")
+        raise UsageError("neither --url nor --offline is given", expected="--url URL, or --offline --engine_dir ENGINE")
     given = {name: value for name, value in options.items() if value not in (None, ())}
     for name in _ONLINE if offline else _OFFLINE:
         if name in given:

@@ -20,7 +20,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="Start this many processes before the timed ones; after one the engine's files are in the page cache.",
+    help="Start this many untimed processes first, so that the engine's files are in the page cache.",
 )
 @click.option(
     "--repetitions", type=positive, default=5, show_default=True, help="Time this many processes and show medians."
@@ -32,7 +32,7 @@ from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
 @as_json
 @log_level
 def start(as_json: bool, log_level: str, **options: Any) -> None:
-    """Time from the start of a process to its first token, and the memory it takes.
+    """Measure the time from the start of a process to its first token, and its memory.
 
     \b
     Example: ingot bench start --engine_dir ENGINE --input_len 32
@@ -48,7 +48,7 @@ def start(as_json: bool, log_level: str, **options: Any) -> None:
 def _show(report: StartReport) -> None:
     print(
         f"{report.engine} on {report.target}: first token of a prompt of {report.input_len} after "
-        f"{report.total_ms:.0f} ms, median of {report.repetitions} processes"
+        f"{report.total_ms:.0f} ms, median of {report.repetitions} starts"
     )
     parts = (
         ("Python", report.interpreter_ms),
@@ -59,4 +59,4 @@ def _show(report: StartReport) -> None:
     for name, milliseconds in parts:
         print(f"  {name:<16} {milliseconds:8.1f} ms")
     peak, beside = report.peak_bytes / 2**20, report.beside_bytes / 2**20
-    print(f"memory: {peak:.0f} MiB, {beside:.0f} MiB of it beside the weights")
+    print(f"memory: {peak:.0f} MiB at its peak, {beside:.0f} MiB without the weights")

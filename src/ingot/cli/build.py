@@ -32,8 +32,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     default="cpu",
     show_default=True,
     metavar="NAME,...",
-    help="Build for these kinds of machine, e.g. cpu/avx2,cpu/avx512 in one engine; see `ingot help targets`. cpu is "
-    "the best instruction set of this machine, so name a target to run on another one.",
+    help="Build for these targets, e.g. cpu/avx2,cpu/avx512 in one engine. cpu is the best instruction set of "
+    "this machine: name a target if the engine must run on another machine. See `ingot help targets`.",
 )
 @click.option(
     "--precision",
@@ -43,39 +43,46 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--activations",
     type=click.Choice(ACTIVATIONS),
-    help="Round the inputs of matrix products: f32 (not rounded), bf16 (rounded where the target multiplies in bf16), "
-    "int8 (per token, with quantised weights), or auto (the default): int8 where the error on a sample text "
+    help="Round the inputs of matmuls to bf16 (where the target multiplies in bf16) or int8 (per token, with "
+    "quantised weights), or keep them in f32. Default: auto, which is int8 where the error on a sample text "
     "is small, else bf16.",
 )
 @click.option(
     "--lm_head_precision",
-    help="Store lm_head, the last product, in this precision. Default: w8 in w4 engines, else as --precision.",
+    help="Store lm_head, the last matmul, in this precision. Default: w8 in w4 engines, else as --precision.",
 )
 @click.option(
     "--screen_lm_head",
     is_flag=True,
-    help="Store a w8 lm_head in 4 bits too. Greedy steps of at most 4 sequences read the 4 bits to "
-    "find the few most likely tokens, and compute only these exactly. The chosen tokens stay the same.",
+    help="Speed up greedy decoding of at most 4 sequences: store a w8 lm_head in 4 bits too, find the most "
+    "likely tokens with these 4 bits, and compute only their logits exactly. The chosen tokens stay the "
+    "same.",
 )
-@click.option("--max_batch_size", type=positive, help="Run at most this many requests at once (64).")
-@click.option("--max_input_len", type=positive, help="Take prompts of at most this many tokens (2048).")
+@click.option("--max_batch_size", type=positive, help="Run at most this many requests at once. Default: 64.")
+@click.option(
+    "--max_input_len",
+    type=positive,
+    help="Accept prompts of at most this many tokens. Default: 2048, or what the model allows.",
+)
 @click.option(
     "--max_seq_len",
     type=positive,
-    help="Take requests of at most this many tokens, prompt and generated ones together (4096).",
+    help="Accept requests of at most this many tokens, prompt and generated ones together. Default: 4096, or "
+    "what the model allows.",
 )
 @click.option("--max_output_len", type=positive, help="Set max_seq_len to max_input_len plus this.")
 @click.option(
     "--max_num_tokens",
     type=positive,
-    help="Compute at most this many tokens in one step: of prompts, and one of each request that decodes (2048).",
+    help="Compute at most this many tokens in one step: prompt tokens, and one token of each request that "
+    "decodes. Default: 2048.",
 )
 @click.option(
     "--tokens_per_block",
     type=positive,
     default=32,
     show_default=True,
-    help="Keep this many tokens in a block of the KV cache.",
+    help="Allocate the KV cache in blocks of this many tokens.",
 )
 @click.option(
     "--kv_cache_dtype",
@@ -86,22 +93,26 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--sum_parts",
     type=positive,
-    help="Compute products after attention and activations in this many parts, a power of two, so that ranks can "
-    "share them. Another number gives other bits. Default: tp_size.",
+    help="Split the sums of matmuls that ranks share into this many parts, a power of two. Engines with equal "
+    "--sum_parts give equal bits for every --tp_size. Default: --tp_size.",
 )
-@click.option("--tp_size", type=positive, help="Divide each layer among this many ranks, on CPU targets and ref.")
-@click.option("--pp_size", type=positive, help="Divide the layers among this many ranks; only 1 yet.")
+@click.option(
+    "--tp_size",
+    type=positive,
+    help="Divide each layer among this many ranks (processes), on CPU targets and ref. Default: 1.",
+)
+@click.option("--pp_size", type=positive, help="Divide the layers among this many ranks. Only 1 is supported.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Set precisions by layer from a recipe: a TOML file, or the name of one that ships with ingot.",
+    help="Set precisions by layer with this TOML file, or with a recipe that ships with ingot, by name.",
 )
 @click.option(
     "--recipe",
     metavar="NAME|FILE",
-    help="Quantise with calibration first, as ingot quantize --recipe does: w4g128, w4g64, w4g32, w8, w8a8, or by "
-    "layer as a TOML file says.",
+    help="Quantise with calibration before the build, as `ingot quantize --recipe` does: w4g128, w4g64, w4g32, "
+    "w8, w8a8, or a TOML file with precisions by layer.",
 )
 @click.option(
     "--calibration",
@@ -120,44 +131,45 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "--timing_cache",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take the times of kernels from this file, and add those that this build measures. TensorRT's own times go to "
-    "FILE.tensorrt-sm90.",
+    help="Read kernel times from this file, and add those that this build measures. TensorRT's own times go to "
+    "FILE.tensorrt-sm90 or the like.",
 )
 @click.option(
     "--no_autotune",
     is_flag=True,
-    help="Skip the timing of kernels: the build is faster, products use the default split of work among threads, and "
-    "no speed is predicted.",
+    help="Do not time kernels. The build is faster, matmuls share their work among threads in the default way, "
+    "and no speed is predicted.",
 )
 @click.option(
-    "--refit",
-    is_flag=True,
-    help="Build an engine that takes new weights of the same shapes: ingot refit puts them in without a build.",
+    "--refit", is_flag=True, help="Build an engine that `ingot refit` can give new weights of the same shapes."
 )
-@click.option("--dry_run", is_flag=True, help="Decide everything, but write nothing.")
+@click.option("--dry_run", is_flag=True, help="Plan the engine and print the result, but write nothing.")
 @click.option(
     "--dump_passes",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write the graph as it is after each pass, one file per pass.",
 )
-@click.option("--use_weight_only", is_flag=True, help="Store weights as w8, or as --weight_only_precision says.")
+@click.option("--use_weight_only", is_flag=True, help="Store weights as w8. The same as --precision w8.")
 @click.option(
     "--weight_only_precision",
     type=click.Choice(list(WEIGHT_ONLY)),
-    help="With --use_weight_only: int8 is w8, int4 is w4g128.",
+    help="With --use_weight_only: store weights in this instead. int8 is w8, int4 is w4g128.",
 )
 @click.option(
     "--gemm_plugin",
     type=click.Choice(["auto", "disable", *_COMPUTE]),
     default="auto",
     show_default=True,
-    help="Compute matrix products in this type, which sets the precision; float16 runs as bf16 on CPUs.",
+    help="Set the type of matmuls, and with it the precision of the weights. float16 runs as bf16 on CPUs.",
 )
 @compat_options
 @log_level
 def command(checkpoint_dir: Path, output_dir: Path, log_level: str, **options: Any) -> None:
-    """Checkpoint to Engine: passes, kernels, memory, packed weights.
+    """Build an Engine from a Checkpoint: choose kernels, plan memory, pack weights.
+
+    An earlier Engine in --output_dir is replaced when the new one is complete. Other files are never deleted: a
+    directory that holds some is refused.
 
     \b
     Example: ingot build --checkpoint_dir checkpoint --output_dir engine --precision bf16
@@ -221,7 +233,12 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
 def _agreed(option: str, given: str | None, recipe: str | None) -> str | None:
     """What the option or the recipe says."""
     if given is not None and recipe not in (None, given):
-        raise UsageError(f"{option} and the recipe contradict each other", expected=recipe, got=given)
+        raise UsageError(
+            f"{option} contradicts the recipe",
+            expected=f"{recipe}, as the recipe says",
+            got=given,
+            hint=f"leave {option} out, or change the recipe",
+        )
     return given if given is not None else recipe
 
 
@@ -231,14 +248,12 @@ def _tp_size(options: dict[str, Any], defaults: BuildDefaults) -> int:
     for name in ("tp_size", "pp_size"):
         size = options[name] or getattr(defaults, name) or 1
         if size > 1 and not (name == "tp_size" and ranked):
-            origin = "" if options[name] else ", recorded by convert"
+            on = f" on {options['target']}" if name == "tp_size" else ""
+            way = "CPU targets and ref support more" if on else f"--tp_size {size} divides every layer (CPU targets)"
             raise UsageError(
-                f"--{name} {size}{origin}: "
-                + ("on GPUs an engine has one rank" if name == "tp_size" else "layers are not divided among ranks yet"),
-                hint=f"give --{name} 1"
-                + (
-                    "; CPU targets and ref take more" if name == "tp_size" else "; --tp_size divides every layer (CPUs)"
-                ),
+                f"--{name} {size} is not supported{on}" + ("" if options[name] else "; it was set by ingot convert"),
+                expected="1",
+                hint=f"give --{name} 1; {way}",
             )
     return options["tp_size"] or defaults.tp_size or 1
 
@@ -254,7 +269,7 @@ def _precision(options: dict[str, Any], recipe: Recipe, defaults: BuildDefaults)
     chosen = {option: value for option, value in given.items() if value is not None}
     if len(set(chosen.values())) > 1:
         said = ", ".join(f"{option} says {value}" for option, value in chosen.items())
-        raise UsageError("these options ask for different precisions", got=said, hint="keep one of them")
+        raise UsageError("options of this command ask for different precisions", got=said, hint="keep one of them")
     return next(iter(chosen.values()), None) or defaults.precision or "auto"
 
 
@@ -279,7 +294,7 @@ def _on_gpu(options: dict[str, Any]) -> bool:
     kinds = {target.on_gpu for target in find_targets(options["target"])}
     if len(kinds) > 1 and options["gemm_plugin"] == "float16":
         raise UsageError(
-            "--gemm_plugin float16 is f16 on GPUs and bf16 on CPUs",
+            "--gemm_plugin float16 means f16 on GPUs but bf16 on CPUs",
             where=f"--target {options['target']}",
             hint="give --precision, or build for CPUs and GPUs in two calls",
         )
@@ -297,7 +312,7 @@ def _note_gemm_plugin(options: dict[str, Any], console: CliConsole) -> None:
     if options["gemm_plugin"] == "float16" and not _on_gpu(options):
         console.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
     if options["gemm_plugin"] == "disable":
-        console.note("--gemm_plugin disable: ingot has no other matrix products; --precision sets their type")
+        console.note("--gemm_plugin disable: ingot has no other matmuls; --precision sets their type")
 
 
 def _tell(report: BuildReport, console: CliConsole) -> None:
@@ -315,7 +330,7 @@ def _result(report: BuildReport) -> list[str]:
     """What was written, what it takes, how fast it will be, and the next command."""
     limits = report.plan.limits
     verb = "would write" if report.dry_run else "wrote"
-    size = f"{format_bytes(report.engine_bytes)}, {report.seconds:.1f} s"
+    size = f"{format_bytes(report.engine_bytes)} in all, {report.seconds:.1f} s"
     targets = [
         f"{each.target}, weights in {each.precision} ({format_bytes(each.plan.weight_bytes)}), "
         f"KV cache in {each.plan.caches[0].dtype.value}"

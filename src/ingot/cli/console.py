@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from ingot.configs.sizes import format_bytes
 
-_WIDEST = 110  # columns of wrapped text
+WIDEST = 100  # columns of wrapped text
 _WORD = 20  # characters of a row's name, at most
 
 
@@ -168,7 +168,7 @@ def wrapped(text: str, width: int | None = None) -> str:
     is indented further. A row of the next command stays one line, so that it can be copied.
     """
     width = terminal_width() if width is None else width
-    return "\n".join(_wrapped(line, min(width, _WIDEST)) if width else line for line in text.splitlines())
+    return "\n".join(_wrapped(line, min(width, WIDEST)) if width else line for line in text.splitlines())
 
 
 def _wrapped(line: str, width: int) -> str:

@@ -20,7 +20,7 @@ from ingot.convert.convert import convert
     type=click.Choice(["auto", *WEIGHT_DTYPES], case_sensitive=False),
     default="auto",
     show_default=True,
-    help="Store weights in this type; auto keeps each as it is.",
+    help="Store weights in this type; auto keeps the type of each.",
 )
 @click.option(
     "--rope_factors",
@@ -37,26 +37,28 @@ from ingot.convert.convert import convert
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="Convert from a config.json without weights; goes with --random_weights.",
+    help="Convert this config.json, which has no weights. Needs --random_weights.",
 )
 @click.option(
     "--random_weights",
     type=int,
     metavar="SEED",
-    help="Fill the model with random weights from this seed, e.g. to measure speed.",
+    help="Fill the model of --config with random weights from this seed, e.g. to measure speed.",
 )
 @click.option(
-    "--use_weight_only",
-    is_flag=True,
-    help="Record w8, or what --weight_only_precision says, as the default --precision of ingot build.",
+    "--use_weight_only", is_flag=True, help="Make w8 the default --precision of `ingot build` for this Checkpoint."
 )
 @click.option(
     "--weight_only_precision",
     type=click.Choice(list(WEIGHT_ONLY)),
-    help="With --use_weight_only: int8 is w8, int4 is w4g128.",
+    help="With --use_weight_only: make this the default instead. int8 is w8, int4 is w4g128.",
 )
-@click.option("--tp_size", type=click.IntRange(min=1), help="Record the default of ingot build; only 1 yet.")
-@click.option("--pp_size", type=click.IntRange(min=1), help="Record the default of ingot build; only 1 yet.")
+@click.option("--tp_size", type=click.IntRange(min=1), help="Make this the default --tp_size of `ingot build`.")
+@click.option(
+    "--pp_size",
+    type=click.IntRange(min=1),
+    help="Make this the default --pp_size of `ingot build`. Only 1 is supported.",
+)
 @log_level
 def command(
     model_dir: Path | None,
@@ -72,7 +74,7 @@ def command(
     pp_size: int | None,
     log_level: str,
 ) -> None:
-    """Hugging Face directory to Checkpoint: weights and a standard ONNX graph.
+    """Convert a Hugging Face directory or GGUF file to a Checkpoint: weights and a standard ONNX graph.
 
     \b
     Example: ingot convert --model_dir Llama-3.2-1B --output_dir checkpoint

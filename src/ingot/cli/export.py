@@ -41,9 +41,9 @@ from ingot.export.export import FORMATS, export
 )
 @log_level
 def command(checkpoint_dir: Path, output: Path, form: str, as_floats: bool, log_level: str) -> None:
-    """Checkpoint to a GGUF file or a directory of compressed-tensors, with tokenizer and settings.
+    """Export a Checkpoint, with tokenizer and settings, as a GGUF file or a directory of compressed-tensors.
 
-    Codes and scales are written unchanged, so what reads the file computes with the same values.
+    Codes and scales of quantised weights are written unchanged.
 
     \b
     Example: ingot export --checkpoint_dir quantised --output model.gguf --format gguf

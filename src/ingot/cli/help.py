@@ -3,7 +3,7 @@
 import click
 from click.shell_completion import CompletionItem
 
-from ingot.cli.console import wrapped
+from ingot.cli import console
 from ingot.cli.topics import TOPICS
 from ingot.configs.read import nearest
 from ingot.errors import UsageError
@@ -30,7 +30,7 @@ def command(context: click.Context, topic: tuple[str, ...]) -> None:
         return
     name = topic[0].replace("-", "_")
     if name in TOPICS and len(topic) == 1:
-        print(wrapped(TOPICS[name].text()))
+        print(console.wrapped(TOPICS[name].text(), console.terminal_width() or console.WIDEST))
         return
     print(_command_help(parent, topic))
 

@@ -36,7 +36,7 @@ _SAME = {
     "--max_batch_size, --max_input_len, --max_seq_len, --max_num_tokens": "limits; defaults are lowered to what the "
     "model allows, values you give are kept or refused",
     "--max_output_len N": "max_seq_len = max_input_len + N",
-    "--gemm_plugin auto\\|disable\\|float32\\|float16\\|bfloat16": "the compute type of matrix products, so the "
+    "--gemm_plugin auto\\|disable\\|float32\\|float16\\|bfloat16": "the compute type of matmuls, so the "
     "precision: float32 is f32, bfloat16 is bf16, float16 runs as bf16 on CPUs and says so; auto and disable leave the "
     "choice to --precision; beside quantised weights it is the type of the inputs: float16 and bfloat16 are "
     "--activations bf16",

@@ -28,7 +28,7 @@ from ingot.convert.convert import convert
     "--recipe",
     required=True,
     metavar="NAME|FILE",
-    help="Quantise to w4g128, w4g64, w4g32, w8, w8a8 or f8, or by layer as a TOML file says.",
+    help="Quantise to w4g128, w4g64, w4g32, w8, w8a8 or f8, or by layer with a TOML file.",
 )
 @click.option(
     "--calibration",
@@ -49,8 +49,8 @@ from ingot.convert.convert import convert
     type=click.Choice(CODES),
     default="auto",
     show_default=True,
-    help="Make codes of 4 bits whole numbers (symmetric), whole numbers minus a zero point "
-    "(asymmetric), or the better of symmetric and a table of values (auto).",
+    help="Choose what 4-bit codes stand for: whole numbers (symmetric), whole numbers minus a zero point "
+    "(asymmetric), or, matmul by matmul, the better of symmetric and a table of values (auto).",
 )
 @click.option(
     "--max_mem",
@@ -69,7 +69,7 @@ def command(
     max_mem: int | None,
     log_level: str,
 ) -> None:
-    """A model to a Checkpoint whose weights are quantised, calibrated on a text.
+    """Quantise a model with a calibration text, and write a Checkpoint.
 
     If a run is interrupted, run the same command again: it continues.
 
@@ -102,7 +102,7 @@ def command(
             console.warn(f"not quantised: {reason}")
         worst = max(report.products, key=lambda each: each.loss)
         console.note(
-            f"wrote {report.output_dir}: {len(report.products)} products quantised on {report.tokens} tokens; "
+            f"wrote {report.output_dir}: {len(report.products)} matmuls quantised on {report.tokens} tokens; "
             f"the largest error of outputs is {worst.loss:.2%}, of {worst.name} (rounded to the nearest: "
             f"{worst.plain:.2%})"
         )

@@ -30,12 +30,12 @@ from ingot.quickstart import QuickstartReport, quickstart
     "--target",
     default="cpu",
     show_default=True,
-    help="Build for this kind of machine; cpu is the best instruction set of this one.",
+    help="Build for this target; cpu is the best instruction set of this machine.",
 )
 @as_json
 @log_level
 def command(output_dir: Path | None, target: str, as_json: bool, log_level: str) -> None:
-    """The whole path on the small model that ships with ingot: convert, build, generate, report. No network.
+    """Convert, build and run the small model that ships with ingot, and report times. Needs no network.
 
     \b
     Example: ingot quickstart --output_dir first-engine

@@ -16,24 +16,22 @@ from ingot.configs.sizes import format_bytes
     "--engine_dir",
     type=click.Path(path_type=Path),
     required=True,
-    help="Give this Engine new weights; it was built with --refit.",
+    help="Give this Engine new weights. It must be built with --refit.",
 )
 @click.option(
     "--checkpoint_dir",
     type=click.Path(path_type=Path),
     required=True,
-    help="Take the weights, and the tokenizer, of this Checkpoint, whose shapes and formats are the same.",
+    help="Take weights and tokenizer from this Checkpoint. Shapes and formats must be the same.",
 )
 @click.option(
-    "--output_dir",
-    type=click.Path(path_type=Path),
-    help="Write the new Engine here. Without it, it takes the place of the old one.",
+    "--output_dir", type=click.Path(path_type=Path), help="Write the new Engine here. Default: replace the old one."
 )
 @log_level
 def command(engine_dir: Path, checkpoint_dir: Path, output_dir: Path | None, log_level: str) -> None:
-    """New weights for an Engine: no passes, no timing of kernels.
+    """Put new weights into an Engine, without a build.
 
-    The result is that of a new build with the same options. The old Engine stays whole until the new one is complete.
+    The result equals a new build with the same options. The old Engine stays whole until the new one is complete.
 
     \b
     Example: ingot refit --engine_dir engine --checkpoint_dir fine_tuned --output_dir engine2

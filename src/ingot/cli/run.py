@@ -29,7 +29,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Run this Engine.")
+@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Generate with this Engine.")
 @click.option(
     "--prompt", "prompts", multiple=True, metavar="TEXT", help="Complete this text. Give it again for more prompts."
 )
@@ -42,7 +42,9 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
     "--max_output_len", type=positive, default=128, show_default=True, help="Generate at most this many tokens."
 )
 @click.option(
-    "--temperature", type=float, help="Scale the randomness; 0 is greedy. Default: what generation_config.json says."
+    "--temperature",
+    type=float,
+    help="Divide the logits by this before sampling; 0 is greedy. Default: generation_config.json's, else greedy.",
 )
 @click.option("--top_k", type=int, help="Sample from the k most likely tokens; 0 keeps all.")
 @click.option(
@@ -66,7 +68,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 @click.option("--bad_words", multiple=True, metavar="TEXT", help="Never generate these words. Give it again for more.")
 @click.option("--min_tokens", type=int, help="Generate at least this many tokens.")
 @click.option("--ignore_eos", is_flag=True, default=None, help="Go on after the model's end tokens.")
-@click.option("--seed", type=int, help="Seed the sampling: the same seed gives the same text.")
+@click.option("--seed", type=int, help="Seed the random draws: the same seed gives the same text.")
 @click.option(
     "--json_schema", type=click.File(), metavar="FILE", help="Answer with JSON that fits the JSON schema in this file."
 )

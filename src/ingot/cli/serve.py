@@ -44,7 +44,8 @@ _seconds = click.FloatRange(min=0)
 @click.option(
     "--api_key_file",
     type=click.Path(path_type=Path),
-    help="Read the keys from a file, one per line; lines that begin with # are comments. Process lists do not show it.",
+    help="Read keys from this file, one per line; lines that begin with # are comments. Keys in a file do not "
+    "appear in process lists.",
 )
 @click.option(
     "--chat_template",
@@ -54,23 +55,23 @@ _seconds = click.FloatRange(min=0)
 @click.option(
     "--tool_parser",
     metavar="NAME|none",
-    help="Read calls of tools in this wire format. Default: the one that the chat template shows.",
+    help="Parse tool calls in this format. Default: the format that the chat template shows.",
 )
 @click.option(
     "--reasoning_parser",
     metavar="NAME|none",
-    help="Read the model's reasoning in this format. Default: the one that the chat template shows.",
+    help="Parse the model's reasoning in this format. Default: the format that the chat template shows.",
 )
 @click.option(
     "--special_tokens_in_content",
     is_flag=True,
-    help="Let chat messages hold control tokens: a message can then speak as another role.",
+    help="Accept control tokens in chat messages. A message can then pretend to be from another role.",
 )
 @click.option(
     "--skip_unsupported_tools",
     is_flag=True,
-    help="Leave out tools of responses and messages that are not functions of the client. Codex sends such tools. A "
-    "header of the answer names them. Default: refuse the request.",
+    help="Ignore tools that are not functions of the client, such as those that Codex sends; a header of the "
+    "answer names them. Default: refuse the request.",
 )
 @click.option(
     "--served_model_name",
@@ -84,7 +85,7 @@ _seconds = click.FloatRange(min=0)
     type=click.IntRange(min=0),
     default=256,
     show_default=True,
-    help="Let this many sequences wait; answer 429 beyond that.",
+    help="Let at most this many sequences wait; answer 429 beyond that.",
 )
 @click.option(
     "--max_body_size",
@@ -97,7 +98,11 @@ _seconds = click.FloatRange(min=0)
     "--request_timeout", type=_seconds, default=600, show_default=True, help="End a request after this many seconds."
 )
 @click.option(
-    "--body_timeout", type=_seconds, default=30, show_default=True, help="Wait this many seconds for a request's body."
+    "--body_timeout",
+    type=_seconds,
+    default=30,
+    show_default=True,
+    help="Refuse a request whose body takes longer than this many seconds to arrive.",
 )
 @click.option(
     "--write_timeout",
@@ -127,12 +132,14 @@ _seconds = click.FloatRange(min=0)
     metavar="URL",
     help="Let pages of this origin call the server; * allows every origin.",
 )
-@click.option("--no_log_requests", is_flag=True, help="Log no line per request; metrics still count them.")
+@click.option("--no_log_requests", is_flag=True, help="Do not log a line for each request.")
 @click.option("--log_json", is_flag=True, help="Log JSON lines.")
 @click.option(
     "--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans to this address, e.g. http://collector:4318."
 )
-@click.option("--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which stops the next step for a while.")
+@click.option(
+    "--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which delays the next step, for tests of monitoring."
+)
 @click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @click.option(
     "--kv_cache_memory",
@@ -156,13 +163,14 @@ _seconds = click.FloatRange(min=0)
     type=click.Choice([policy.value for policy in Policy]),
     default="max_utilization",
     show_default=True,
-    help="Start requests early and preempt when KV blocks run out, or start only what surely fits.",
+    help="Start requests early and preempt some if KV blocks run out, or start a request only if its blocks are "
+    "sure to be free.",
 )
 @click.option(
     "--tpot_target",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MS",
-    help="Aim at this time per output token, in ms: prompts are cut into smaller chunks to keep it.",
+    help="Aim at this time per output token (TPOT), in ms, by cutting prompts into smaller chunks.",
 )
 @use_mmap
 @ranks
@@ -251,5 +259,5 @@ def _read_keys(path: Path) -> list[str]:
         raise UsageError("the file of API keys cannot be read", where=str(path), got=str(error)) from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise UsageError("the file of API keys holds none", where=str(path))
+        raise UsageError("the file of API keys is empty", where=str(path))
     return keys

@@ -53,7 +53,7 @@ w4g128        4 bits, groups of 128: about a quarter of bf16; w4g64 and w4g32 ar
 auto          as the Checkpoint stores them; codes of quantised models become w4tgG, w4tsgG or f8. This is the default.
 
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
---lm_head_precision sets the last product alone; --activations sets how products round their inputs.
+--lm_head_precision sets the last matmul alone; --activations sets how matmuls round their inputs.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
 cuda targets take w8 and w4gG too, TensorRT targets f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, \
 ...) `auto` keeps codes of up to 4 bits and FP8 on CPUs, and makes w8 of all others."""

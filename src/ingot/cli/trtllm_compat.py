@@ -83,7 +83,7 @@ SPELLINGS = (
         name="max_beam_width",
         accepted=("1",),
         refused=("2 and more",),
-        way="beam search does not exist yet; num_return_sequences gives several samples of one prompt",
+        way="ingot has no beam search; num_return_sequences gives several samples of one prompt",
     ),
     Spelling(name="workers", accepted=("1",), refused=("2 and more",), way="one process builds all ranks"),
     Spelling(
@@ -140,7 +140,7 @@ SPELLINGS = (
         hidden=True,
         way="experts always run as fused kernels, in the precision that --precision sets",
     ),
-    _fused("use_fused_mlp", "gate and up projections are always one product, which applies the activation too"),
+    _fused("use_fused_mlp", "gate and up projections are always one matmul, which applies the activation too"),
     _fused("enable_xqa", "decoding always reads each KV head once for all query heads that share it"),
     _fused("multi_block_mode", "attention of a long context is always split among threads or blocks"),
     _fused("context_fmha_fp32_acc", "attention always adds in float32"),
@@ -161,7 +161,7 @@ SPELLINGS = (
     ),
     _never("lookup_plugin", "the token table is read by a kernel of its own; there is nothing to choose"),
     _never("low_latency_gemm_plugin", "--precision chooses the kernels; the build times them for few and many rows"),
-    _never("low_latency_gemm_swiglu_plugin", "gate and up projections are always one product; the build times it"),
+    _never("low_latency_gemm_swiglu_plugin", "gate and up projections are always one matmul; the build times it"),
     _never("fp8_rowwise_gemm_plugin", "FP8 is not supported yet: see `ingot help precisions`"),
     _never("qserve_gemm_plugin", "4-bit weights with 8-bit inputs: --precision w4g128 --activations int8"),
     _never("use_fp8_context_fmha", "FP8 is not supported yet: see `ingot help precisions`"),
@@ -169,7 +169,9 @@ SPELLINGS = (
     _never("norm_quant_fusion", "norms and the rounding behind them are fused wherever a kernel can; see inspect"),
     _never("attention_qk_half_accumulation", "attention always adds in float32"),
     _never("use_context_fmha_for_generation", "prefill and decoding each have their attention kernel"),
-    _never("streamingllm", "attention sinks do not exist yet; models with a sliding window keep their own"),
+    _never(
+        "streamingllm", "streaming with attention sinks is not supported; models with a sliding window keep their own"
+    ),
     _never("manage_weights", "weights are always mapped from the engine's file"),
     *(
         Spelling(name=name, accepted=(), way="--timing_cache FILE is read before and written after timing")

@@ -26,7 +26,7 @@ def byte_size(option: str) -> Callable[[str], int]:
 def weight_only(wanted: bool, precision: str | None) -> str | None:
     """The precision that `--use_weight_only` and `--weight_only_precision` ask for, if they do."""
     if precision is not None and not wanted:
-        raise UsageError("--weight_only_precision goes with --use_weight_only", hint="give both or neither")
+        raise UsageError("--weight_only_precision needs --use_weight_only", hint="add --use_weight_only")
     return WEIGHT_ONLY[precision or "int8"] if wanted else None
 
 
@@ -53,8 +53,8 @@ def use_mmap(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--use_mmap",
         is_flag=True,
-        help="Read weights from the mapped file, which processes share. Default: from a copy in 2 MiB pages, which is "
-        "faster.",
+        help="Map the weights from the file, so that processes share them. Default: copy them into 2 MiB pages, "
+        "which is faster.",
     )(function)
 
 
@@ -66,14 +66,15 @@ def ranks(function: Callable[..., Any]) -> Callable[..., Any]:
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="With several ranks: end all of them when one is so late.",
+        help="With several ranks: end all of them when one is late by this many seconds.",
     )
     where = click.option(
         "--collectives",
         type=click.Choice(COLLECTIVES),
         default="auto",
         show_default=True,
-        help="With several ranks: meet in shared memory or by MPI. auto: in shared memory if all are on one machine.",
+        help="With several ranks: exchange data through shared memory or MPI. auto is shm if all ranks are on "
+        "one machine.",
     )
     return late(where(function))
 
@@ -85,8 +86,7 @@ def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:
     target = click.option(
         "--target",
         metavar="NAME",
-        help="Run this target of an engine that has several; cpu takes its best CPU target. "
-        "Default: the one that fits "
-        "this machine best.",
+        help="Run this target of an engine that has several; cpu is its best CPU target for this machine. "
+        "Default: the best target for this machine.",
     )
     return target(isa(function))

@@ -37,7 +37,9 @@ from ingot.verify import VerifyReport, verify
 @click.option(
     "--tokens", type=click.IntRange(min=2), help=f"Compare on this many tokens of the text ({DEFAULT_TOKENS})."
 )
-@click.option("--store_passport", "store", is_flag=True, help="Write the summary into the engine; `inspect` prints it.")
+@click.option(
+    "--store_passport", "store", is_flag=True, help="Store the result in the engine; `ingot inspect` prints it."
+)
 @click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @target_isa
 @as_json
@@ -61,7 +63,7 @@ def command(
     """
     if against is None and (text is not None or tokens is not None or store or target is not None):
         raise UsageError(
-            "--text, --tokens, --target and --store_passport go with --against", hint="add --against CHECKPOINT"
+            "--text, --tokens, --target and --store_passport need --against", hint="add --against CHECKPOINT"
         )
     options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa, target=target)
     with CliConsole(LEVELS[log_level]) as console:

@@ -65,7 +65,7 @@ def compare(
     """Raises IngotErrors for what cannot be compared; what is wrong in numbers is in the result."""
     if (ranks := read_manifest(directory).ranks) > 1:
         raise UsageError(
-            "the steps of several ranks are not compared yet",
+            "--against is not supported for engines of several ranks",
             where=str(directory),
             expected="an engine of one rank",
             got=f"{ranks} ranks",
@@ -106,7 +106,7 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
         return
     if not (is_gguf(against) or (against / "config.json").is_file()):
         raise UsageError(
-            "this is neither a Checkpoint nor a Hugging Face directory nor a GGUF file",
+            "--against is neither a Checkpoint nor a Hugging Face directory nor a GGUF file",
             where=f"--against {against}",
             expected="a directory with config.json, or a file .gguf",
             got="no such directory" if not against.exists() else None,

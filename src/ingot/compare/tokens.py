@@ -29,7 +29,13 @@ def read_tokens(engine: Path, vocab_size: int, wanted: int, text: Path | None, l
         return Tokens(sequences=_cut(drawn, longest), origin=f"token ids from seed {SEED}", is_text=False)
     ids = np.array(Tokenizer.from_dir(engine).encode(_read(text or SAMPLE)), np.int32)[:wanted]
     if len(ids) < 2:
-        raise UsageError("the text is too short", where=str(text), expected="at least two tokens", got=f"{len(ids)}")
+        raise UsageError(
+            "the text to compare on is too short",
+            where=str(text),
+            expected="at least two tokens",
+            got=f"{len(ids)}",
+            hint="give another --text",
+        )
     if ids.max() >= vocab_size:
         raise UsageError(
             "the tokenizer knows tokens that the model does not",

@@ -20,12 +20,14 @@ from ingot.builder.expressions import WeightReader
 from ingot.builder.stored_codes import CheckpointWeight, CheckpointWeights
 from ingot.checkpoint import COMPANION_FILES, Checkpoint
 from ingot.configs.model import ModelConfig
+from ingot.configs.read import read_object
 from ingot.configs.token_ids import read_token_ids
 from ingot.convert.family import read_model
+from ingot.convert.gguf.header import read_gguf_header
 from ingot.convert.gguf.source import open_gguf
 from ingot.convert.weight_shapes import weight_shapes
 from ingot.dtypes import DType
-from ingot.errors import CheckpointError, UnsupportedModelError, UsageError
+from ingot.errors import CheckpointError, ConfigError, UnsupportedModelError, UsageError
 from ingot.export.compressed import compressed_problem, unsaid, write_compressed
 from ingot.export.gguf_blocks import ROWS, block_kind, blocks_of, halves_problem
 from ingot.export.gguf_file import FileTensor, Setting, write_gguf
@@ -43,6 +45,7 @@ from ingot.export.hf_config import hf_config, hf_names
 from ingot.output_dir import OutputDir
 
 FORMATS = ("gguf", "compressed-tensors")
+_MARK, _EXPORTED = "ingot_version", "exported by ingot"  # tell our own files from those of others
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "IQ4_NL": 25, "BF16": 32}  # general.file_type
 
 Progress = Callable[[str, int, int], None]
@@ -72,7 +75,7 @@ def export(
     Raises UsageError, CheckpointError or UnsupportedModelError.
     """
     if form not in FORMATS:
-        raise UsageError("there is no such format", expected=", ".join(FORMATS), got=form)
+        raise UsageError(f"unknown format {form!r:.40}", expected=", ".join(FORMATS), got=form)
     checkpoint = Checkpoint.open(checkpoint_dir)
     model = checkpoint.config.model
     if model is None:
@@ -82,7 +85,9 @@ def export(
             hint="convert the model again with this version of ingot",
         )
     if model.linear_in_out:
-        raise UnsupportedModelError("matrices stored [in, out] are not exported", where=str(checkpoint_dir))
+        raise UnsupportedModelError(
+            "models that store their matrices as [in, out] cannot be exported", where=str(checkpoint_dir)
+        )
     with WeightReader(checkpoint) as reader:
         weights = CheckpointWeights(checkpoint, reader)
         found = {name: weights.find(name) for name in weight_shapes(model)}
@@ -111,15 +116,23 @@ def _to_directory(
         kinds[kind] = kinds.get(kind, 0) + 1
     total = sum(_nbytes(weight, names[name] in floats) for name, weight in weights.items())
     parts = ("config.json", "model.safetensors", *COMPANION_FILES)
-    with OutputDir(output, is_previous=lambda path: (path / "config.json").is_file(), parts=parts) as out:
+    with OutputDir(output, is_previous=_is_export, parts=parts) as out:
         out.require_space(total)
         ids = {key: value for key, value in _ids(checkpoint).items() if value is not None}
-        write_compressed(out.path, {**config, **ids}, by_name, floats, _advancing(progress, total))
+        write_compressed(out.path, {**config, **ids, _MARK: __version__}, by_name, floats, _advancing(progress, total))
         for file in checkpoint.companions():
             (out.path / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(checkpoint.path / file, out.path / file)
     written = sum(each.stat().st_size for each in output.rglob("*") if each.is_file())
     return ExportReport(output=output, kinds=kinds, floats=tuple(floats), nbytes=written)
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether an export wrote the directory; a model that was downloaded looks alike, and must stay."""
+    try:
+        return _MARK in read_object(folder / "config.json")
+    except ConfigError:
+        return False
 
 
 def _ids(checkpoint: Checkpoint) -> dict[str, object]:
@@ -137,7 +150,15 @@ def _to_gguf(
     progress: Progress,
 ) -> ExportReport:
     if output.suffix != ".gguf" or output.is_dir():
-        raise UsageError("a GGUF export is a file", where=str(output), expected="a name that ends in .gguf")
+        raise UsageError(
+            "the output of a GGUF export is not a .gguf file", where=str(output), expected="a name that ends in .gguf"
+        )
+    if output.exists() and not _is_gguf_export(output):
+        raise UsageError(
+            "the output file exists, and ingot export has not written it",
+            where=str(output),
+            hint="choose another name, or delete the file",
+        )
     name, architecture = architecture_of(model, checkpoint.path)
     names, theirs = hf_names(model), their_names(architecture, model.num_layers)
     tensors, floats = list[FileTensor](), list[str]()
@@ -163,7 +184,7 @@ def _to_gguf(
         "general.architecture": name,
         "general.type": "model",
         "general.name": checkpoint.path.resolve().name,
-        "general.description": f"exported by ingot {__version__}",
+        "general.description": f"{_EXPORTED} {__version__}",
         "general.file_type": _FILE_TYPES[commonest.kind],
         "general.quantization_version": 2,
         **gguf_settings(model, name),
@@ -172,6 +193,13 @@ def _to_gguf(
     total = sum(each.nbytes for each in tensors)
     _publish_gguf(output, settings, tensors, model, _advancing(progress, total), total)
     return ExportReport(output=output, kinds=kinds, floats=tuple(floats), nbytes=output.stat().st_size)
+
+
+def _is_gguf_export(file: Path) -> bool:
+    try:
+        return str(read_gguf_header(file).settings.get("general.description")).startswith(_EXPORTED)
+    except CheckpointError:
+        return False
 
 
 def _publish_gguf(

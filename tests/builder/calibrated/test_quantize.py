@@ -155,11 +155,11 @@ def test_what_cannot_be_quantised_is_refused_in_words(tmp_path: Path, monkeypatc
     checkpoint = checkpoint_of(tmp_path)
     with pytest.raises(UsageError, match="too few tokens"):
         quantize(QuantizeOptions(output_dir=tmp_path / "q", precision="w8"), checkpoint, [" "])
-    with pytest.raises(UsageError, match="no weights of this precision"):
+    with pytest.raises(UsageError, match="does not support fp8"):
         QuantizeOptions(output_dir=tmp_path / "q", precision="fp8")
-    with pytest.raises(UsageError, match="unknown ways"):
+    with pytest.raises(UsageError, match="unknown ways of rounding"):
         QuantizeOptions(output_dir=tmp_path / "q", precision="w8", ways=("gtpq",))
-    with pytest.raises(UsageError, match="fits no product"):
+    with pytest.raises(UsageError, match="fits no matmul"):
         quantised(tmp_path, checkpoint, layers=(LayerRule(pattern="layers.*/nothing", precision="w8"),))
     (tmp_path / "q").mkdir()
     (tmp_path / "q" / "mine.txt").write_text("x")
@@ -168,7 +168,7 @@ def test_what_cannot_be_quantised_is_refused_in_words(tmp_path: Path, monkeypatc
     (tmp_path / "q" / "mine.txt").unlink()
     with monkeypatch.context() as patched:
         patched.setattr(np, "savez", _no_room)
-        with pytest.raises(CapacityError, match="cannot be kept"):
+        with pytest.raises(CapacityError, match="cannot be saved"):
             quantised(tmp_path, checkpoint)
     with pytest.raises(CapacityError, match="more memory"):
         quantised(tmp_path, checkpoint, max_mem=1 << 20)
@@ -201,5 +201,5 @@ def test_recipes_by_layer(tmp_path: Path) -> None:
     recipe.write_text('precision = "w4g32"\nactivations = "int8"\n')
     with pytest.raises(UsageError, match="belongs to ingot build"):
         read_recipe(str(recipe))
-    with pytest.raises(UsageError, match=r"no such recipe(.|\n)*w4g32(.|\n)*did you mean 'w4g128'"):
+    with pytest.raises(UsageError, match=r"no recipe(.|\n)*w4g32(.|\n)*did you mean 'w4g128'"):
         read_recipe("w4g129")

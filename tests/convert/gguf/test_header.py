@@ -37,11 +37,11 @@ def test_another_alignment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"version": 1}, "this version is not read"),
-        ({"version": 9}, "this version is not read"),
+        ({"version": 1}, "of this version are not supported"),
+        ({"version": 9}, "of this version are not supported"),
         ({"version": 3 << 24}, "big-endian"),
-        ({"counts": (1 << 60, 5)}, "cannot hold so many tensors"),
-        ({"counts": (2, 1 << 40)}, "cannot hold so many settings"),
+        ({"counts": (1 << 60, 5)}, "too small for this many tensors"),
+        ({"counts": (2, 1 << 40)}, "too small for this many settings"),
         ({"counts": (1, 5)}, "damaged"),
         ({"counts": (2, 4)}, "damaged"),
         ({"counts": (2, 6)}, "damaged"),
@@ -78,8 +78,8 @@ def test_settings_that_are_not_usable(tmp_path: Path, settings: dict[str, object
     ("tensor", "words"),
     [
         ((12, (3, 250), bytes(432)), "not whole blocks"),
-        ((0, (1 << 40, 1 << 40), b""), "size of a tensor"),
-        ((0, (0, 3), b""), "size of a tensor"),
+        ((0, (1 << 40, 1 << 40), b""), "a wrong size"),
+        ((0, (0, 3), b""), "a wrong size"),
         ((0, (1, 1, 1, 1, 1), bytes(4)), "dimensions"),
         ((16, (1, 256), bytes(66)), "IQ2_XXS(.|\n)*Q4_K_M"),
         ((1000, (1, 256), bytes(66)), "type 1000"),
@@ -98,8 +98,8 @@ def raw(kind: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (raw(9, struct.pack("<IQ", 8, 1 << 62)), "cannot hold so many items"),
-        (raw(9, struct.pack("<IQ", 4, 1 << 30)), "cannot hold so many items"),
+        (raw(9, struct.pack("<IQ", 8, 1 << 62)), "too small for this many items"),
+        (raw(9, struct.pack("<IQ", 4, 1 << 30)), "too small for this many items"),
         (raw(9, struct.pack("<IQ", 9, 1)), "items of an unknown type"),
         (raw(77, b""), "unknown type"),
         (raw(8, struct.pack("<Q", 1 << 20) + b"x"), "ends within its header"),
@@ -107,7 +107,7 @@ def raw(kind: int, data: bytes) -> bytes:
         (b"GGUF", "ends within"),
         (b"", "ends within"),
         (b"PK\x03\x04" + bytes(100), "not a GGUF file"),
-        (raw(9, struct.pack("<IQ", 8, 8_000_000) + bytes(64_000_000)), "cannot hold so many items"),
+        (raw(9, struct.pack("<IQ", 8, 8_000_000) + bytes(64_000_000)), "too small for this many items"),
     ],
 )
 def test_bytes_that_are_no_header(tmp_path: Path, data: bytes, words: str) -> None:
@@ -127,5 +127,5 @@ def test_every_prefix_is_refused(tmp_path: Path) -> None:
 def test_bytes_behind_the_last_tensor(tmp_path: Path) -> None:
     path = write.write_gguf(tmp_path / "m.gguf", SETTINGS, TENSORS)
     path.write_bytes(path.read_bytes() + bytes(64))
-    with pytest.raises(CheckpointError, match="belong to nobody"):
+    with pytest.raises(CheckpointError, match="belong to no tensor"):
         convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))

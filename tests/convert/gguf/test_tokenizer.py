@@ -145,11 +145,11 @@ def test_no_tokenizer(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"tokenizer.ggml.model": "bert"}, "not converted(.|\n)*bert"),
-        ({"tokenizer.ggml.scores": [0.0]}, "score each"),
-        ({"tokenizer.ggml.token_type": [1, 2]}, "list of token types"),
-        ({"tokenizer.ggml.token_type": [99] * 259}, "list of token types"),
+        ({"tokenizer.ggml.scores": [0.0]}, "scores has not one number"),
+        ({"tokenizer.ggml.token_type": [1, 2]}, "token_type has not one number"),
+        ({"tokenizer.ggml.token_type": [99] * 259}, "token_type has not one number"),
         ({"tokenizer.ggml.tokens": 3}, "tokens(.|\n)*a list of strings"),
-        ({"tokenizer.ggml.eos_token_id": 5000}, "not in the vocabulary"),
+        ({"tokenizer.ggml.eos_token_id": 5000}, "not a token of the vocabulary"),
         ({"tokenizer.ggml.remove_extra_whitespaces": True}, "remove_extra_whitespaces"),
         ({"tokenizer.ggml.scores": [float("nan")] * 259}, "finite numbers"),
     ],
@@ -162,5 +162,5 @@ def test_settings_that_do_not_fit(tmp_path: Path, change: dict[str, object], wor
 def test_merges_that_do_not_fit(tmp_path: Path) -> None:
     settings = settings_of(trained(None), "gpt-2")
     for merges in (["nothing known"], ["a"], ["a b c"]):
-        with pytest.raises(CheckpointError, match="merge does not fit"):
+        with pytest.raises(CheckpointError, match="merge makes a text that is not"):
             read(tmp_path, settings | {"tokenizer.ggml.merges": merges})

@@ -202,7 +202,7 @@ def test_inspect_says_where_an_engine_came_from(tmp_path: Path) -> None:
     assert "quantised   awq u4g32 with zero: 7 weights" in inspect(tmp_path / "checkpoint").text
     report = build(BuildConfig(target="ref"), tmp_path / "checkpoint", tmp_path / "engine")
     assert report.precision == "w4tsg32"
-    assert "chose --precision w4tsg32: the checkpoint is quantised; 4 of 5 products keep their codes" in report.notes
+    assert "chose --precision w4tsg32: the checkpoint is quantised; 4 of 5 matmuls keep their codes" in report.notes
     assert "quantised_source awq u4g32 with zero" in inspect(tmp_path / "engine").text
 
 

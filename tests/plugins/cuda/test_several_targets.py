@@ -198,8 +198,8 @@ def test_every_command_says_in_a_line_what_is_missing(
 def test_two_gpus_asked_for(gpu: ctypes.CDLL, engine: Path, checkpoint: Path, tmp_path: Path) -> None:
     """At build, by the LLM, and by an engine of two ranks, however it was built."""
     two = build(checkpoint, tmp_path / "e", "cuda/sm90", "--tp_size", 2)
-    two.fails("--tp_size 2: on GPUs an engine has one rank", code=2)
-    with pytest.raises(UsageError, match=r"ranks are decided(.|\n)*2; this machine has 1 NVIDIA GPUs"):
+    two.fails("--tp_size 2 is not supported on ", code=2)
+    with pytest.raises(UsageError, match=r"tensor_parallel_size is not(.|\n)*2; this machine has 1 NVIDIA GPUs"):
         LLM(engine, tensor_parallel_size=2)
     copy = tmp_path / "engine"
     build(checkpoint, copy, "cuda/sm90").succeeds()
