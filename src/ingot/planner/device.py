@@ -179,7 +179,11 @@ def _known(name: str, table: Mapping[str, Device], where: str) -> Device:
     if name not in table:
         hint = nearest(name, list(table)) or "give a TOML file with [[device]] entries for others"
         raise UsageError(
-            "no such device is known", where=where, expected=", ".join((*table, "here")), got=repr(name), hint=hint
+            f"there is no device {name!r:.40}",
+            where=where,
+            expected=", ".join((*table, "here")),
+            got=repr(name),
+            hint=hint,
         )
     return table[name]
 
@@ -189,7 +193,9 @@ def _read(row: dict[str, Any], table: Mapping[str, Device], where: str) -> Devic
     fields = {field.name: field for field in dataclasses.fields(Device)}
     for key in row:
         if key not in (*fields, "like"):
-            raise UsageError("no such key of a device", where=where, got=key, expected=", ".join((*fields, "like")))
+            raise UsageError(
+                f"unknown key {key!r:.40} of a device", where=where, got=key, expected=", ".join((*fields, "like"))
+            )
     like = row.get("like")
     base = {} if like is None else dataclasses.asdict(measure_here() if like == "here" else _known(like, table, where))
     given = base | {key: value for key, value in row.items() if key != "like"}
