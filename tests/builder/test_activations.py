@@ -55,7 +55,7 @@ def test_the_first_product_by_hand(tmp_path: Path) -> None:
     measured = read_manifest(tmp_path / "e").activation_errors
     assert measured["layers.0/qkv"] == pytest.approx(np.sqrt(errors.mean()), rel=0.02)
     assert set(activations(report).values()) == {"int8"}
-    assert any("int8 in 5 of 5 products" in note for note in report.notes)
+    assert any("int8 activations in 5 of 5 matmuls" in note for note in report.notes)
 
 
 def test_an_outlier_keeps_its_product_in_float(tmp_path: Path) -> None:
