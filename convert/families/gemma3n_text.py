@@ -82,7 +82,7 @@ def _intermediate(section: Section) -> int | None:
 
 
 def _streams(section: Section) -> StreamsConfig:
-    section.has("altup_coef_clip")  # of training
+    section.number("altup_coef_clip", 120.0)  # of training
     count = section.integer("altup_num_inputs", _STREAMS, minimum=2)
     active = section.integer("altup_active_idx", 0)
     if count > MOST_STREAMS or active:
