@@ -53,7 +53,10 @@ def tokenizer_json(path: Path, settings: Section) -> dict[str, object]:
         trainer, normalizer = (_message(_first(message, field, b"")) for field in (2, 3))
     except (ValueError, struct.error, IndexError) as error:
         raise CheckpointError(
-            f"{path.name} is not a sentencepiece model", where=str(path), got=str(error), hint=HINT
+            f"{path.name} is not a sentencepiece model, or is damaged",
+            where=str(path),
+            got=str(error),
+            hint=f"copy the file again; if the message stays the same, {HINT}",
         ) from error
     _check(path, trainer, normalizer)
     bos = _first(trainer, 41, 1)
@@ -233,7 +236,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         if tag & 7 == 2:
             size, at = _varint(data, at)
         if size is None or at + size > len(data):
-            raise ValueError(f"no protobuf message at byte {at}")
+            raise ValueError(f"unreadable data at byte {at:,}")
         yield tag >> 3, data[at : at + size]
         at += size
 
@@ -247,4 +250,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         if data[at - 1] < 128:
             return value - (1 << 64) if value >= 1 << 63 else value, at
-    raise ValueError(f"no number at byte {at}")
+    raise ValueError(f"unreadable data at byte {at:,}")

@@ -187,9 +187,11 @@ def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Qu
             raise _unfit(first, part)
     if len(parts) > 1 and (alone := [each for each in ("order", "columns") if each in names]):
         raise CheckpointError(
-            "quantised weights that are merged into one differ in their column order, which is not supported",
+            "ingot merges these weights into one, and cannot merge column orders (GPTQ desc_act) or column scales",
             where=f"{first.name}, {parts[1].name}",
-            got=", ".join(alone),
+            expected="weights without a column order and without column scales",
+            got=", ".join({"order": "a column order", "columns": "column scales"}[each] for each in alone),
+            hint="convert the model's original weights",
         )
     pieces = (
         {each: _joined([part.pieces[each] for part in parts]) for each in names} if len(parts) > 1 else first.pieces

@@ -48,7 +48,7 @@ def _compile(folder: Path, trt: Any, capabilities: list[str]) -> dict[str, Any]:
         parser = trt.OnnxParser(network, log)
         if not parser.parse(lower(graph, plan).SerializeToString()):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-            raise OSError("the parser refuses the network: " + "; ".join(errors))
+            raise OSError("TensorRT cannot read the exported ONNX network: " + "; ".join(errors))
         layers = collections.Counter(network.get_layer(i).type.name for i in range(network.num_layers))
         config: Any = configure(trt, builder, plan)
         if capabilities:

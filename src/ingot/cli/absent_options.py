@@ -6,7 +6,7 @@ Each has the reason or ingot's way, which the refusal says instead of "no such o
 _CALIBRATED = (
     "calibrated weights: ingot quantize --recipe w8a8, w4g128; ingot build --precision w8, w4g128 needs no text"
 )
-_FP8 = "FP8 is not supported yet: see `ingot help precisions`"
+_FP8 = "FP8 weights on CPUs: ingot quantize --recipe f8, then ingot build --precision auto; inputs stay floats"
 _KV = "the type of the KV cache is the build's: ingot build --kv_cache_dtype int8"
 _LORA = "adapters do not exist yet: merge the adapter into the weights before ingot convert"
 _CONFIG = (

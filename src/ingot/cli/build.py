@@ -93,8 +93,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--sum_parts",
     type=positive,
-    help="Split the sums of matmuls that ranks share into this many parts, a power of two. Engines with equal "
-    "--sum_parts give equal bits for every --tp_size. Default: --tp_size.",
+    help="Split the sums of matmuls that ranks share into this many parts, a power of two. Engines with "
+    "the same --sum_parts compute identical logits, whatever their --tp_size. Default: --tp_size.",
 )
 @click.option(
     "--tp_size",

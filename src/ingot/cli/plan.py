@@ -27,7 +27,9 @@ _above_zero = click.FloatRange(min=0, min_open=True)
     metavar="FILE|NAMES",
     help="Devices: a TOML file, names such as h100,l4, or here for this machine.",
 )
-@click.option("--count", type=positive, default=1, show_default=True, help="Use this many devices of one kind.")
+@click.option(
+    "--count", type=positive, default=1, show_default=True, help="Plan for this many devices, all of the same kind."
+)
 @click.option("--input_len", type=positive, required=True, help="Plan for prompts of this many tokens.")
 @click.option("--output_len", type=positive, required=True, help="Plan for answers of this many tokens.")
 @click.option("--rate", type=_above_zero, help="Serve this many requests per second on all devices together.")
