@@ -27,7 +27,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ingot.engine import read_manifest
-from ingot.errors import IngotError, RankError, UsageError
+from ingot.errors import IngotError, RankError, UsageError, install
 from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.target import RankLink
 
@@ -100,9 +100,7 @@ def find_link() -> MpiLink | None:
         link = MpiLink(importlib.import_module("mpi4py.MPI"))
     except (ImportError, RuntimeError) as error:
         raise UsageError(
-            "mpi4py cannot be used, which an engine of several ranks needs",
-            got=str(error),
-            hint="pip install 'ingot[mpi]'",
+            "mpi4py cannot be used, which an engine of several ranks needs", got=str(error), hint=install("mpi")
         ) from error
     return link if link.count > 1 else None
 
@@ -137,7 +135,7 @@ def start_ranks(engine_dir: Path, ranks: int) -> NoReturn:
             where=str(engine_dir),
             expected="mpirun and mpi4py",
             got="no mpirun" if mpirun is None else "no mpi4py",
-            hint="pip install 'ingot[mpi]'",
+            hint=install("mpi"),
         )
     command = [mpirun, "-n", str(ranks), sys.executable, "-m", "ingot", *sys.argv[1:]]
     print(f"starting {ranks} ranks: {shlex.join(command)}", file=sys.stderr, flush=True)

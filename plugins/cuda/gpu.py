@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.configs.sizes import format_bytes
-from ingot.errors import CapacityError, TargetError
+from ingot.errors import CapacityError, TargetError, install
 
-INSTALL = "pip install 'ingot[cuda]'"
+INSTALL = install("cuda")
 
 Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float
 

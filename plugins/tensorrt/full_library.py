@@ -6,12 +6,13 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
+from ingot.errors import install
 from ingot.plugins.tensorrt.library import Library
 
 OLDEST, NEWEST = (10, 16), 11  # from this version to the last one of this major number
 INSTALL = (
-    "pip install 'ingot[tensorrt]' (tensorrt-cu13, 10.16 to 11.x), or install NVIDIA's package of TensorRT and, of its "
-    "very version, tensorrt-cu13-bindings"
+    f"{install('tensorrt')} (tensorrt-cu13, 10.16 to 11.x), or install NVIDIA's package of TensorRT and, of its very "
+    "version, tensorrt-cu13-bindings"
 )
 
 _MODULES = ("tensorrt", "tensorrt_bindings")  # of the whole wheel, of the bindings alone

@@ -5,9 +5,11 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
+from ingot.errors import install
+
 VERSION = "1.7.1"  # engines run with exactly the version that built them
 WHEELS = ("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings")
-INSTALL = f"pip install 'ingot[tensorrt-rtx]', or {' '.join(f'{wheel}=={VERSION}.*' for wheel in WHEELS)}"
+INSTALL = f"{install('tensorrt-rtx')}, or {' '.join(f'{wheel}=={VERSION}.*' for wheel in WHEELS)}"
 
 _MODULES = ("tensorrt_rtx_libs", "tensorrt_rtx_bindings")
 

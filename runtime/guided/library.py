@@ -9,9 +9,9 @@ import importlib.metadata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ingot.errors import RequestError
+from ingot.errors import RequestError, install
 
-_INSTALL = "pip install 'ingot[guided]'"
+_INSTALL = install("guided")
 _MESSAGE_BYTES = 4096
 _LOWEST, _BEYOND = (1, 9), (2, 0)  # LlgConstraintInit says no size of its own: other versions may have other fields
 

@@ -161,7 +161,7 @@ def _by_group(groups: Sequence[GroupBlocks]) -> Metric:
     family = GaugeMetricFamily(
         "ingot_group_blocks",
         "KV blocks of a cache group by state: used, cached or free; engines with one group have no such series. "
-        "`window`: tokens that a group keeps of a sequence, 0 for all.",
+        "`window`: how many tokens of a sequence the group keeps; 0: all of them.",
         labels=["group", "window", "state"],
     )
     for number, each in enumerate(groups):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from ingot import __version__
-from ingot.errors import UsageError
+from ingot.errors import UsageError, install
 
 _TIMEOUT = 3.0  # seconds for one batch of spans, attempts and all: a server that ends waits for the last one
 
@@ -42,7 +42,7 @@ class Tracer:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise UsageError(
-                "--otlp_endpoint needs OpenTelemetry's SDK", got=str(error), hint="pip install 'ingot[otel]'"
+                "--otlp_endpoint needs OpenTelemetry's SDK", got=str(error), hint=install("otel")
             ) from error
         url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
         self._provider = TracerProvider(resource=Resource.create({"service.name": "ingot"}), shutdown_on_exit=False)

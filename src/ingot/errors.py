@@ -28,6 +28,12 @@ REBUILD = "build the engine again with `ingot build --checkpoint_dir ... --outpu
 """The next step where an engine is of no use."""
 
 
+def install(extra: str) -> str:
+    """The command that installs an extra. It names the wheel's file, because the project is not on PyPI: its name there
+    would be a stranger's."""
+    return f'pip install "$(ls dist/ingot-*.whl)[{extra}]"'
+
+
 def spelled(path: Path) -> str:
     """The next step where `path` does not exist: the entry beside it that is spelled most like it, if any."""
     try:

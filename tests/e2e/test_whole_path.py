@@ -11,6 +11,7 @@ import pytest
 
 from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import BuildDefaults
+from ingot.errors import install
 from ingot.plugins.cpu.session import CpuSession
 from ingot.quickstart import SCHEMA, SHIPPED
 from ingot.runtime.generate_text import stream_text
@@ -233,7 +234,7 @@ def test_quickstart_whose_tokens_come_at_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("ingot.quickstart.find_spec", lambda name: None)
     shown = ingot("quickstart").succeeds()
     assert "all tokens came at once" in shown.err
-    assert "pip install 'ingot[guided]'" in shown.err
+    assert install("guided") in shown.err
     assert "quickstart --output_dir quickstart" in shown.err, "the engine was removed"
     assert "%" not in shown.err.split("model ")[0], "no progress of short work"
     report = json.loads(ingot("quickstart", "--json").succeeds().out)

@@ -14,7 +14,7 @@ from ingot.cli.app import group
 from ingot.errors import IngotError
 from tests.house import metrics_page
 from tests.house.documents import PAGES, anchors, blocks, inline, links, name, shell_lines
-from tests.house.project import ROOT
+from tests.house.project import ROOT, files
 
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
 # The program of its page makes it.
@@ -97,6 +97,22 @@ def test_the_readme_is_short_and_the_index_has_every_page() -> None:
     index = ROOT / "docs/index.md"
     listed = {(index.parent / link.partition("#")[0]).resolve() for link in links(index.read_text())}
     assert {page for page in PAGES if page.parent != ROOT} - listed == {index}
+
+
+def by_its_name_alone(text: str) -> list[str]:
+    """Commands that would install whatever PyPI has under ingot's name: the project is not there."""
+    return re.findall(r"pip3? install (?:-\S+ )*['\"]?ingot(?![\w.-])\S*", text)
+
+
+def test_nothing_says_to_install_ingot_from_pypi() -> None:
+    sources = [page for page in files(".py") if "tests" not in page.relative_to(ROOT).parts]
+    assert {name(page): found for page in (*PAGES, *sources) if (found := by_its_name_alone(page.read_text()))} == {}
+    assert by_its_name_alone("pip install 'ingot[serve]' or pip install -U ingot") == [
+        "pip install 'ingot[serve]'",
+        "pip install -U ingot",
+    ]
+    assert by_its_name_alone('pip install "$(ls dist/ingot-*.whl)[serve]"') == []
+    assert by_its_name_alone("pip install 'ingot-VERSION-....whl[serve]'") == []
 
 
 def test_the_page_of_errors_has_every_class() -> None:

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.errors import UsageError
+from ingot.errors import UsageError, install
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Client:
         try:
             import httpx
         except ImportError as error:
-            raise UsageError("--url needs httpx", hint="pip install 'ingot[bench]'") from error
+            raise UsageError("--url needs httpx", hint=install("bench")) from error
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError("--url is not the address of a server", expected="http://host:port", got=url)

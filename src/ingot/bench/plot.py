@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.bench.load_test import OnlineReport
-from ingot.errors import UsageError
+from ingot.errors import UsageError, install
 
 _PANELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL"}
 
@@ -15,7 +15,7 @@ def check_plotting() -> None:
     try:
         import matplotlib
     except ImportError as error:
-        raise UsageError("--plot needs matplotlib", hint="pip install 'ingot[bench]'") from error
+        raise UsageError("--plot needs matplotlib", hint=install("bench")) from error
     matplotlib.use("agg")
 
 

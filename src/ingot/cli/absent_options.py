@@ -37,7 +37,7 @@ ABSENT = {
     "enable_debug_output": "ingot verify ENGINE --against CHECKPOINT compares the output of every layer",
     "visualize_network": "the Checkpoint's model.onnx opens in any ONNX viewer; --dump_passes DIR writes the graph "
     "after every pass",
-    "monitor_memory": "the build prints what it needs before it starts; --max_mem 8GiB caps it",
+    "monitor_memory": "the build says first what it needs; --max_mem 8GiB refuses to start if that is more",
     "logits_dtype": "logits are always float32",
     "lora_dir": _LORA,
     "lora_ckpt_source": _LORA,

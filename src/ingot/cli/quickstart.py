@@ -17,6 +17,7 @@ from rich.table import Table
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import as_json, log_level
 from ingot.configs.sizes import format_bytes
+from ingot.errors import install
 from ingot.quickstart import QuickstartReport, quickstart
 
 
@@ -103,7 +104,7 @@ def _rows(report: QuickstartReport, *, kept: bool) -> list[tuple[str, str, str]]
 
 def _by_schema(report: QuickstartReport) -> tuple[str, str]:
     if report.schema_answer is None:
-        return "not shown", "needs llguidance: pip install 'ingot[guided]'"
+        return "not shown", f"needs llguidance: {install('guided')}"
     return "valid", "a grammar keeps every answer to its schema; what it says is up to the model, and this one is small"
 
 

@@ -11,7 +11,7 @@ from ingot.cli.console import LEVELS, CliConsole, Level
 from ingot.cli.values import byte_size, log_level, positive, ranks, target_isa, use_mmap
 from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.configs.serve import ServeConfig
-from ingot.errors import UsageError
+from ingot.errors import UsageError, install
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import join_ranks, load_engine
 
@@ -221,9 +221,7 @@ def command(
         if (error.name or "").startswith("ingot"):
             raise
         raise UsageError(
-            "ingot serve needs packages that are not installed",
-            got=f"no module {error.name}",
-            hint="pip install 'ingot[serve]'",
+            "ingot serve needs packages that are not installed", got=f"no module {error.name}", hint=install("serve")
         ) from error
 
     opening = RuntimeConfig(

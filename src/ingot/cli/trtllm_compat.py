@@ -97,7 +97,7 @@ SPELLINGS = (
         accepted=("set",),
         bare="set",
         flag=True,
-        way="weights are always mapped from the file and paged in when they are used",
+        way="not needed on CPUs: weights are copied into memory, or with --use_mmap mapped from the file",
     ),
     Spelling(
         name="multiple_profiles",
@@ -174,7 +174,7 @@ SPELLINGS = (
     _never(
         "streamingllm", "streaming with attention sinks is not supported; models with a sliding window keep their own"
     ),
-    _never("manage_weights", "weights are always mapped from the engine's file"),
+    _never("manage_weights", "weights are read from the engine's file when it opens"),
     *(
         Spelling(name=name, accepted=(), way="--timing_cache FILE is read before and written after timing")
         for name in ("input_timing_cache", "output_timing_cache")

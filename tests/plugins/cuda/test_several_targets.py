@@ -15,7 +15,7 @@ import pytest
 
 from ingot.cli.console import CliConsole
 from ingot.engine import open_engine, read_manifest
-from ingot.errors import UsageError
+from ingot.errors import UsageError, install
 from ingot.llm import LLM
 from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.cpu.native import detect_isa
@@ -171,7 +171,7 @@ def _with_another_gpu(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None
     [
         (_without_gpu, "  got: the NVIDIA driver shows no GPU"),
         (_without_driver, "  got: no NVIDIA driver is installed (libcuda.so.1)"),
-        (_without_bindings, "  got: cuda-python is not installed (pip install 'ingot[cuda]')"),
+        (_without_bindings, f"  got: cuda-python is not installed ({install('cuda')})"),
         (_with_another_gpu, "    cuda/sm89 needs a GPU that runs sm_89; this machine has Emulated GPU (sm_120)"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ingot.errors import install
 from ingot.plugins.tensorrt.library import Library, find_rtx
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.conftest import gpu as gpu
@@ -13,5 +14,5 @@ def library() -> Library:
     """TensorRT-RTX as installed."""
     found = find_rtx()
     if isinstance(found, str):
-        pytest.skip("this machine lacks TensorRT-RTX (pip install 'ingot[tensorrt-rtx]')")
+        pytest.skip(f"this machine lacks TensorRT-RTX ({install('tensorrt-rtx')})")
     return found

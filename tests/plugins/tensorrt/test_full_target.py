@@ -11,7 +11,7 @@ import pytest
 
 from ingot.cli.console import CliConsole
 from ingot.engine import open_engine, read_manifest
-from ingot.errors import UsageError
+from ingot.errors import UsageError, install
 from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_target, op_names
@@ -78,7 +78,7 @@ def _with_wheels(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], modu
 @pytest.mark.parametrize(
     ("versions", "module", "words"),
     [
-        ({}, "not_here", "TensorRT is not installed (no Python module tensorrt); pip install 'ingot[tensorrt]'"),
+        ({}, "not_here", f"TensorRT is not installed (no Python module tensorrt); {install('tensorrt')}"),
         ({WHEEL: "10.15.1.29"}, "json", "TensorRT must be 10.16 to 11.x; here is 10.15.1.29; pip install"),
         ({WHEEL: "12.0.0.1"}, "json", "TensorRT must be 10.16 to 11.x; here is 12.0.0.1; pip install"),
         ({WHEEL: "10.16.1.11"}, "json", "libnvinfer.so.10 is not: pip install tensorrt-cu13-libs==10.16.1.11, or put"),

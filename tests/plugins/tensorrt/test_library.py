@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import EngineError
+from ingot.errors import EngineError, install
 from ingot.plugins.registry import find_target, op_names
 from ingot.plugins.tensorrt import bindings
 from ingot.plugins.tensorrt import library as library_module
@@ -45,7 +45,7 @@ def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     found = find_rtx()
     assert isinstance(found, str)
     assert found.startswith("TensorRT-RTX is not installed (no tensorrt-rtx-cu13-libs); pip install")
-    for wheel in ("tensorrt-rtx-cu13-libs==1.7.1.*", "tensorrt-rtx-cu13-bindings==1.7.1.*", "ingot[tensorrt-rtx]"):
+    for wheel in ("tensorrt-rtx-cu13-libs==1.7.1.*", "tensorrt-rtx-cu13-bindings==1.7.1.*", install("tensorrt-rtx")):
         assert wheel in INSTALL
     assert find_target("tensorrt-rtx/sm89").build_blocker() == found
 
@@ -119,7 +119,7 @@ def test_a_build_says_what_to_install(checkpoint: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(library_module, "_MODULES", ("json", "tensorrt_rtx_bindings_not_here"))
     out = tmp_path / "engine"
     ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", out, "--target", "tensorrt-rtx/sm89").fails(
-        "cannot build for tensorrt-rtx/sm89", "no tensorrt-rtx-cu13-bindings", "pip install 'ingot[tensorrt-rtx]'"
+        "cannot build for tensorrt-rtx/sm89", "no tensorrt-rtx-cu13-bindings", install("tensorrt-rtx")
     )
     assert not out.exists()
 
