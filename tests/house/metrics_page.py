@@ -19,7 +19,7 @@ Layers that keep the same tokens form a [cache group](design.md#cache-groups). A
 group keeps every token; 1024, that it keeps the last 1024 tokens of each sequence.
 
 To scale the number of servers, watch `ingot_requests_waiting`: it rises as soon as requests find no room.
-`ingot_queue_seconds` says how long they waited. The load of the processor is no measure, because one single request
+`ingot_queue_seconds` says how long they waited. The load of the processor says little, because one single request
 keeps all threads busy.
 
 A histogram also has `_bucket`, `_sum` and `_count`. Gauges, and the counters of preemptions, have the values of the
