@@ -36,6 +36,14 @@ QUESTIONS = {
     "Can I use several GPUs?": ("docs/how-to/limits.md", r"## Several GPUs(.|\n)*CUDA_VISIBLE_DEVICES"),
     "What becomes of my trtllm-build options?": ("docs/options.md", r"## Coming from TensorRT-LLM"),
     "Does it run code of a model?": ("docs/from/vllm.md", r"ingot runs no code of a model"),
+    "Is it safe to open a model of strangers?": ("docs/security.md", r"never runs it(.|\n)*What is not defended"),
+    "Does it respect the quota of a container?": (
+        "docs/how-to/serve.md",
+        r"the quota of a container .* cgroup v2 \| yes",
+    ),
+    "How do I send prompts of 32k tokens?": ("docs/how-to/limits.md", r"--max_seq_len 32768 --max_input_len 32767"),
+    "How do I change API keys?": ("docs/how-to/serve.md", r"reads the file once, when it starts"),
+    "How do I update ingot?": ("docs/how-to/deploy.md", r"## After an update of ingot(.|\n)*To update, build"),
     "Does it download anything?": ("README.md", r"ingot downloads nothing"),
 }
 
