@@ -163,7 +163,9 @@ class GeneratingApi(ApiBase):
             self._service.templates,
             self._service.tokenizer,
             add_generation_prompt=asked.add_generation_prompt,
-            arguments=template_arguments(asked, self._service.templates),
+            arguments=template_arguments(
+                asked, self._service.templates, reasons=self._service.formats.reasoning is not None
+            ),
             special_tokens_in_content=self._config.special_tokens_in_content,
             continue_final_message=asked.continue_final_message,
             tools=use.specs(),

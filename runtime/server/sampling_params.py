@@ -135,13 +135,23 @@ def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
         )
 
 
-def template_arguments(asked: ChatRequest | TokenizeRequest, templates: ChatTemplates) -> dict[str, Any]:
-    """chat_template_kwargs, and reasoning_effort under the name that the template has for it. Raises ApiError."""
+_SWITCHES = ("enable_thinking", "thinking")  # of thinking, in chat templates
+
+
+def template_arguments(
+    asked: ChatRequest | TokenizeRequest, templates: ChatTemplates, *, reasons: bool
+) -> dict[str, Any]:
+    """chat_template_kwargs, and reasoning_effort under the name that the template has for it. Raises ApiError.
+
+    reasons: the model has a format of reasoning. Without one, a switch that turns thinking off has nothing to do.
+    """
     arguments = dict(asked.chat_template_kwargs)
+    switch = next((name for name in _SWITCHES if name in templates.variables), None)
+    if switch is None and not reasons:
+        arguments = {name: value for name, value in arguments.items() if name not in _SWITCHES or value is not False}
     effort = asked.reasoning_effort
     if effort is None:
         return arguments
-    switch = next((name for name in ("enable_thinking", "thinking") if name in templates.variables), None)
     name, value = (
         ("reasoning_effort", effort) if "reasoning_effort" in templates.variables else (switch, effort != "none")
     )

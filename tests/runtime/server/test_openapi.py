@@ -91,6 +91,17 @@ def test_arguments_of_templates_are_applied_or_refused(engine: Path, tmp_path: P
             for name, param in (("quiet", "chat_template_kwargs.quiet"), ("range", "chat_template_kwargs.range")):
                 answer = http.post(path, json={**body, "chat_template_kwargs": {name: 1}})
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            for name in ("enable_thinking", "thinking"):  # nothing thinks: off is so already
+                limit = {} if path == "/tokenize" else {"max_tokens": 2}
+                off, on, unset = (
+                    http.post(path, json={**body, **limit, "chat_template_kwargs": {name: value}})
+                    for value in (False, True, None)
+                )
+                assert off.status_code == 200, off.text
+                for refused in (on, unset):
+                    assert refused.json()["error"]["param"] == f"chat_template_kwargs.{name}"
+        off = http.post("/tokenize", json={**body, "chat_template_kwargs": {"thinking": False}})
+        assert off.json()["count"] == plain
         assert http.post("/tokenize", json={**body, "chat_template_kwargs": {"messages": 1}}).status_code == 400
 
 

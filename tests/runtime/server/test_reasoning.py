@@ -104,6 +104,7 @@ def test_a_model_that_may_reason_keeps_to_the_form_if_it_does_not(served: Served
     ("fields", "words"),
     [
         ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, "differ"),
+        ({"chat_template_kwargs": {"thinking": False}}, "no variable 'thinking'"),
         ({"thinking_token_budget": -1}, "greater than or equal"),
     ],
 )
