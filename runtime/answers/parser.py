@@ -103,9 +103,8 @@ class AnswerParser:
             waiting = (waiting + text)[len(kept) :]
             self._output.reason(kept)
 
-        found = yield from scanner.until(
-            [end, *filter(_is_token, [] if self._calls is None else self._calls.openers)], emit
-        )  # some call without an end
+        openers = [] if self._calls is None else self._calls.openers
+        found = yield from scanner.until([end, *filter(_has_token, openers)], emit)  # some call without an end
         self.reasons = False
         if found != end:
             scanner.put_back(found)
@@ -153,6 +152,10 @@ class AnswerParser:
             yield from scanner.until([*stops, start], emit, certain_only=bool(recipient))
             self.reasons = False
         self._output.end()
+
+
+def _has_token(coded: str) -> bool:
+    return any("\ud800" <= each <= "\udfff" for each in coded)
 
 
 def _is_token(coded: str) -> bool:

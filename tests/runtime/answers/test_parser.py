@@ -272,6 +272,30 @@ def test_reasoning_then_calls() -> None:
     assert (answer.reasoning, answer.content, calls(answer)) == ("Now.", None, CALLS)
 
 
+@pytest.mark.parametrize(
+    ("name", "reasoning"),
+    [
+        *((name, "think") for name in ("qwen3_coder", "hermes", "kimi_k2", "deepseek_v31", "deepseek_v32")),
+        *((name, "think") for name in ("deepseek_v4", "glm4", "glm47", "minimax_m2")),
+        *((name, name) for name in ("minimax_m3", "seed_oss", "kimi_k3")),
+    ],
+)
+def test_a_call_ends_the_reasoning_wherever_pieces_end(name: str, reasoning: str) -> None:
+    tokens = [*TOKENS, "]<]minimax[>["]
+
+    def parser() -> AnswerParser:
+        return reader(name, reasoning, tokens=tokens, reasons=True)
+
+    pieces = marked(parser(), f"Now.\n{SAMPLES[name]}")
+    for place in range(len(pieces)):
+        answer = read(parser(), ["".join(pieces[:place]), "".join(pieces[place:])])
+        assert (answer.reasoning, answer.content, calls(answer)) == ("Now.", None, CALLS), pieces[:place]
+    assert read(parser(), pieces) == answer
+    letters = read(reader(name, reasoning, reasons=True), [f"Now.\n{SAMPLES[name]}"])  # no tokens: thoughts of a call
+    assert not letters.calls
+    assert str(letters.reasoning).startswith("Now.\n")
+
+
 def test_messages_of_harmony() -> None:
     text = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
