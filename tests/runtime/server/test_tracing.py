@@ -106,5 +106,5 @@ def test_without_a_collector_answers_go_on(engine: Path, caplog: pytest.LogCaptu
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(UsageError, match=r"OpenTelemetry's SDK(.|\n)*ingot\[otel\]"):
+    with pytest.raises(UsageError, match=r"OpenTelemetry's SDK(.|\n)*\[otel\]"):
         Tracer("http://127.0.0.1:9")
