@@ -10,6 +10,7 @@ import difflib
 import enum
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.errors import ConfigError, IngotError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Record = TypeVar("Record")
 
@@ -31,6 +37,14 @@ def parse_json(text: bytes, where: str, error: type[IngotError] = ConfigError) -
         return json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as problem:
         raise error("the file is not valid JSON", where=where, got=str(problem)) from problem
+
+
+def parse_toml(text: bytes, where: str) -> "Section":
+    """TOML of untrusted origin. Raises ConfigError."""
+    try:
+        return Section(tomllib.loads(text.decode("utf-8")), where)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("the file is not valid TOML", where=where, got=str(error)) from error
 
 
 def read_object(path: Path) -> dict[str, object]:
@@ -123,11 +137,20 @@ class Section:
             raise self._wrong(key, f"a whole number, at least {minimum}", value)
         return value
 
-    def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
-        """A finite number greater than `above`."""
+    def number(
+        self, key: str, default: float | None = None, *, above: float = -math.inf, minimum: float = -math.inf
+    ) -> float:
+        """A finite number greater than `above`, at least `minimum`."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf:
-            raise self._wrong(key, "a finite number" + (f" above {above:g}" if above > -math.inf else ""), value)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not above < value < math.inf
+            or value < minimum
+        ):
+            bound = "" if above == -math.inf else f" above {above:g}"
+            bound = bound if minimum == -math.inf else f", at least {minimum:g}"
+            raise self._wrong(key, f"a finite number{bound}", value)
         return float(value)
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
@@ -170,6 +193,13 @@ class Section:
             raise self._wrong(key, "an object", value)
         self._inner[key] = Section(value, self.place(key))
         return self._inner[key]
+
+    def tables(self, key: str) -> list["Section"]:
+        """A list of objects, in TOML [[key]] tables; an absent one is empty."""
+        values = self._value(key, [])
+        if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+            raise self._wrong(key, f"[[{key}]] tables", values)
+        return [Section(each, self.place(f"{key}[{index}]")) for index, each in enumerate(values)]
 
     def unread(self) -> tuple[str, ...]:
         """Keys that nobody asked for, sorted; those of nested objects as "outer.inner"."""

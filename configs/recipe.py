@@ -15,17 +15,11 @@ The last entry whose pattern fits a product counts. Every key may be left out, b
 import dataclasses
 import fnmatch
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingot.configs.read import Section, nearest
+from ingot.configs.read import Section, nearest, parse_toml
 from ingot.errors import ConfigError, UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SHIPPED = Path(__file__).parent / "recipes"
 _SUFFIX = ".toml"
@@ -81,7 +75,7 @@ class Recipe:
         shipped = {each.stem: each for each in sorted(SHIPPED.glob("*" + _SUFFIX))}
         file = path if path.is_file() else shipped.get(str(path), path)
         try:
-            values = tomllib.loads(file.read_bytes().decode("utf-8"))
+            text = file.read_bytes()
         except OSError as error:
             if str(path) in NOT_YET:
                 raise UsageError(
@@ -94,25 +88,15 @@ class Recipe:
                 expected=f"a TOML file, or one of {', '.join(shipped)}",
                 hint="give --precision for the same precision everywhere, e.g. --precision w8",
             ) from error
-        except ValueError as error:
-            raise ConfigError("the recipe is not valid TOML", where=str(file), got=str(error)) from error
-        return _recipe(Section(values, str(file)))
+        return _recipe(parse_toml(text, str(file)))
 
 
 def _recipe(section: Section) -> Recipe:
-    entries = section.raw("layers") or []
-    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-        raise ConfigError(
-            "layers has a wrong value",
-            where=section.place("layers"),
-            expected="[[layers]] tables",
-            got=repr(entries)[:200],
-        )
     recipe = Recipe(
         precision=_word(section, "precision"),
         lm_head_precision=_word(section, "lm_head_precision"),
         activations=_word(section, "activations"),
-        layers=tuple(_rule(Section(each, section.place(f"layers[{i}]"))) for i, each in enumerate(entries)),
+        layers=tuple(map(_rule, section.tables("layers"))),
     )
     section.refuse_unknown()
     return recipe

@@ -22,7 +22,7 @@ def _split(tensor: gs.Tensor) -> tuple[gs.Tensor, int, int] | None:
 
 
 def _joined(match: Match, tensor: gs.Tensor) -> tuple[gs.Tensor, int, int] | None:
-    """What `_split` reads, where the root puts streams of this form side by side again."""
+    """`_split`, or None where the root does not put the streams side by side again."""
     found = _split(tensor)
     joined = found is not None and small_ints(match.root.inputs[1]) == [0, 0, found[1] * found[2]]
     return found if joined else None
@@ -36,8 +36,8 @@ def _last(node: gs.Node, *, keeps: bool = True) -> bool:
 def _check_take(graph: Graph, match: Match) -> str | None:
     index, found = scalar(match.root.inputs[1]), _split(match["x"])
     if match.root.attrs.get("axis", 0) != 2 or index is None or match.root.inputs[1].shape or found is None:
-        return "it takes no one of several streams"
-    return None if 0 <= index < found[1] else f"stream {index:g} is none of {found[1]}"
+        return "Gather does not take one of several streams"
+    return None if 0 <= index < found[1] else f"stream {index:g} does not exist: there are {found[1]}, from 0 on"
 
 
 def _rewrite_take(graph: Graph, match: Match) -> None:
@@ -50,7 +50,7 @@ def _rewrite_take(graph: Graph, match: Match) -> None:
 def _check_mix(graph: Graph, match: Match) -> str | None:
     found, coefs = _joined(match, match["x"]), _split(match["matrix"])
     if found is None or coefs is None or coefs[1:] != (found[1], found[1]):
-        return "what is added to the streams is no mix of them"
+        return "what is added to the streams is not a matrix times the streams"
     return None
 
 
@@ -62,7 +62,7 @@ def _rewrite_mix(graph: Graph, match: Match) -> None:
 
 
 def _active(found: tuple[gs.Tensor, int, int], tensor: gs.Tensor) -> int | None:
-    """The number of the stream that a tensor is."""
+    """Which stream a tensor is, or None."""
     node = producer(tensor)
     if node is None or not ours(node, "TakeColumns") or node.inputs[0] is not found[0]:
         return None
@@ -74,7 +74,7 @@ def _check_follow(graph: Graph, match: Match) -> str | None:
     found = _joined(match, match["x"])
     axes = [small_ints(match[name].inputs[1]) for name in ("row", "column")]
     if found is None or axes not in ([[2], [-1]], [[2], [3]]) or _active(found, match["active"]) is None:
-        return "what is added to the streams is not what one of them has changed by"
+        return "the added tensor is not the change of one stream"
     return None
 
 
@@ -86,7 +86,7 @@ def _rewrite_follow(graph: Graph, match: Match) -> None:
 
 
 def _others(tensor: gs.Tensor, count: int) -> int | None:
-    """The one of so many streams that gets nothing, where all others get a whole."""
+    """The stream whose factor is 0, where the factors of all others are 1; None for other factors."""
     values = tensor.values if isinstance(tensor, gs.Constant) else None
     if values is None or values.shape != (count, 1) or sorted(values[:, 0].tolist()) != [0.0] + [1.0] * (count - 1):
         return None
@@ -96,7 +96,7 @@ def _others(tensor: gs.Tensor, count: int) -> int | None:
 def _check_branch(graph: Graph, match: Match) -> str | None:
     found = _joined(match, match["x"])
     if found is None or small_ints(match["row"].inputs[1]) != [2] or _others(match["others"], found[1]) is None:
-        return "what is added to the streams is not one branch for all but one"
+        return "the added tensor does not go to all streams but one"
     return None
 
 
@@ -111,7 +111,11 @@ def _check_magnitude(graph: Graph, match: Match) -> str | None:
     found = _joined(match, match["x"])
     least = [scalar(each) for each in match["bounded"].inputs if scalar(each) is not None]
     fits = found is not None and _last(match["square"]) and _last(match["like_square"]) and len(least) == 1
-    return None if fits and small_ints(match["column"].inputs[1]) == [2] else "the streams get no one's magnitude"
+    return (
+        None
+        if fits and small_ints(match["column"].inputs[1]) == [2]
+        else "the streams are not scaled to the RMS of another tensor"
+    )
 
 
 def _rewrite_magnitude(graph: Graph, match: Match) -> None:
@@ -126,8 +130,8 @@ def _check_join(graph: Graph, match: Match) -> str | None:
     node = producer(match.root.inputs[-1])
     same = node is not None and ours(node, "MatchMagnitude") and node.inputs[1] is match.root.inputs[0]
     if len(match.root.inputs) != 2 or match.root.attrs.get("axis") not in (-1, 2) or not same:
-        return "it joins something else than streams to the one whose magnitude they have"
-    return None if graph.users(match["others"]) == 1 else "the streams are used elsewhere"
+        return "Concat does not join the scaled streams to the tensor that they are scaled to"
+    return None if graph.users(match["others"]) == 1 else "the scaled streams have other readers"
 
 
 def _rewrite_join(graph: Graph, match: Match) -> None:
@@ -138,8 +142,8 @@ def _rewrite_join(graph: Graph, match: Match) -> None:
 
 def _check_cut(graph: Graph, match: Match) -> str | None:
     if not all(_last(match[name]) for name in ("mean", "variance")):
-        return "what is cut off does not depend on rows"
-    return None if scalar(match["deviations"]) is not None else "the bound is no number of deviations"
+        return "mean and variance are not those of a row"
+    return None if scalar(match["deviations"]) is not None else "the number of standard deviations is not a constant"
 
 
 def _rewrite_cut(graph: Graph, match: Match) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.runtime.guided.reach import LarkRules, lark_strings, of_regex
+from ingot.runtime.guided.reach import LarkRules, count_bytes, lark_strings, of_regex
 
 MOST_BYTES = 16_384
 """Of one text."""
@@ -54,7 +54,7 @@ def refuse_long_in(kind: str, text: str) -> None:
 
 def refuse_long(text: str, where: str | None = None) -> None:
     """Raises RequestError for a text beyond MOST_BYTES."""
-    if len(text) * 4 <= MOST_BYTES or len(text.encode(errors="replace")) <= MOST_BYTES:
+    if len(text) * 4 <= MOST_BYTES or count_bytes(text) <= MOST_BYTES:
         return
     raise RequestError(
         "structured_outputs: a text of the grammar is too long",
@@ -91,28 +91,24 @@ def _texts(schema: Any) -> Iterator[float]:
         if isinstance(each, list):
             stack += each
         elif isinstance(each, str):  # in a list of keys or choices
-            yield _size(each) + 2
+            yield count_bytes(each) + 2
         elif isinstance(each, Mapping):
             for key, value in each.items():
-                yield _size(key) + 2
+                yield count_bytes(key) + 2
                 if key == "patternProperties" and isinstance(value, Mapping):
                     yield from map(_of_regex, value)
                 if key == "const":
-                    yield _size(json.dumps(value, ensure_ascii=False))
+                    yield count_bytes(json.dumps(value, ensure_ascii=False))
                 elif key == "pattern" and isinstance(value, str):
                     yield _of_regex(value)
                 elif key == "enum" and isinstance(value, list):
-                    yield from (_size(json.dumps(one, ensure_ascii=False)) for one in value)
+                    yield from (count_bytes(json.dumps(one, ensure_ascii=False)) for one in value)
                 elif isinstance(value, Mapping | list):
                     stack.append(value)
 
 
 def _of_regex(regex: str) -> float:
     return of_regex(regex).longest
-
-
-def _size(text: str) -> int:
-    return len(text.encode(errors="replace"))
 
 
 def _of_lark(text: str) -> float:

@@ -88,7 +88,7 @@ def _refuse_unenforced(schema: Any, path: str, deep: int) -> None:
             value = list(value)  # its schemas are looked at below
         for text in _texts(value):
             refuse_long(text, f"schema {path}.{key}")
-            if "attern" not in key and _CONTROL.search(text):
+            if key not in ("pattern", "patternProperties") and _CONTROL.search(text):
                 raise RequestError(
                     "structured_outputs: control characters that JSON writes as \\uXXXX alone cannot be enforced",
                     where=f"schema {path}.{key}",

@@ -33,14 +33,17 @@ _UNKNOWN = Reach(math.inf, math.inf)
 
 def of_regex(regex: str) -> Reach:
     """A set of characters counts as one that is forced."""
-    return _read(found["sign"] or _plain(1 if found[0][0] in "\\[" else _size(found[0])) for found in _matches(regex))
+    return _read(
+        found["sign"] or _plain(1 if found[0][0] in "\\[" else count_bytes(found[0])) for found in _matches(regex)
+    )
 
 
 def _matches(regex: str) -> Iterator[re.Match[str]]:
     return _REGEX.finditer(regex)
 
 
-def _size(text: str) -> int:
+def count_bytes(text: str) -> int:
+    """Bytes of a text in UTF-8. A surrogate counts as one byte."""
     return len(text.encode(errors="replace"))
 
 
@@ -141,7 +144,7 @@ class LarkRules:
             elif kind == "regex":
                 yield of_regex(text[1:-1])
             elif kind in ("string", "mark", "unknown"):
-                yield _plain({"string": _size(text) - 2, "mark": 1}.get(kind, math.inf))
+                yield _plain({"string": count_bytes(text) - 2, "mark": 1}.get(kind, math.inf))
 
     def _json(self, body: str, place: int) -> tuple[float, int]:
         """(bytes, where it ends)"""

@@ -101,9 +101,9 @@ def test_the_numbers_stay(graph: Graph, op: str) -> None:
 @pytest.mark.parametrize(
     ("graph", "reason"),
     [
-        (mixed(count=1), "what is added to the streams is no mix of them"),
-        (ended([1, 2, 1]), "what is added to the streams is not one branch for all but one"),
-        (cut(axis=1), "what is cut off does not depend on rows"),
+        (mixed(count=1), "what is added to the streams is not a matrix times the streams"),
+        (ended([1, 2, 1]), "the added tensor does not go to all streams but one"),
+        (cut(axis=1), "mean and variance are not those of a row"),
     ],
     ids=["matrix", "factors", "columns"],
 )

@@ -12,7 +12,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
-from ingot.errors import UsageError
+from ingot.errors import ConfigError, UsageError
 from ingot.planner.cost import plan_cost
 from ingot.planner.device import Device, read_devices, step_seconds
 from ingot.planner.simulate import simulate
@@ -137,22 +137,36 @@ def test_the_command(checkpoint: Path) -> None:
     assert "not possible: l4, w8, tp 2: --tp_size 2 is not supported on cuda/sm89" in out
 
 
+def test_what_is_not_possible_at_all_is_an_error(checkpoint: Path) -> None:
+    args = ("plan", "--checkpoint_dir", checkpoint, "--devices", checkpoint.with_name("mine.toml"), "--output_len", 10)
+    ingot(*args, "--input_len", 10**6).fails("no arrangement of these devices is possible", "max_seq_len", "positions")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x = [", "not TOML"),
+        ("x = [", "not valid TOML"),
         ("", "names no device"),
         (FILE + "colour = 1\n", "colour"),
         (FILE.replace("memory = 8e9", ""), "memory"),
         (FILE.replace("price = 2.0", "price = -1"), "price"),
         (FILE.replace("10e9", "0"), "bandwidth"),
+        (FILE.replace("10e9", "nan"), "bandwidth"),
+        (FILE.replace("10e9", '"fast"'), "bandwidth"),
+        (FILE + "bytes_reached = 0\n", "bytes_reached"),
+        (FILE.replace("{f32 = 1e11, bf16 = 1e11, int8 = 2e11}", "3"), "rates has a wrong value"),
+        (FILE.replace("int8", "int7"), "int7"),
+        (FILE.replace("rates = {f32 = 1e11, bf16 = 1e11, int8 = 2e11}", ""), "rates is missing"),
+        ("device = 3\n", "tables"),
+        ("x = " + 2000 * "[" + 2000 * "]", "not valid TOML"),
         ('[[device]]\nname = "a"\nlike = "h1000"\n', "did you mean 'h100'"),
+        ('[[device]]\nname = "a"\nlike = 5\n', "like has a wrong value"),
     ],
 )
 def test_files_of_devices_that_are_refused(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "d.toml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises((UsageError, ConfigError), match=words):
         read_devices(str(path))
 
 

@@ -102,18 +102,16 @@ def shape_cost(shape: Shape, arithmetic: str, tp: int, pp: int) -> StepCost:
 
 
 def _devices() -> dict[str, Device]:
-    known = gpu_devices()
-
-    def like(name: str, **changes: object) -> Device:
-        return dataclasses.replace(known["h100"], name=name, **changes)  # type: ignore[arg-type]
-
-    fp8 = {"fp8": 1979e12, "bf16": 989e12}
+    h100 = dataclasses.replace(gpu_devices()["h100"], rates={"fp8": 1979e12, "bf16": 989e12})
     return {
-        "h100": like("h100", rates=fp8),
-        "h200": like("h200", rates=fp8, memory=141e9, bandwidth=4.8e12),
-        "b200": like("b200", rates={"fp4": 9000e12, "bf16": 2250e12}, memory=180e9, bandwidth=8e12),
-        "rtx6000": like(
-            "rtx6000",
+        "h100": h100,
+        "h200": dataclasses.replace(h100, name="h200", memory=141e9, bandwidth=4.8e12),
+        "b200": dataclasses.replace(
+            h100, name="b200", rates={"fp4": 9000e12, "bf16": 2250e12}, memory=180e9, bandwidth=8e12
+        ),
+        "rtx6000": dataclasses.replace(
+            h100,
+            name="rtx6000",
             rates={"fp4": 2000e12, "bf16": 500e12},
             memory=96e9,
             bandwidth=1.79e12,

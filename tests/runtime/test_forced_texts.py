@@ -58,7 +58,7 @@ def test_what_can_get_long(asked: dict[str, Any], long: bool) -> None:
     assert ("no_forcing" in released(kind, text)[1]) == long
 
 
-def test_short_texts_are_cut_into_tokens_and_long_ones_are_not(tmp_path: Path) -> None:
+def test_short_texts_are_cut_into_tokens_and_long_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     tokenizer = whole_byte_tokenizer(tmp_path, [])
     guides = Guides(tmp_path, {END})
@@ -68,7 +68,7 @@ def test_short_texts_are_cut_into_tokens_and_long_ones_are_not(tmp_path: Path) -
         texts.append(data)
         return call(data)
 
-    guides.cache.tokenizer._ids = watched  # type: ignore[assignment]
+    monkeypatch.setattr(guides.cache.tokenizer, "_ids", watched)
     for text, expected in ((LONG[:40], True), (LONG, False)):
         matcher = guides.matcher(StructuredOutputs(json=_parts({"const": text})))
         for token in tokenizer.encode('[1, "a'):

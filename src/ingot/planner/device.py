@@ -11,29 +11,25 @@ a TOML file describes others, or changes what is known:
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ingot.configs.read import nearest
-from ingot.errors import UsageError
+from ingot.configs.read import Section, nearest, parse_toml
+from ingot.errors import ConfigError, UsageError
 from ingot.planner.cost import Int64, StepCost
 from ingot.plugins.cpu.native import barrier_seconds, peak_flops, read_bandwidth
 from ingot.plugins.cuda import devices as cuda
 from ingot.plugins.cuda.target import CODES
 from ingot.runtime.memory import available_memory
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
 _BUFFER = 256 << 20  # bytes that are read to measure the memory
 _BARRIERS = 6  # of threads in each layer
+ARITHMETICS = ("fp4", "fp8", "int8", "bf16", "f32")  # each runs at the rate of the next one where it has none
+_MAY_BE_ZERO = ("layer_seconds", "request_seconds", "link_seconds", "price")
 PARTS = ("memory", "compute", "links", "host")
 
 
@@ -66,8 +62,7 @@ class Device:
 
     def rate(self, arithmetic: str) -> float:
         """Operations per second; where the device does not know an arithmetic, those of the next wider one."""
-        order = ("fp4", "fp8", "int8", "bf16", "f32")
-        known = [name for name in order[order.index(arithmetic) :] if self.rates.get(name)]
+        known = [name for name in ARITHMETICS[ARITHMETICS.index(arithmetic) :] if self.rates.get(name)]
         return self.rates[known[0]] if known else max(self.rates.values())
 
 
@@ -161,18 +156,18 @@ def measure_here(target: str = "cpu") -> Device:
 
 
 def read_devices(asked: str) -> list[Device]:
-    """A file, or names with commas between them. Raises UsageError for what is not known."""
-    table = gpu_devices()
-    if Path(asked).is_file():
-        try:
-            rows = tomllib.loads(Path(asked).read_text()).get("device", [])
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError("the file of devices is not TOML", where=asked, got=str(error)) from error
-        if not rows:
-            raise UsageError("the file names no device", where=asked, expected="[[device]] entries")
-        return [_read(row, table, asked) for row in rows]
-    names = [name.strip() for name in asked.split(",")]
-    return [measure_here() if name == "here" else _known(name, table, "--devices") for name in names]
+    """A file, or names with commas between them. Raises UsageError for a name that is not known, and ConfigError for a
+    file that is wrong."""
+    table, path = gpu_devices(), Path(asked)
+    if not path.is_file():
+        names = [name.strip() for name in asked.split(",")]
+        return [measure_here() if name == "here" else _known(name, table, "--devices") for name in names]
+    file = parse_toml(path.read_bytes(), asked)
+    devices = [_read(row, table) for row in file.tables("device")]
+    file.refuse_unknown()
+    if not devices:
+        raise ConfigError("the file names no device", where=asked, expected="[[device]] tables")
+    return devices
 
 
 def _known(name: str, table: Mapping[str, Device], where: str) -> Device:
@@ -188,25 +183,31 @@ def _known(name: str, table: Mapping[str, Device], where: str) -> Device:
     return table[name]
 
 
-def _read(row: dict[str, Any], table: Mapping[str, Device], where: str) -> Device:
+def _read(row: Section, table: Mapping[str, Device]) -> Device:
     """One entry of a file."""
-    fields = {field.name: field for field in dataclasses.fields(Device)}
-    for key in row:
-        if key not in (*fields, "like"):
-            raise UsageError(
-                f"unknown key {key!r:.40} of a device", where=where, got=key, expected=", ".join((*fields, "like"))
-            )
-    like = row.get("like")
-    base = {} if like is None else dataclasses.asdict(measure_here() if like == "here" else _known(like, table, where))
-    given = base | {key: value for key, value in row.items() if key != "like"}
-    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in given]
-    if missing:
-        raise UsageError("a device lacks keys", where=where, got=str(row.get("name")), expected=", ".join(missing))
-    numbers = {name: value for name, value in given.items() if name not in ("name", "target", "source", "rates")}
-    numbers |= {f"rates.{name}": value for name, value in given["rates"].items()}
-    for name, value in numbers.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise UsageError("a device's key must be a number, at least 0", where=f"{where}: {name}", got=repr(value))
-    if not given["bandwidth"] or not any(given["rates"].values()):
-        raise UsageError("a device has a bandwidth and a rate", where=where, got=str(row.get("name")))
-    return Device(**given)
+    like = row.text("like") if row.has("like") else None
+    base = None
+    if like is not None:
+        base = measure_here() if like == "here" else _known(like, table, row.place("like"))
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Device):
+        usual: Any = field.default if base is None else getattr(base, field.name)
+        if usual is dataclasses.MISSING:
+            usual = None
+        if field.name == "rates":
+            values["rates"] = _rates(row) or usual
+        elif field.type is str:
+            values[field.name] = row.text(field.name, usual)
+        elif field.name in _MAY_BE_ZERO:
+            values[field.name] = row.number(field.name, usual, minimum=0)
+        else:
+            values[field.name] = row.number(field.name, usual, above=0)
+    row.refuse_unknown()
+    if not values["rates"]:
+        raise ConfigError("rates is missing", where=row.place("rates"), expected="{f32 = ..., bf16 = ...}")
+    return Device(**values)
+
+
+def _rates(row: Section) -> dict[str, float]:
+    rates = row.section("rates")
+    return {name: rates.number(name, above=0) for name in ARITHMETICS if rates.has(name)}

@@ -17,7 +17,7 @@ from ingot.builder.plan_targets import plan_targets
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import Precision
-from ingot.errors import IngotError
+from ingot.errors import BuildError, IngotError
 from ingot.plan import Plan
 from ingot.planner.cost import Int64, StepCost, plan_cost
 from ingot.planner.device import Device, StepSeconds, step_seconds
@@ -109,26 +109,33 @@ class _Candidate:
 
 
 def make_plan(options: PlanOptions, progress: Progress) -> PlanReport:
-    """Raises CheckpointError, UsageError for lengths that the model does not take or devices that do not exist."""
+    """Raises CheckpointError, and BuildError where no arrangement is possible."""
     checkpoint = Checkpoint.open(options.checkpoint_dir)
     ranks = [1 << n for n in range(MOST_RANKS.bit_length()) if 1 << n <= min(options.count, MOST_RANKS)]
     asked = [(device, name, tp) for device in options.devices for name in options.precisions for tp in ranks]
     found: list[tuple[Arrangement, _Candidate]] = []
-    left_out: dict[str, None] = {}
+    left_out: dict[str, str] = {}  # arrangement → why it is not possible
     for number, (device, precision, tp) in enumerate(asked):
         progress("arrangements", number, len(asked))
         what = f"{device.name}, {precision}, tp {tp}"
         try:
             plan = _rank_plan(options, checkpoint, device, precision, tp)
         except IngotError as error:
-            left_out[f"{what}: {error.what}" + (f"; {error.got}" if error.got else "")] = None
+            left_out[what] = error.what + (f"; expected: {error.expected}" if error.expected else "")
             continue
         candidate = _Candidate(device=device, precision=precision, tp=tp, plan=plan, cost=plan_cost(plan))
         arrangement = _best_batch(options, candidate)
         if arrangement is None:
-            left_out[f"{what}: the engine and one sequence do not fit {device.memory / 1e9:.0f} GB"] = None
+            left_out[what] = f"the engine and one sequence do not fit {device.memory / 1e9:.0f} GB"
         else:
             found.append((arrangement, candidate))
+    if not found:
+        raise BuildError(
+            "no arrangement of these devices is possible",
+            where=", ".join(dict.fromkeys(each.name for each in options.devices)),
+            got="; ".join(dict.fromkeys(left_out.values())),
+            hint="change what the reasons name: lengths, precisions, devices or their number",
+        )
     found.sort(key=lambda each: _order(each[0]))
     made = []
     for number, (arrangement, candidate) in enumerate(found):
@@ -138,7 +145,9 @@ def make_plan(options: PlanOptions, progress: Progress) -> PlanReport:
             arrangement = dataclasses.replace(arrangement, simulation=served)
         made.append(arrangement)
     progress("simulations", SIMULATED, SIMULATED)
-    return PlanReport(arrangements=tuple(made), left_out=tuple(left_out))
+    return PlanReport(
+        arrangements=tuple(made), left_out=tuple(f"{what}: {reason}" for what, reason in left_out.items())
+    )
 
 
 def _rank_plan(options: PlanOptions, checkpoint: Checkpoint, device: Device, precision: str, tp: int) -> Plan:

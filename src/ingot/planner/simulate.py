@@ -73,8 +73,8 @@ class VirtualSession:
         return StepResult(ids=zeros, log_probs=zeros.astype(np.float32), ends=np.array(ends, np.int32))
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
-        """No request here has logits processors."""
-        raise NotImplementedError
+        """Never called: it is for requests with logits processors, and none here has any."""
+        raise AssertionError("a simulated request has no logits processors")
 
     def close(self) -> None:
         """Nothing is held."""

@@ -128,7 +128,9 @@ def test_calls_that_differ_a_little_from_the_template(
 @pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"harmony", "llama3_json", "pythonic"}))
 def test_an_answer_that_is_cut_within_a_call_leaks_no_mark(name: str, tokens: Sequence[str]) -> None:
     pieces = marked(reader(name, tokens=tokens), SAMPLES[name])
-    opened = len(marked(reader(name, tokens=tokens), reader(name)._calls.openers[0]))  # type: ignore[union-attr]
+    calls = reader(name)._calls
+    assert calls is not None
+    opened = len(marked(reader(name, tokens=tokens), calls.openers[0]))
     for place in range(opened, len(pieces) + 1):
         found = read(reader(name, tokens=tokens), ["".join(pieces[:place])], cut=True)
         assert found.content is None, "".join(pieces[:place])
