@@ -1,5 +1,5 @@
 """Several residual streams, of which a layer computes one and predicts the others (AltUp, arXiv:2301.13310), and a
-narrow product beside attention (LAuReL, arXiv:2411.07501) → their weights and nodes. Gemma 3n has both.
+low-rank linear beside attention (LAuReL, arXiv:2411.07501) → their weights and nodes. Gemma 3n has both.
 
 streams ─ predict: each takes something of all ─┬─────────────────────── correct: all follow what was made ─ + input
                                                 └ active ─ norm ┬ attention ─ + ─ / sqrt(2) ─ MLP ┘
@@ -84,8 +84,8 @@ def as_streams(g: Nodes, x: str, config: ModelConfig) -> str:
 
 
 def of_streams(g: Nodes, x: str, config: ModelConfig) -> str:
-    """[batch, sequence, streams * hidden] → [batch, sequence, hidden]: the mean of the first one and of products of the
-    others"""
+    """[batch, sequence, streams * hidden] → [batch, sequence, hidden]: the mean of the first stream and of linears of
+    the others, which are scaled to the first one's RMS"""
     count, hidden = _of(config).count, config.hidden_size
     split = _split(g, x, count, hidden, "streams/last")
     total = first = _one(g, split, 0, "streams/last/0")
@@ -111,7 +111,7 @@ def layer_of_streams(g: Nodes, x: str, config: ModelConfig, layer: int, position
 
 
 def predicted(g: Nodes, x: str, config: ModelConfig, path: str) -> tuple[str, str]:
-    """(all streams, the one that the layer computes), as each takes something of all"""
+    """Each stream plus a learned mix of all streams. Returns (all streams, the one that the layer computes)."""
     streams, hidden, path = _of(config), config.hidden_size, f"{path}/streams"
     split = _split(g, x, streams.count, hidden, f"{path}/given")
     given = _one(g, split, streams.active, f"{path}/given/active")
@@ -124,8 +124,8 @@ def predicted(g: Nodes, x: str, config: ModelConfig, path: str) -> tuple[str, st
 
 
 def corrected(g: Nodes, x: str, active: str, made: str, config: ModelConfig, path: str) -> tuple[str, str]:
-    """(all streams, the one that the layer has computed), as they follow what it has made of the active one; x: as
-    predicted"""
+    """Each predicted stream in x plus a learned share of (made - active), the error of the active stream's prediction.
+    Returns (all streams, the active one)."""
     streams, hidden, path = _of(config), config.hidden_size, f"{path}/streams"
     split = _split(g, x, streams.count, hidden, f"{path}/ahead")
     coefs = g.linear(_shares(g, made, config, path, "made"), f"{path}/correct")
@@ -139,7 +139,7 @@ def corrected(g: Nodes, x: str, active: str, made: str, config: ModelConfig, pat
 
 
 def with_branch(g: Nodes, x: str, branch: str, config: ModelConfig, path: str) -> str:
-    """All streams, what ends a layer added to all but the first one"""
+    """Adds the branch at the end of a layer to all streams but the first. Returns all streams."""
     count, hidden, path = _of(config).count, config.hidden_size, f"{path}/streams"
     others = np.ones((count, 1), np.float32)
     others[0] = 0
@@ -150,7 +150,7 @@ def with_branch(g: Nodes, x: str, branch: str, config: ModelConfig, path: str) -
 
 
 def narrow_branch(g: Nodes, x: str, path: str) -> str:
-    """x and the norm of a narrow product of it"""
+    """x plus the norm of a low-rank linear of x (LAuReL)"""
     made = g.linear(g.linear(x, f"{path}/narrow/in"), f"{path}/narrow/out")
     return g.node("Add", [x, g.norm(made, f"{path}/narrow/norm")], f"{path}/narrow/sum")
 
