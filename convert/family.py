@@ -101,6 +101,7 @@ _MOST_EXPERTS = 1 << 18  # of all layers
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """name            the model_type
+    models          what people call the models of this type, for the documents
     read            (config.json, names of the tensors or None for random weights) → ModelConfig
     rows            one per weight of `weight_shapes.py`; "{i}" stands for the layer
     drops           tensors that some files hold and nothing needs
@@ -117,6 +118,7 @@ class Family:
     """
 
     name: str
+    models: str
     read: Callable[[Section, Collection[str] | None], ModelConfig]
     rows: tuple[Row, ...]
     drops: tuple[Drop, ...] = ()

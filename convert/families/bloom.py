@@ -79,6 +79,7 @@ _LAYER = "transformer.h.{i}"
 
 FAMILY = Family(
     name="bloom",
+    models="BLOOM and BLOOMZ, 560M to 176B",
     read=read,
     rows=(
         *takes(

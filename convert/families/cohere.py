@@ -39,6 +39,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="cohere",
+    models="Command R, Aya 23, Aya Expanse",
     read=read,
     nullable=("num_key_value_heads",),
     tiny={

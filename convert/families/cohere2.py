@@ -22,6 +22,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     cohere.FAMILY,
     name="cohere2",
+    models="Command A, Command R7B",
     read=read,
     nullable=("num_key_value_heads", "layer_types"),
     tiny={

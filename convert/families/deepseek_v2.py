@@ -69,6 +69,7 @@ _MINE = {row.name for row in LATENT_ROWS}
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="deepseek_v2",
+    models="DeepSeek-V2, V2-Lite and V2.5",
     read=read,
     rows=(
         *(row for row in llama.FAMILY.rows if row.name not in _MINE),

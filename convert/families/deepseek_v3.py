@@ -31,6 +31,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     deepseek_v2.FAMILY,
     name="deepseek_v3",
+    models="DeepSeek-V3, V3.1, R1",
     read=read,
     rows=(*deepseek_v2.FAMILY.rows, select_bias_row("model.layers.{i}.mlp.gate.e_score_correction_bias")),
     drafts="model.layers.{n}.",

@@ -29,6 +29,7 @@ def with_choice(section: Section, model: ModelConfig, usual: MoeConfig = EXPERTS
 FAMILY = dataclasses.replace(
     deepseek_v3.FAMILY,
     name="deepseek_v32",
+    models="DeepSeek-V3.2, up to 2,048 tokens",
     read=read,
     choosers=".self_attn.indexer.",
     nullable=("layer_types", "index_topk_pattern"),

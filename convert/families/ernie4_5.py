@@ -31,6 +31,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="ernie4_5",
+    models="ERNIE 4.5 0.3B",
     read=read,
     tiny={**llama.FAMILY.tiny, "model_type": "ernie4_5", "tie_word_embeddings": True},
 )

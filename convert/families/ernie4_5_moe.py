@@ -73,6 +73,7 @@ _ROWS = tuple(Row(row.name, FirstRow(row.expr)) if row.name.endswith("/bias") el
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="ernie4_5_moe",
+    models="ERNIE 4.5 21B-A3B and 300B-A47B",
     read=read,
     rows=llama.FAMILY.rows
     + _ROWS

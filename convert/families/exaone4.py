@@ -34,6 +34,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     olmo2.FAMILY,
     name="exaone4",
+    models="EXAONE 4.0 1.2B and 32B",
     read=read,
     nullable=("sliding_window", "layer_types"),
     tiny={**olmo2.FAMILY.tiny, "model_type": "exaone4", "num_hidden_layers": 3, "sliding_window": 16}

@@ -87,6 +87,7 @@ _NORMS = {"attn_norm": ("input_layernorm", "ln_attn"), "mlp_norm": ("post_attent
 
 FAMILY = Family(
     name="falcon",
+    models="Falcon 7B, 11B, 40B and 180B, Falcon RW 1B and 7B",
     read=read,
     rows=takes(
         {

@@ -94,6 +94,7 @@ def _renamed(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="falcon_h1",
+    models="Falcon H1, 0.5B to 34B",
     read=read,
     rows=_renamed(llama.FAMILY.rows) + mamba_rows("model.layers.{i}.mamba"),
     nullable=("num_key_value_heads", "mamba_d_ssm", "mlp_multipliers", "ssm_multipliers"),

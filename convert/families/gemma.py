@@ -22,6 +22,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="gemma",
+    models="Gemma 2B and 7B",
     read=read,
     nullable=(),
     tiny={**llama.FAMILY.tiny, "model_type": "gemma", "head_dim": 20, "tie_word_embeddings": True},

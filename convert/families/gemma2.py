@@ -59,6 +59,7 @@ _OTHERS = tuple(row for row in llama.FAMILY.rows if "norm" not in row.name.split
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="gemma2",
+    models="Gemma 2 2B, 9B and 27B",
     read=read,
     rows=_OTHERS + takes(_NORMS),
     nullable=("layer_types", "attn_logit_softcapping", "final_logit_softcapping"),

@@ -82,6 +82,7 @@ def _require_kinds(rope: Section) -> None:
 FAMILY = dataclasses.replace(
     gemma2.FAMILY,
     name="gemma3_text",
+    models="Gemma 3 270M and 1B",
     read=read,
     rows=gemma2.FAMILY.rows + QK_NORMS,
     layer_ropes=True,

@@ -132,6 +132,7 @@ _ROWS = {
 FAMILY = dataclasses.replace(
     gemma2.FAMILY,
     name="gemma3n_text",
+    models="the text model of Gemma 3n",
     read=read,
     rows=(*gemma2.FAMILY.rows, *QK_NORMS, *takes(gemma4_text.INPUTS | _ROWS)),
     drops=(*gemma2.FAMILY.drops, Drop(f"{_ALTUP}.correct_output_scale")),  # where nothing reads it

@@ -194,6 +194,7 @@ _UNREAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "v_norm.weight")  
 FAMILY = dataclasses.replace(
     gemma2.FAMILY,
     name="gemma4_text",
+    models="the text model of Gemma 4",
     read=read,
     rows=gemma2.FAMILY.rows + QK_NORMS + takes(_BRANCHES | INPUTS),
     layer_ropes=True,

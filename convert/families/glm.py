@@ -13,4 +13,6 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     return glm4.read_glm(section)
 
 
-FAMILY = dataclasses.replace(glm4.FAMILY, name="glm", read=read, tiny={**glm4.FAMILY.tiny, "model_type": "glm"})
+FAMILY = dataclasses.replace(
+    glm4.FAMILY, name="glm", models="GLM-4 9B", read=read, tiny={**glm4.FAMILY.tiny, "model_type": "glm"}
+)

@@ -33,6 +33,7 @@ _MORE = {
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="glm4",
+    models="GLM-4 0414 9B and 32B, GLM-Z1",
     read=read,
     rows=llama.FAMILY.rows + takes(_MORE),
     nullable=(),

@@ -84,6 +84,7 @@ _EXPERTS = expert_rows(_BLOCK, gate="gate_proj", up="up_proj", down="down_proj",
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     name="glm4_moe",
+    models="GLM-4.5 to 4.7, GLM-4.5-Air",
     read=read,
     rows=qwen3.FAMILY.rows + _EXPERTS + shared_rows(f"{_BLOCK}.shared_experts"),
     drafts="model.layers.{n}.",

@@ -24,6 +24,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     deepseek_v3.FAMILY,
     name="glm4_moe_lite",
+    models="GLM-4.7-Flash",
     read=read,
     nullable=("q_lora_rank",),
     tiny={

@@ -21,6 +21,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     deepseek_v32.FAMILY,
     name="glm_moe_dsa",
+    models="GLM-5 to 5.2, up to 2,048 tokens",
     read=read,
     tiny={
         **{

@@ -50,6 +50,7 @@ _LAYER = "transformer.h.{i}"
 
 FAMILY = Family(
     name="gpt2",
+    models="GPT-2, DistilGPT-2",
     read=read,
     rows=takes(
         {

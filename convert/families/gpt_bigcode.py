@@ -29,5 +29,9 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 FAMILY = dataclasses.replace(
-    gpt2.FAMILY, name="gpt_bigcode", read=read, tiny={**gpt2.FAMILY.tiny, "model_type": "gpt_bigcode"}
+    gpt2.FAMILY,
+    name="gpt_bigcode",
+    models="StarCoder, SantaCoder",
+    read=read,
+    tiny={**gpt2.FAMILY.tiny, "model_type": "gpt_bigcode"},
 )

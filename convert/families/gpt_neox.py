@@ -49,6 +49,7 @@ _LAYER = "gpt_neox.layers.{i}"
 
 FAMILY = Family(
     name="gpt_neox",
+    models="GPT-NeoX 20B, Pythia",
     read=read,
     rows=takes(
         {

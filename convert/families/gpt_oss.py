@@ -79,6 +79,7 @@ _ROWS = (
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="gpt_oss",
+    models="gpt-oss-20b and 120b",
     read=read,
     rows=llama.FAMILY.rows + _ROWS,
     in_out=True,

@@ -27,6 +27,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="granite",
+    models="Granite 3 and 4, dense",
     read=read,
     nullable=("num_key_value_heads",),
     tiny={

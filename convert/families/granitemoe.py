@@ -27,6 +27,7 @@ _EXPERTS = {
 FAMILY = dataclasses.replace(
     granite.FAMILY,
     name="granitemoe",
+    models="Granite 3 1B-A400M and 3B-A800M",
     read=read,
     rows=llama.FAMILY.rows + takes(_EXPERTS),
     tiny={

@@ -74,6 +74,7 @@ _MLP_ROWS = tuple(
 FAMILY = dataclasses.replace(
     granite.FAMILY,
     name="granitemoehybrid",
+    models="Granite 4 H 350M, 1B, Tiny and Small",
     read=read,
     rows=tuple(row for row in granitemoe.FAMILY.rows if "/mlp/" not in row.name)
     + mamba_rows(f"{_LAYER}.mamba")

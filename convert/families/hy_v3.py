@@ -67,6 +67,7 @@ _EXPERTS = expert_rows(
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     name="hy_v3",
+    models="Hunyuan 3",
     read=read,
     rows=qwen3.FAMILY.rows + _EXPERTS + shared_rows(f"{_BLOCK}.shared_mlp", f"{_BLOCK}.shared_experts"),
     drafts="model.layers.{n}.",

@@ -31,6 +31,7 @@ _NAMES = {
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="internlm2",
+    models="InternLM 2 and 2.5",
     read=read,
     rows=(
         *takes(

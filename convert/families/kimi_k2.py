@@ -7,6 +7,7 @@ from ingot.convert.families import deepseek_v3
 FAMILY = dataclasses.replace(
     deepseek_v3.FAMILY,
     name="kimi_k2",
+    models="Kimi K2",
     tiny={
         **deepseek_v3.FAMILY.tiny,
         "model_type": "kimi_k2",

@@ -132,6 +132,7 @@ def _three(name: str) -> Concat:
 FAMILY = dataclasses.replace(
     deepseek_v3.FAMILY,
     name="kimi_linear",
+    models="Kimi-Linear 48B-A3B",
     read=read,
     rows=tuple(row for row in deepseek_v3.FAMILY.rows if "/moe/" not in row.name and "/mlp/" not in row.name)
     + expert_rows(*_BLOCKS, gate="w1", up="w3", down="w2", bias=("gate.e_score_correction_bias",))

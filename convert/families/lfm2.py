@@ -90,6 +90,7 @@ _NAMES = {**{f"attn/{name}": theirs for name, theirs in _ATTENTION.items()}, **_
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="lfm2",
+    models="LFM2 and LFM2.5, 350M to 2.6B",
     read=read,
     rows=takes(
         {

@@ -42,6 +42,7 @@ _EXPERTS = expert_rows("model.layers.{i}.feed_forward", gate="w1", up="w3", down
 FAMILY = dataclasses.replace(
     lfm2.FAMILY,
     name="lfm2_moe",
+    models="LFM2 8B-A1B",
     read=read,
     rows=lfm2.FAMILY.rows + _EXPERTS,
     tiny={

@@ -79,6 +79,7 @@ _LAYER = "model.layers.{i}"
 
 FAMILY = Family(
     name="llama",
+    models="Llama 2, 3, 3.1 and 3.2 (text), TinyLlama, SmolLM2",
     read=read,
     rows=takes(
         {

@@ -66,6 +66,7 @@ _EXPERTS = expert_rows(
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     name="minimax_m2",
+    models="MiniMax-M2 to M2.7",
     read=read,
     rows=qwen3.FAMILY.rows + _EXPERTS,
     nullable=("attn_type_list",),

@@ -55,6 +55,7 @@ def read_growth(rope: Section) -> tuple[float, int]:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="ministral3",
+    models="Ministral 3 3B, 8B and 14B",
     read=read,
     nullable=("sliding_window",),
     tiny={

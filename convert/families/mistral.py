@@ -19,6 +19,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="mistral",
+    models="Mistral 7B, Mistral Nemo, Mistral Small 3",
     read=read,
     nullable=("head_dim", "sliding_window"),
     tiny={**llama.FAMILY.tiny, "model_type": "mistral", "sliding_window": 16},

@@ -47,6 +47,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     deepseek_v2.FAMILY,
     name="mistral4",
+    models="Mistral Small 4",
     read=read,
     nullable=("q_lora_rank", "num_key_value_heads"),
     tiny={

@@ -29,6 +29,7 @@ _EXPERTS = expert_rows(
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="mixtral",
+    models="Mixtral 8x7B and 8x22B",
     read=read,
     rows=llama.FAMILY.rows + _EXPERTS,
     nullable=("head_dim", "sliding_window"),

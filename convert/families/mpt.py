@@ -89,6 +89,7 @@ _LAYER = "transformer.blocks.{i}"
 
 FAMILY = Family(
     name="mpt",
+    models="MPT 7B and 30B without `clip_qkv`",
     read=read,
     rows=takes(
         {

@@ -167,6 +167,7 @@ _EXPERTS = {"gate_up": "up_proj", "down": "down_proj"}
 
 FAMILY = Family(
     name="nemotron_h",
+    models="Nemotron H, Nemotron 3 Nano, Super and Ultra",
     read=read,
     rows=(
         *takes(

@@ -25,6 +25,7 @@ _OTHERS = tuple(row for row in llama.FAMILY.rows if not row.name.endswith(("/att
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="olmo2",
+    models="OLMo 2",
     read=read,
     rows=_OTHERS + QK_NORMS + takes(_NORMS),
     nullable=("num_key_value_heads",),

@@ -30,6 +30,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     olmo2.FAMILY,
     name="olmo3",
+    models="OLMo 3",
     read=read,
     layer_ropes=True,
     nullable=("num_key_value_heads", "layer_types"),

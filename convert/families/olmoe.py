@@ -33,6 +33,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     qwen3_moe.FAMILY,
     name="olmoe",
+    models="OLMoE 1B-7B",
     read=read,
     nullable=("num_key_value_heads", "clip_qkv"),
     tiny={

@@ -64,6 +64,7 @@ _LAYER = f"{_MODEL}.layers.{{i}}"
 
 FAMILY = Family(
     name="opt",
+    models="OPT 125M to 66B, without 350M",
     read=read,
     rows=(
         *takes(

@@ -44,6 +44,7 @@ _LAYER = "model.layers.{i}"
 
 FAMILY = Family(
     name="phi",
+    models="Phi-1, Phi-1.5, Phi-2",
     read=read,
     rows=takes(
         {

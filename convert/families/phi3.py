@@ -34,6 +34,7 @@ _FUSED = {
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="phi3",
+    models="Phi-3, Phi-3.5-mini, Phi-4",
     read=read,
     rows=llama.FAMILY.rows + takes(_FUSED),
     nullable=("num_key_value_heads", "sliding_window"),

@@ -27,6 +27,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="qwen2",
+    models="Qwen2, Qwen2.5, QwQ",
     read=read,
     nullable=("num_key_value_heads", "sliding_window", "layer_types"),
     tiny={

@@ -46,6 +46,7 @@ SHARED = shared_rows("model.layers.{i}.mlp.shared_expert", scale="model.layers.{
 FAMILY = dataclasses.replace(
     qwen3_moe.FAMILY,
     name="qwen2_moe",
+    models="Qwen1.5-MoE, Qwen2-57B-A14B",
     read=read,
     rows=qwen3_moe.FAMILY.rows + SHARED,
     nullable=("sliding_window", "layer_types", "mlp_only_layers"),

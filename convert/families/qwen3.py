@@ -23,6 +23,7 @@ QK_NORMS = takes(
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="qwen3",
+    models="Qwen3, dense",
     read=read,
     rows=llama.FAMILY.rows + QK_NORMS,
     nullable=("num_key_value_heads", "sliding_window", "layer_types"),

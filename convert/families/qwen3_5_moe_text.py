@@ -33,6 +33,7 @@ EXPERTS = expert_rows("model.layers.{i}.mlp", gate="gate_proj", up="up_proj", do
 FAMILY = dataclasses.replace(
     qwen3_5_text.FAMILY,
     name="qwen3_5_moe_text",
+    models="the text model of Qwen 3.5 and 3.6 with experts",
     read=read,
     rows=qwen3_5_text.FAMILY.rows + EXPERTS,
     tiny={

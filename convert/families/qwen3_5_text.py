@@ -77,6 +77,7 @@ _LINEAR = {
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="qwen3_5_text",
+    models="the text model of Qwen 3.5, 3.6 and 3.8, dense",
     read=read,
     rows=tuple(row for row in llama.FAMILY.rows if "/attn/q/" not in row.name)
     + qwen3.QK_NORMS

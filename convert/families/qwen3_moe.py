@@ -60,6 +60,7 @@ def read_dense_layers(section: Section, layers: int) -> tuple[int, ...]:
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     name="qwen3_moe",
+    models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
     read=read,
     rows=qwen3.FAMILY.rows + expert_rows("model.layers.{i}.mlp", gate="gate_proj", up="up_proj", down="down_proj"),
     nullable=("sliding_window", "mlp_only_layers", *_OF_ALL),

@@ -46,6 +46,7 @@ _ROWS = (
 FAMILY = dataclasses.replace(
     qwen3_5_moe_text.FAMILY,
     name="qwen3_next",
+    models="Qwen3-Next, Qwen3-Coder-Next",
     read=read,
     rows=tuple(row for row in qwen3_5_moe_text.FAMILY.rows if row.name not in {each.name for each in _ROWS}) + _ROWS,
     nullable=("layer_types", "mlp_only_layers"),

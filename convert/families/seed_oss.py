@@ -23,6 +23,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="seed_oss",
+    models="Seed-OSS 36B",
     read=read,
     tiny={**llama.FAMILY.tiny, "model_type": "seed_oss", "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
 )

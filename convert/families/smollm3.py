@@ -45,6 +45,7 @@ def _still_layers(section: Section, layers: int) -> tuple[int, ...]:
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="smollm3",
+    models="SmolLM3 3B",
     read=read,
     nullable=("num_key_value_heads", "sliding_window", "layer_types", "no_rope_layers"),
     tiny={

@@ -41,6 +41,7 @@ _BIASES = {
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="stablelm",
+    models="StableLM 3B, StableLM 2",
     read=read,
     rows=llama.FAMILY.rows + takes(_BIASES),
     nullable=(),

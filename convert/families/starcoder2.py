@@ -46,6 +46,7 @@ _LAYER = "model.layers.{i}"
 
 FAMILY = Family(
     name="starcoder2",
+    models="StarCoder2 3B, 7B and 15B",
     read=read,
     rows=takes(
         {

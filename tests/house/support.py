@@ -41,9 +41,9 @@ GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx":
 
 HEAD = """# What works
 
-This page lists every model type, in every precision, on every target. `python -m tests.house.support` writes the page.
-For every row it makes a small model of that type with random weights, converts and builds it, and runs it if the
-machine can. Tests try every row again, on some of its targets.
+This page lists every model type on every target. `python -m tests.house.support` writes the page. For every row it
+makes a small model of that type with random weights. It builds that model in each precision for each target, and runs
+it if the machine can. Tests try every row again, on some of its targets.
 
 **"Tested" therefore speaks of the arithmetic of a family, not of one published checkpoint.** The trained models that we
 ran from the source to tokens are small: the shipped model,
@@ -56,6 +56,9 @@ stories260K and gpt-nano-sort. We ran none of 8B. [What is not proven](#not-prov
 | builds | the engine was built, but not run, because our machine lacks the instructions |
 | never run on a GPU | the engine was built, and tests run its kernels on an emulated GPU |
 | refused | ingot refuses to build the engine, and says why |
+
+A cell with one word holds for `f32`, `bf16`, `w8` and `w4g32`. Other cells name the precisions, and ingot refuses those
+that the cell leaves out.
 
 """
 WORDS = """
@@ -173,13 +176,23 @@ def _logits(engine: Path, target: str) -> npt.NDArray[np.float32]:
 
 
 def table(found: dict[Row, dict[str, Support]]) -> str:
-    """As Markdown."""
+    """As Markdown: one row for each family."""
     names = columns()
-    lines = ["| model type | precision | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
-    for (family, precision), row in found.items():
-        cells = " | ".join(row[name].value for name in names)
-        lines.append(f"| `{family}` | `{precision}` | {cells} |")
+    lines = ["| model type | models | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for family in dict.fromkeys(family for family, _ in found):
+        rows = {precision: row for (each, precision), row in found.items() if each == family}
+        cells = (_family_cell({precision: row[name] for precision, row in rows.items()}) for name in names)
+        lines.append(f"| `{family}` | {find_family(family).models} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _family_cell(cells: dict[str, Support]) -> str:
+    """One word if all precisions are alike; else the precisions of each word, without those that are refused."""
+    kinds = dict.fromkeys(cells.values())
+    if len(kinds) == 1:
+        return next(iter(kinds)).value
+    named = {kind: ", ".join(f"`{each}`" for each, cell in cells.items() if cell is kind) for kind in kinds}
+    return "; ".join(f"{names}: {kind.value}" for kind, names in named.items() if kind is not Support.REFUSED)
 
 
 def summary(found: dict[Row, dict[str, Support]]) -> str:
@@ -207,11 +220,23 @@ def _cell(cells: Sequence[Support]) -> str:
 
 def parse(text: str) -> dict[Row, dict[str, Support]]:
     """The table that stands in docs/support.md."""
-    lines = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
     head, _, *rows = lines
-    return {
-        (row[0], row[1]): {name: Support(cell) for name, cell in zip(head[2:], row[2:], strict=True)} for row in rows
-    }
+    found: dict[Row, dict[str, Support]] = {}
+    for family, _, *cells in rows:
+        parts = [_parse_cell(cell) for cell in cells]
+        for precision in TOLERANCE:
+            row = zip(head[2:], (part.get(precision, Support.REFUSED) for part in parts), strict=True)
+            found[family.strip("`"), precision] = dict(row)
+    return found
+
+
+def _parse_cell(cell: str) -> dict[str, Support]:
+    """precision → what stands for it; refused ones may be left out."""
+    if "`" not in cell:
+        return dict.fromkeys(TOLERANCE, Support(cell))
+    kinds = (part.split(": ") for part in cell.split("; "))
+    return {name.strip("`"): Support(kind) for names, kind in kinds for name in names.split(", ")}
 
 
 def stands() -> str:

@@ -9,7 +9,7 @@ from tests.house.project import ROOT
 # question: page, what must be found there
 QUESTIONS = {
     "How do I install without a compiler?": ("docs/how-to/install.md", r"Run `make wheel` on a machine with a"),
-    "Which families work?": ("README.md", r"`llama`, `mistral`"),
+    "Which families work?": ("docs/support.md", r"\| `llama` \| Llama 2"),
     "Which systems and processors?": ("docs/how-to/install.md", r"x86-64 with AVX2(.|\n)*macOS, Windows and ARM"),
     "Is my Qwen2.5 AWQ checkpoint supported?": ("docs/quantised_checkpoints.md", r"\| awq \| version gemm"),
     "Is my GGUF Q4_K_M file supported?": ("docs/quantised_checkpoints.md", r"Q4_K_M, Q5_K_S or the like .* is read"),

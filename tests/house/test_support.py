@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.convert.family import family_names
-from ingot.convert.wrapped import WRAPPERS
+from ingot.convert.family import family_names, find_family
 from tests.families import covering_families, often
 from tests.house import support
 from tests.house.project import ROOT
@@ -72,9 +71,8 @@ def test_the_page_lists_every_family_and_no_other() -> None:
     assert all(cells["ref"] is Support.TESTED for cells in there.values())
 
 
-def test_the_readme_names_every_family_and_sums_up_the_page() -> None:
+def test_the_readme_sums_up_the_page() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [name for name in family_names() if f"`{name}`" not in readme] == []
     assert summary(parse(stands())) in readme, UPDATE
 
 
@@ -84,10 +82,8 @@ def test_refused_families_are_summed_up_apart() -> None:
     assert "| `cuda/smXX` | never run on a GPU; some families refused | refused |" in summary(found)
 
 
-def test_wrappers_stand_on_the_page_and_in_the_readme() -> None:
+def test_wrappers_stand_on_the_page() -> None:
     assert wrapped() in (ROOT / "docs/support.md").read_text(), UPDATE
-    readme = (ROOT / "README.md").read_text()
-    assert [name for name in WRAPPERS if f"`{name}`" not in readme] == []
 
 
 def test_what_is_not_proven_stands_below() -> None:
@@ -97,17 +93,20 @@ def test_what_is_not_proven_stands_below() -> None:
 
 
 def test_a_table_reads_back() -> None:
-    found = {
-        ("llama", "f32"): {
-            "cpu/amx": Support.BUILDS,
-            "cpu/avx512bf16": Support.BUILDS,
-            "cpu/avx512": Support.BUILDS,
-            "cpu/avxvnni": Support.BUILDS,
-            "cpu/avx2": Support.TESTED,
-            "cuda/smXX": Support.UNPROVEN,
-            "ref": Support.TESTED,
-            "tensorrt/smXX": Support.UNPROVEN,
-            "tensorrt-rtx": Support.REFUSED,
-        }
-    }
+    row = {name: Support.TESTED for name in columns()}
+    found = {("llama", precision): dict(row) for precision in TOLERANCE}
+    for precision, kind in (("f32", Support.BUILDS), ("bf16", Support.BUILDS), ("w8", Support.UNPROVEN)):
+        found["llama", precision]["cuda/smXX"] = kind
+    found["llama", "w4g32"]["cuda/smXX"] = Support.REFUSED
+    for precision in TOLERANCE:
+        found["llama", precision]["tensorrt-rtx"] = Support.REFUSED
+    assert "| `f32`, `bf16`: builds; `w8`: never run on a GPU | tested | tested | refused |" in table(found)
     assert parse(table(found)) == found
+
+
+def test_each_row_says_what_people_call_the_models() -> None:
+    names = [find_family(each).models for each in family_names()]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    there = [line.split(" | ")[1] for line in stands().splitlines()[2:]]
+    assert there == names, UPDATE
