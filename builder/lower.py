@@ -214,6 +214,7 @@ class Lowering:
             arena_bytes=arena_bytes,
             weight_bytes=weight_bytes,
             logits=names[program.logits],
+            sum_parts=program.sum_parts,
         )
 
     def _lower(self, node: gs.Node) -> None:

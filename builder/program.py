@@ -25,11 +25,13 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """steps: in execution order; values: what they write, by index; logits: the value that the last one writes."""
+    """steps: in execution order; values: what they write, by index; logits: the value that the last one writes;
+    sum_parts: as of the Plan."""
 
     steps: tuple[Draft, ...]
     values: tuple[Value, ...]
     logits: int
+    sum_parts: int = 1
 
     def tensors(self) -> dict[str, tuple[str, ...]]:
         """Step → the graph's tensor behind each output, "" where there is none."""

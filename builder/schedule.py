@@ -149,7 +149,11 @@ def fold_rotation(view: PlanView, rules: CallRules, variant: Variant) -> tuple[V
         else:
             refused[reason] += 1
     calls = [
-        dataclasses.replace(call, inside=(inside[call.step],)) if call.step in inside else call
+        dataclasses.replace(
+            call,
+            inside=(inside[call.step],) if call.step in inside else call.inside,
+            kv_only=call.step in inside.values(),
+        )
         for call in variant.calls
     ]
     return _changed("fold_rotation", variant, calls, len(inside), refused)
@@ -176,14 +180,18 @@ def _not_rotated(view: PlanView, i: int) -> str | None:
 def private_rows(view: PlanView, rules: CallRules, variant: Variant) -> tuple[Variant, PassReport]:
     """Every thread computes the few rows of a norm that only products read, so that these need not wait for it."""
     refused = Counter[str]()
-    private = set()
+    private, readers = set[str](), set[str]()
     for i in view.norms():
         products = view.products(i)
         if isinstance(products, str):
             refused[products] += 1
         else:
             private.add(view.steps[i].name)
-    calls = [dataclasses.replace(call, private=call.step in private) for call in variant.calls]
+            readers.update(view.steps[j].name for j in products)
+    calls = [
+        dataclasses.replace(call, private=call.step in private, reads_private=call.step in readers)
+        for call in variant.calls
+    ]
     return _changed("private_rows", variant, calls, len(private), refused)
 
 
@@ -235,20 +243,15 @@ class _Use:
 
 def _uses(view: PlanView, rules: CallRules, variant: Variant) -> list[_Use]:
     """What each call of a variant touches."""
-    split = variant.inside() & variant.called()  # steps whose first output another call makes
-    taking: set[int] = set()  # products whose rows lie in the memory of each thread
-    for call in variant.calls:
-        products = view.products(view.index[call.step]) if call.private else []
-        taking.update(products if not isinstance(products, str) else ())
     uses = []
     for call in variant.calls:
         i = view.index[call.step]
-        made = bool(call.inside) or i in taking
+        made = bool(call.inside) or call.reads_private
         reads = [name for name in view.reads[i] if not made or name != view.reads[i][0]]
         for name in call.inside:
             j = view.index[name]
             reads += view.reads[j][:1] if find_op(view.steps[j].op).norms else view.reads[j]
-        writes = () if call.private or call.step in split else view.writes[i]
+        writes = () if call.private or call.kv_only else view.writes[i]
         step, op = view.steps[i], find_op(view.steps[i].op)
         uses.append(
             _Use(

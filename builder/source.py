@@ -21,7 +21,6 @@ from ingot.builder.float_plan import lower_float
 from ingot.builder.graph import Graph
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
-from ingot.builder.passes.split_sums import sum_parts
 from ingot.builder.pipeline import require_plugins, run_passes, step_passes, structure_passes
 from ingot.checkpoint import Checkpoint
 from ingot.plan import Plan
@@ -77,7 +76,7 @@ def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]
         names, logits = set(graph.surgeon.tensors()), graph.logits.name
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
-        model = lower_float(graph, checkpoint, step_passes(target), sum_parts(made))
+        model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts)
         plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
     written = model.program.tensors()
     tensors = {step: tuple(name if name in names else "" for name in outputs) for step, outputs in written.items()}

@@ -10,7 +10,6 @@ inputs. So no kernel knows of parts. A rank that owns some of them computes what
 computes, and neighbours in the tree are neighbours among the ranks.
 """
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -26,14 +25,13 @@ from ingot.builder.passes.base import PassReport
 from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
 from ingot.errors import BuildError, NoKernelError
-from ingot.plan import Attr, Plan
+from ingot.plan import Attr
 from ingot.plugins.ops import add, all_reduce, take_columns
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import CompilesGraph, Target
 
 NAME = "split_sums"
 OPTION = "--sum_parts"
-_PART = ".columns"  # in the name of what takes the columns of a part, before its number
 _FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
 _UNCUT = {
     "linear_attention": "linear attention",
@@ -47,13 +45,6 @@ def split_passes(
 ) -> tuple["SplitSums", ...]:
     """The pass, where there is more than one part."""
     return (SplitSums(lowering=lowering, target=target, parts=parts, rank=rank, ranks=ranks),) if parts > 1 else ()
-
-
-def sum_parts(plan: Plan) -> int:
-    """Parts of the sums of a plan's products; 1 also where no build has made them."""
-    taken = [step.name.rpartition(_PART) for step in plan.steps if step.op == take_columns.OP.name]
-    parts = max(collections.Counter(name for name, part, _ in taken if part).values(), default=1)
-    return parts if parts & (parts - 1) == 0 else 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +89,7 @@ class SplitSums:
             )
         read = {ref for step in made.steps for ref in step.inputs if isinstance(ref, str)}
         self.lowering.drop_weights({use.name for use in self.lowering.uses} - read)
-        changed = dataclasses.replace(program, steps=tuple(made.steps), values=tuple(made.values))
+        changed = dataclasses.replace(program, steps=tuple(made.steps), values=tuple(made.values), sum_parts=self.parts)
         return changed, PassReport(name=NAME, fired=made.count)
 
 
@@ -127,7 +118,7 @@ class _Parts:
         low, high = bounds[own[0]][0], bounds[own[-1]][1]
         for part in own:
             begin, end = bounds[part]
-            taken = x if each == 1 else self._taken(f"{step.name}{_PART}{part}", x, k, (low, high), (begin, end))
+            taken = x if each == 1 else self._taken(f"{step.name}.columns{part}", x, k, (low, high), (begin, end))
             weight = self._split.lowering.add_weight(_part_of(use, f"{step.name}.part{part}.weight", begin, end))
             inputs = [taken if i == 0 else weight if i == weight_at else ref for i, ref in enumerate(step.inputs)]
             for at in op.vectors if part else ():

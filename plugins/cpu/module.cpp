@@ -51,7 +51,7 @@ using WeightTuple =
     std::tuple<std::string, std::string, std::vector<int64_t>, std::string, int64_t, std::vector<PieceTuple>>;
 using StepTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>, std::vector<std::string>,
                              std::map<std::string, ingot::AttrSpec>>;
-using CallTuple = std::tuple<std::string, std::vector<std::string>, bool, bool>;
+using CallTuple = std::tuple<std::string, std::vector<std::string>, bool, bool, bool, bool>;
 using VariantTuple = std::tuple<std::string, int64_t, std::vector<CallTuple>>;
 using LimitsTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 using CacheTuple = std::tuple<int64_t, std::vector<int64_t>, int64_t, int64_t, int64_t, std::string, int64_t,

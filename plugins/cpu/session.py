@@ -231,7 +231,10 @@ def open_native(
                 (
                     each.name,
                     each.most_tokens,
-                    [(call.step, list(call.inside), call.private, call.waits) for call in each.calls],
+                    [
+                        (call.step, list(call.inside), call.kv_only, call.private, call.reads_private, call.waits)
+                        for call in each.calls
+                    ],
                 )
                 for each in plan.variants
             ],

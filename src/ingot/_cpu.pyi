@@ -110,7 +110,7 @@ class Session:
         buffers: Sequence[tuple[str, str, int, int, str]],
         weight_specs: Sequence[tuple[str, str, Sequence[int], str, int, Sequence[tuple[int, int, int]]]],
         steps: Sequence[tuple[str, str, str, Sequence[str], Sequence[str], Mapping[str, int | float | str]]],
-        variants: Sequence[tuple[str, int, Sequence[tuple[str, Sequence[str], bool, bool]]]],
+        variants: Sequence[tuple[str, int, Sequence[tuple[str, Sequence[str], bool, bool, bool, bool]]]],
         limits: tuple[int, int, int, int, int],
         caches: Sequence[tuple[int, Sequence[int], int, int, int, str, int, Sequence[int], int]],
         arena_bytes: int,

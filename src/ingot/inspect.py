@@ -130,6 +130,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "inputs": [write_record(each) for each in plan.inputs],
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
+        "sum_parts": plan.sum_parts,
         "variants": [write_record(each) for each in plan.variants],
         "steps": [dataclasses.asdict(each) for each in steps],
         "built_with": dict(manifest.built_with),
@@ -149,6 +150,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"inputs      {', '.join(map(str, plan.inputs))}",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         *_cache_lines(plan),
+        *([f"sums        in {plan.sum_parts} parts where ranks divide them"] if plan.sum_parts > 1 else []),
         *(f"forecast    {each}" for each in speed),
     ]
     tables = [line for each in speed for line in ("", *each.table())]
@@ -229,7 +231,7 @@ def _variant_line(plan: Plan, variant: Variant) -> str:
         "barriers": sum(call.waits for call in variant.calls),
         "norms by every thread": sum(call.private for call in variant.calls),
         "norms in matmuls": len(variant.inside() - variant.called()),
-        "rotations in attention": len(variant.inside() & variant.called()),
+        "rotations in attention": sum(call.kv_only for call in variant.calls),
     }
     shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     return f"variant     {variant.name}: {len(plan.steps)} steps of at most {variant.most_tokens} tokens in {shown}"

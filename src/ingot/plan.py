@@ -20,7 +20,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 10
+PLAN_SCHEMA = 11
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -234,16 +234,20 @@ class Limits:
 class Call:
     """One kernel call of a variant: the kernel of `step`.
 
-    inside   steps before it that this call computes along with its own, each row as it reads it: the norm of a
-             product's rows, which then has no call of its own; the queries of a rope_kv_write, whose own call then
-             writes keys and values alone
-    private  every thread computes all rows, into memory of its own, where the products that read them take them
-    waits    the threads wait for each other behind it
+    inside         steps before it that this call computes along with its own, each row as it reads it: the norm of a
+                   product's rows, which then has no call of its own; the queries of a rope_kv_write, whose own call is
+                   then `kv_only`
+    kv_only        it writes keys and values alone: a later call, which has the step `inside`, computes its queries
+    private        every thread computes all rows, into memory of its own
+    reads_private  of a product: its rows are those that every thread has in memory of its own
+    waits          the threads wait for each other behind it
     """
 
     step: Name
     inside: tuple[Name, ...] = ()
+    kv_only: bool = False
     private: bool = False
+    reads_private: bool = False
     waits: bool = True
 
 
@@ -274,6 +278,7 @@ class Plan:
              steps write, the steps run one by one, as they stand
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
              Steps that are not named take the shipped way, "0000"; results do not depend on it
+    sum_parts  into how many parts the sums are cut that ranks divide, by `split_sums`; 1: into none
     """
 
     vocab_size: Count
@@ -287,6 +292,7 @@ class Plan:
     arena_bytes: Bytes
     weight_bytes: Bytes
     logits: Name
+    sum_parts: Count = 1
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
 

@@ -115,6 +115,8 @@ def _names(plan: Plan) -> Iterable[tuple[str, str]]:
     steps = Counter(step.name for step in plan.steps)
     yield from (("steps", f"two are called {name}") for name, count in steps.items() if count > 1)
     yield from (("tactics", f"there is no step {name}") for name in plan.tactics if name not in steps)
+    if plan.sum_parts & (plan.sum_parts - 1):
+        yield "sum_parts", f"{plan.sum_parts}, expected a power of two"
 
 
 def _arena(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -218,11 +220,15 @@ def _calls(plan: Plan, variant: Variant) -> Iterable[str]:
             if name in inside or order.get(name, at) >= at:
                 yield f"{call.step} computes {name}, which is there already, comes later, or is not a step"
             inside.add(name)
-    called = variant.called()
+    calls = {call.step: call for call in variant.calls}
     for step in plan.steps:
-        if step.name in called and (step.name not in inside or step.op == _SPLIT):
-            continue
-        if step.name in called or step.name not in inside or step.op == _SPLIT:
-            yield f"step {step.name} is not computed once"
+        own, splits = calls.get(step.name), step.op == _SPLIT
+        if own is None or (step.name in inside and not splits):
+            if own is not None or splits or step.name not in inside:
+                yield f"step {step.name} is not computed once"
+        elif own.kv_only and step.name not in inside:
+            yield f"{step.name} writes keys and values alone, and no call computes its queries"
+        elif not own.kv_only and step.name in inside:
+            yield f"{step.name} computes its queries, and so does another call"
     if not variant.calls or not variant.calls[-1].waits:
         yield "its last call is not waited for"

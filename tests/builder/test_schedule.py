@@ -123,6 +123,8 @@ def test_a_layer() -> None:
     assert (few.name, few.most_tokens, many.name, many.most_tokens) == ("few", FEW, "many", ROWS)
     assert drawn(few) == "embed | norm* qkv | write | attention | out | last* head |"
     assert drawn(many) == "embed | norm+qkv | write | write+attention | out | last+head |"
+    assert [call.step for call in few.calls if call.reads_private] == ["qkv", "head"]
+    assert [call.step for call in many.calls if call.kv_only] == ["write"]
     assert {name: report.fired for name, report in reports.items()} == {
         "few.private_rows": 2,
         "few.place_barriers": 2,
@@ -170,6 +172,7 @@ def test_rotations_that_are_not_folded(reason: str) -> None:
     plan, reports = scheduled(*FOLD_ROTATION[reason])
     report = reports["many.fold_rotation"]
     assert (report.fired, dict(report.refused)) == (0, {reason: 1})
+    assert not any(call.kv_only for call in plan.variants[1].calls)
     assert plan.variants[1].inside() == {"norm", "last"}
 
 
@@ -188,6 +191,7 @@ def test_several_products_take_the_rows_of_one_norm() -> None:
     plan, reports = scheduled([*LAYER[:3], Line("more", "plain", "n", "s"), *LAYER[3:]])
     assert reports["few.place_barriers"].refused["both share the team's scratch and numbers"] == 2
     assert drawn(plan.variants[0]).startswith("embed | norm* qkv | more | write |")
+    assert [call.step for call in plan.variants[0].calls if call.reads_private] == ["qkv", "more", "head"]
 
 
 def test_where_threads_wait() -> None:

@@ -97,7 +97,9 @@ def test_verify_and_inspect_know_the_parts(tmp_path: Path) -> None:
     ingot("build", *args, "--no_autotune").succeeds()
     done = ingot("verify", tmp_path / "e", "--against", checkpoint, "--tokens", 24).succeeds()
     assert "verify: OK" in done.out
-    assert "attention_out.part1" in ingot("inspect", tmp_path / "e").succeeds().out
+    shown = ingot("inspect", tmp_path / "e").succeeds().out
+    assert "attention_out.part1" in shown
+    assert "sums        in 2 parts" in shown
 
 
 def test_codes_of_a_checkpoint_are_kept_part_by_part(tmp_path: Path) -> None:

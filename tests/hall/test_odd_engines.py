@@ -169,7 +169,8 @@ Calls = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 def every(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """A call of each step."""
-    return [{"step": step["name"], "inside": [], "private": False, "waits": True} for step in plan["steps"]]
+    one = {"inside": [], "kv_only": False, "private": False, "reads_private": False, "waits": True}
+    return [{"step": step["name"], **one} for step in plan["steps"]]
 
 
 def last(**values: object) -> Calls:
@@ -267,6 +268,8 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "tactics in a list": (on("tactics", lambda tactics: []), "tactics(.|\n)*an object"),
     "tactics of nobody": (on("tactics", lambda tactics: {"x": "0000"}), "there is no step x"),
     "odd tactics": (on("tactics", lambda tactics: {"0.embedding": "00"}), "four digits"),
+    "sums in three parts": (on("sum_parts", lambda parts: 3), r"sum_parts(.|\n)*a power of two"),
+    "sums in no part": (on("sum_parts", lambda parts: 0), "sum_parts(.|\n)*from 1"),
     "variants in an object": (on("variants", lambda variants: {}), "variants(.|\n)*a list"),
     "a variant without calls": (variants(calls([])), r"variants\.v(.|\n)*0\.embedding is not computed once"),
     "a variant for fewer tokens": (
@@ -275,12 +278,14 @@ PLANS: dict[str, tuple[Edit, str]] = {
     ),
     "a variant for no tokens": (variants(every, most_tokens=0), r"variants\.0\.most_tokens"),
     "a variant without an end": (variants(last(waits=False)), "its last call is not waited for"),
+    "a call that leaves out queries": (variants(last(kv_only=True)), "writes keys and values alone, and no call"),
     "a call with two answers": (variants(last(waits=2)), r"variants\.0\.calls\.\d+\.waits"),
     "no plan": (lambda text: "{}", "not hold the plans of its targets"),
     "a plan too many": (lambda text: text.replace("{", '{"cpu/mmx":' + text[text.index(":") + 1 : -1] + ",", 1), "mmx"),
     "a plan in a word": (lambda text: text[: text.index(":")] + ':"plan"}', "not readable"),
     "plans in a list": (lambda text: "[]", "an object with a plan for each target"),
     "another schema": (on("plan_schema", lambda schema: schema + 1), "another version of ingot"),
+    "the schema before": (on("plan_schema", lambda schema: schema - 1), "another version of ingot"),
     "a schema that is true": (on("plan_schema", lambda schema: True), "another version of ingot"),
     "no schema": (in_plan(lambda plan: plan.pop("plan_schema")), "another version of ingot"),
     "a key less": (in_plan(lambda plan: plan.pop("tactics")), "too many or too few: tactics"),

@@ -55,6 +55,7 @@ def test_a_tree_of_neighbours(parts: int) -> None:
     lowering = lower()
     before = lowering.program
     program = split(lowering, parts)
+    assert (before.sum_parts, program.sum_parts) == (1, parts)
     assert [step.name for step in program.steps if not step.name.startswith("layers.0/down.")] == [
         step.name for step in before.steps if not step.name.endswith("/down")
     ]

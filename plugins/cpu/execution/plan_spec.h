@@ -68,7 +68,9 @@ struct LimitsSpec {
 struct CallSpec {
   std::string step;
   std::vector<std::string> inside;
+  bool kv_only;
   bool computes_own;  // "private" in Python
+  bool reads_private;
   bool waits;
 };
 

@@ -305,7 +305,7 @@ void Session::compute(const BoundStep& step, const BoundCall& call, const Team& 
     MatmulArgs product = *step.args.as<MatmulArgs>();
     product.norm = &*call.norm;
     run(product);
-  } else if (call.keys_only) {
+  } else if (call.kv_only) {
     RopeKvWriteArgs write = *step.args.as<RopeKvWriteArgs>();
     write.q = nullptr;
     run(write);

@@ -103,22 +103,23 @@ class VariantBinder {
 
   BoundCall bind_call(const CallSpec& spec) {
     const BoundStep& step = steps_[step_];
-    BoundCall call{.step = step_, .waits = spec.waits, .keys_only = inside_[step_]};
+    BoundCall call{.step = step_, .waits = spec.waits, .private_rows = spec.reads_private, .kv_only = spec.kv_only};
+    check(!spec.kv_only || inside_[step_], "it writes keys and values alone, and no call computes its queries");
+    check(spec.kv_only || !inside_[step_], "it computes its queries, and so does another call");
     const auto* write = args_of<RopeKvWriteArgs>(step_);
     const auto* attention = args_of<PagedAttentionArgs>(step_);
     const std::byte* layer = write != nullptr ? write->kv.keys : attention != nullptr ? attention->kv.keys : nullptr;
     Access access{step.inputs, step.outputs, layer, write != nullptr, !find_op(*step.kernel)->shares_by_rows};
-    if (!spec.inside.empty())
-      compute_inside(call, find_step(spec.inside[0]), access);
-    else if (!step.inputs.empty() && step.inputs.front() == own_ && std::ranges::count(absent_, own_) > 0)
-      give_private_rows(call, access);
+    check(spec.inside.empty() || !spec.reads_private, "it makes its rows, and each thread has them for itself");
+    if (!spec.inside.empty()) compute_inside(call, find_step(spec.inside[0]), access);
+    if (spec.reads_private) check_private_rows(access);
     if (spec.computes_own) compute_own(call);
-    if (call.own || call.keys_only) access.writes.clear();
+    if (call.own || call.kv_only) access.writes.clear();
     for (const BufferSpec* each : access.reads)
       check(!meet(absent_, each), "it reads " + each->name + ", which no call has written to memory");
     wait_for(access, spec.waits);
     std::erase_if(absent_, [&](const BufferSpec* each) { return meet(access.writes, each); });
-    if (call.own || call.keys_only) absent_.push_back(step.outputs.front());
+    if (call.own || call.kv_only) absent_.push_back(step.outputs.front());
     return call;
   }
 
@@ -146,10 +147,12 @@ class VariantBinder {
     access.reads.insert(access.reads.end(), sources.begin(), sources.end());
   }
 
-  void give_private_rows(BoundCall& call, Access& access) const {
+  // Its first input lies in the memory of each thread.
+  void check_private_rows(Access& access) const {
+    check(!access.reads.empty() && access.reads.front() == own_ && std::ranges::count(absent_, own_) > 0,
+          "no thread has the rows that it reads for itself");
     check(find_op(*steps_[step_].kernel)->takes_private_rows,
-          "it reads " + own_->name + " in memory, which each thread has for itself");
-    call.private_rows = true;
+          "its kernel takes no rows from the memory of each thread");
     access.reads.erase(access.reads.begin());
   }
 

@@ -20,7 +20,7 @@ struct BoundCall {
   bool waits = true;                               // all threads wait behind it
   bool own = false;                                // a norm that every thread computes into its own memory
   bool private_rows = false;                       // a product whose x is there
-  bool keys_only = false;                          // rope_kv_write without queries, which a later call rotates
+  bool kv_only = false;                            // rope_kv_write without queries, which a later call rotates
   std::optional<RowNorm> norm = std::nullopt;      // that a product computes itself
   std::optional<RopeQueries> rope = std::nullopt;  // that an attention computes itself
 };

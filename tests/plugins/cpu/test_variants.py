@@ -133,6 +133,19 @@ HOSTILE: dict[str, tuple[str, Change, str, str]] = {
     "a norm that no call computes": ("many", _at(QKV, inside=()), "attention_norm is not comp", "not computed once"),
     "a norm for two": ("many", _at("layers.1/qkv", inside=(NORM,)), "there already", "there already"),
     "a norm twice": ("few", _at(QKV, inside=(NORM,)), "attention_norm is not comp", "not computed once"),
+    "queries of nobody": (
+        "few",
+        _at(WRITE, kv_only=True),
+        "rope_kv_write writes keys and values alone, and no call",
+        "rope_kv_write: it writes keys and values alone, and no call",
+    ),
+    "queries twice": (
+        "many",
+        _at(WRITE, kv_only=False),
+        "rope_kv_write computes its queries, and so does",
+        "rope_kv_write: it computes its queries, and so does",
+    ),
+    "keys of a product": ("few", _at(QKV, kv_only=True), "qkv writes keys and values", "qkv: it writes keys and val"),
     "several inside": ("many", _at(DOWN, inside=("embed", "rope_table")), "embed is not comp", "several others"),
     "itself inside": ("many", _at(DOWN, inside=(DOWN,)), "comes later", "comes later"),
     "a step behind inside": ("few", _at(DOWN, inside=("layers.1/qkv",)), "comes later", "comes later"),
@@ -155,6 +168,10 @@ def test_odd_calls_are_refused(odd: str, built: Built) -> None:
 MISUSED: dict[str, tuple[str, Change, str]] = {
     "a product that each thread computes": ("few", _at(QKV, private=True), "by each thread for itself"),
     "an embedding that each thread computes": ("few", _at("embed", private=True), "by each thread for itself"),
+    "rows that are in memory": ("many", _at(DOWN, reads_private=True), "no thread has the rows"),
+    "rows that are not in memory": ("few", _at(QKV, reads_private=False), "which no call has written to memory"),
+    "rows of a norm inside": ("many", _at(QKV, reads_private=True), "it makes its rows, and each thread has them"),
+    "attention to rows of each thread": ("few", _at(ATTENTION, reads_private=True), "no thread has the rows"),
     "many rows of each thread": ("many", _at("final_norm", private=True), "does not hold its rows"),
     "a step that the next one cannot compute": (
         "few",
@@ -168,7 +185,11 @@ MISUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "a norm of what its product writes over": (
         "few",
-        lambda calls: [call for call in _at("lm_head", inside=("final_norm",))(calls) if call.step != "final_norm"],
+        lambda calls: [
+            call
+            for call in _at("lm_head", inside=("final_norm",), reads_private=False)(calls)
+            if call.step != "final_norm"
+        ],
         "is written over",
     ),
     "queries of another layer": (
@@ -187,7 +208,7 @@ def test_calls_that_kernels_cannot_follow_are_refused(odd: str, built: Built) ->
 
 
 def test_queries_may_be_rotated_before(built: Built) -> None:
-    plan = built.changed("many", _at(ATTENTION, inside=()))
+    plan = built.changed("many", lambda calls: _at(WRITE, kv_only=False)(_at(ATTENTION, inside=())(calls)))
     assert built.run(plan, MANY) == built.run(built.plan, MANY)
 
 
@@ -215,13 +236,17 @@ def _random_changes(calls: list[Call], steps: list[str], draw: random.Random) ->
     for _ in range(draw.randrange(1, 3)):
         at = draw.randrange(len(calls))
         call = calls[at]
-        change = draw.randrange(9)
+        change = draw.randrange(11)
         if change == 0:
             calls[at] = dataclasses.replace(call, waits=not call.waits)
-        elif change > 6:
-            calls[at] = dataclasses.replace(call, waits=True, private=False)
+        elif change > 8:
+            calls[at] = dataclasses.replace(call, waits=True, private=False, reads_private=False)
         elif change == 1:
             calls[at] = dataclasses.replace(call, private=not call.private)
+        elif change == 5:
+            calls[at] = dataclasses.replace(call, kv_only=not call.kv_only)
+        elif change == 6:
+            calls[at] = dataclasses.replace(call, reads_private=not call.reads_private)
         elif change == 2:
             calls[at] = dataclasses.replace(call, inside=() if call.inside else (draw.choice(steps),))
         elif change == 3:
@@ -230,7 +255,7 @@ def _random_changes(calls: list[Call], steps: list[str], draw: random.Random) ->
             calls = [dataclasses.replace(each, inside=(inside,)) if each is call else each for each in calls]
         elif change == 4:
             del calls[at]
-        elif change == 5:
+        elif change == 7:
             calls.insert(draw.randrange(len(calls)), call)
         else:
             calls[at] = dataclasses.replace(call, step=draw.choice(steps))
