@@ -8,6 +8,7 @@ from ingot.errors import RequestError
 from ingot.runtime.answers.answer_formats import AnswerFormats
 from ingot.runtime.chat_template import RESERVED, ChatTemplates, with_object
 from ingot.runtime.template_text import TemplateText, plain
+from ingot.runtime.thinking_switch import without_idle_switches
 from ingot.runtime.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -58,6 +59,8 @@ class ChatTokenizer:
         """The text of a prompt. Raises RequestError."""
         check_flag("continue_final_message", continue_final_message)
         check_flag("add_generation_prompt", add_generation_prompt)
+        reasons = self.formats.reasoning is not None
+        arguments = without_idle_switches(arguments, self._templates.variables, reasons=reasons)
         for name in arguments.keys() - self._templates.variables - RESERVED:
             raise RequestError(
                 f"chat_template_kwargs: the chat template has no variable {name!r}",

@@ -13,7 +13,15 @@ from ingot.runtime.answers.formats import REASONING_FORMATS, WIRE_FORMATS
 from ingot.runtime.answers.markers import Markers
 from ingot.runtime.answers.parser import AnswerParser
 from ingot.runtime.answers.tools import ToolUse
-from ingot.runtime.answers.wire_format import BareKeys, Harmony, JsonArguments, Parameters, ReasoningFormat, WireFormat
+from ingot.runtime.answers.wire_format import (
+    BareKeys,
+    Elements,
+    Harmony,
+    JsonArguments,
+    Parameters,
+    ReasoningFormat,
+    WireFormat,
+)
 from ingot.runtime.request import NO_REASONING, ReasoningRules
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -185,7 +193,7 @@ def _texts(wire: WireFormat | None, reasoning: ReasoningFormat | None) -> list[s
     if wire is not None:
         found += [*wire.section, wire.begin, wire.end, wire.after_name, wire.number_end, wire.call_id]
         coding = wire.coding
-        if isinstance(coding, JsonArguments | Parameters | BareKeys):
+        if isinstance(coding, JsonArguments | Parameters | BareKeys | Elements):
             found += [str(getattr(coding, field.name)) for field in dataclasses.fields(coding)]
         elif isinstance(coding, Harmony):
             found.append(_HARMONY)

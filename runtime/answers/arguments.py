@@ -63,7 +63,7 @@ def _value(scanner: Scanner, ends: Sequence[str], kinds: frozenset[str], emit: E
     """One value. Returns the end that was found; None where the answer was cut."""
     if kinds == {"string"}:
         emit('"')
-        found = yield from scanner.until(ends, lambda text: emit(_in_string(text)), certain_only=True)
+        found = yield from scanner.until(ends, lambda text: emit(in_string(text)), certain_only=True)
         if not found and scanner.cut:
             return None
         emit('"')
@@ -158,7 +158,8 @@ def _collect(scanner: Scanner, ends: Sequence[str]) -> Wait:
     return None if not found and scanner.cut else "".join(pieces)
 
 
-def _in_string(text: str) -> str:
+def in_string(text: str) -> str:
+    """A piece of a text as it stands between the quotes of JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -178,7 +179,7 @@ def read_bare_keys(scanner: Scanner, form: BareKeys, coded: Coded, emit: Emit) -
             emit(json.dumps(bare, ensure_ascii=False) if key_next else _bare_value(bare))
         if found == quote:
             emit('"')
-            inside = scanner.until([quote], lambda text: emit(_in_string(text)), certain_only=True)
+            inside = scanner.until([quote], lambda text: emit(in_string(text)), certain_only=True)
             if not (yield from inside) and scanner.cut:
                 return False
             emit('"')

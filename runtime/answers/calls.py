@@ -7,9 +7,18 @@ from typing import Any
 
 from ingot.runtime.answers.answer_output import AnswerOutput
 from ingot.runtime.answers.arguments import read_bare_keys, read_parameters, read_python_call
+from ingot.runtime.answers.elements import ElementReader
 from ingot.runtime.answers.markers import Markers
 from ingot.runtime.answers.scanner import Emit, Scanner, Wait, no_text
-from ingot.runtime.answers.wire_format import BareKeys, JsonArguments, JsonCalls, Parameters, Python, WireFormat
+from ingot.runtime.answers.wire_format import (
+    BareKeys,
+    Elements,
+    JsonArguments,
+    JsonCalls,
+    Parameters,
+    Python,
+    WireFormat,
+)
 
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`,;]{1,256}\Z")
 _BEHIND_WHOLE = " \t\r\n;,"
@@ -112,7 +121,9 @@ class CallReader:
         yield from scanner.skip()
         coding = wire.coding
         after_name = coded(wire.after_name).strip() or "\n"
-        first = coded(coding.begin).strip() if isinstance(coding, Parameters) else "{"
+        first = "{"
+        if isinstance(coding, Parameters | Elements):
+            first = coded(coding.begin if isinstance(coding, Parameters) else f"{coding.mark}<").strip()
         number_end, id_mark = coded(wire.number_end).strip(), coded(wire.call_id)
         others = [each for each in (number_end, id_mark, first, *self.closers) if each]
         pieces: list[str] = []
@@ -145,6 +156,9 @@ class CallReader:
             return (yield from read_parameters(scanner, coding, self._coded, self.closers, self._tools.get(name), emit))
         if isinstance(coding, BareKeys):
             return (yield from read_bare_keys(scanner, coding, self._coded, emit))
+        if isinstance(coding, Elements):
+            reader = ElementReader(scanner, self._coded(coding.mark), coding.item, self.closers)
+            return (yield from reader.read(self._tools.get(name), emit))
         assert isinstance(coding, JsonArguments), "all other codings have the name inside"
         yield from scanner.skip()
         before = self._coded(coding.before).strip()

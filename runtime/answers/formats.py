@@ -2,6 +2,7 @@
 
 from ingot.runtime.answers.wire_format import (
     BareKeys,
+    Elements,
     Harmony,
     JsonArguments,
     JsonCalls,
@@ -84,10 +85,10 @@ WIRE_FORMATS = (
     WireFormat(
         name="minimax_m3",
         signs=((f"{_M3}<",), (_M3, "invoke name=")),
-        coding=Parameters(begin=f'{_M3}<parameter name="', after_key='">', end=f"{_M3}</parameter>\n"),
+        coding=Elements(mark=_M3, item="item"),
         section=(f"{_M3}<tool_call>\n", f"{_M3}</tool_call>"),
         around=((f'{_M3}<invoke name="', f"{_M3}</invoke>\n"),),
-        after_name='">\n',
+        after_name='">',
     ),
     WireFormat(
         name="minimax_m2",

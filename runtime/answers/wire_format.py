@@ -51,6 +51,15 @@ class BareKeys:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Elements:
+    """Each argument is an element that is named after it, and `mark` stands before every tag. Strings stand as they
+    are. The fields of an object are elements again, and so are the values of a list, each named `item`."""
+
+    mark: str
+    item: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Python:
     """Calls of Python with literals, listed: [f(a='x'), g()]; else one in a line."""
 
@@ -62,7 +71,7 @@ class Harmony:
     """Messages with channels and recipients, gpt-oss's own."""
 
 
-Coding = JsonCalls | JsonArguments | Parameters | BareKeys | Python | Harmony
+Coding = JsonCalls | JsonArguments | Parameters | BareKeys | Elements | Python | Harmony
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

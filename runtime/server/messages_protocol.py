@@ -12,6 +12,7 @@ from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.body import validated
 from ingot.runtime.server.other_tools import OtherTool, functions_of, tag_of
 from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_STOPS, MAX_TOOLS, Body, ChatRequest, Fields, Text
+from ingot.runtime.thinking_switch import find_switch
 
 _LEAST_BUDGET = 1024  # Anthropic's
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
@@ -228,11 +229,13 @@ class CountTokensRequest(Body):
         shown = {"include_reasoning": False} if thinking is not None and thinking.display == "omitted" else {}
         if thinking is None or thinking.type == "adaptive":
             return shown
-        switch = next((name for name in ("enable_thinking", "thinking") if name in variables), None)
+        switch = find_switch(variables)
         on = thinking.type == "enabled"
         if on and thinking.budget_tokens is None:
             raise ApiError(400, "thinking: budget_tokens is missing", param="thinking.budget_tokens")
-        found: dict[str, Any] = {**shown, **({} if switch is None else {"chat_template_kwargs": {switch: on}})}
+        found: dict[str, Any] = dict(shown)
+        if switch is not None:
+            found["chat_template_kwargs"] = {switch.name: switch.on if on else switch.off}
         if on or (switch is None and reasons):
             found["thinking_token_budget"] = thinking.budget_tokens if on else 0
         return found

@@ -13,6 +13,7 @@ from ingot.runtime.server.answer_format import structured_outputs
 from ingot.runtime.server.api_error import ApiError, in_one_line
 from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate, TokenizeRequest
 from ingot.runtime.text_stream import TextRequest, TextStream
+from ingot.runtime.thinking_switch import find_switch, without_idle_switches
 from ingot.runtime.tokenizer import Tokenizer
 
 MAX_SCORES = 1 << 20  # probabilities in one answer
@@ -135,27 +136,25 @@ def check_logprobs(groups: Sequence[Sequence[TextStream]]) -> None:
         )
 
 
-_SWITCHES = ("enable_thinking", "thinking")  # of thinking, in chat templates
-
-
 def template_arguments(
     asked: ChatRequest | TokenizeRequest, templates: ChatTemplates, *, reasons: bool
 ) -> dict[str, Any]:
     """chat_template_kwargs, and reasoning_effort under the name that the template has for it. Raises ApiError.
 
-    reasons: the model has a format of reasoning. Without one, a switch that turns thinking off has nothing to do.
+    reasons: as in `without_idle_switches`.
     """
-    arguments = dict(asked.chat_template_kwargs)
-    switch = next((name for name in _SWITCHES if name in templates.variables), None)
-    if switch is None and not reasons:
-        arguments = {name: value for name, value in arguments.items() if name not in _SWITCHES or value is not False}
-    effort = asked.reasoning_effort
+    arguments = without_idle_switches(asked.chat_template_kwargs, templates.variables, reasons=reasons)
+    switch, effort = find_switch(templates.variables), asked.reasoning_effort
     if effort is None:
         return arguments
-    name, value = (
-        ("reasoning_effort", effort) if "reasoning_effort" in templates.variables else (switch, effort != "none")
-    )
-    if name is None:
+    value: object = effort
+    if "reasoning_effort" in templates.variables:
+        name = "reasoning_effort"
+    elif switch is not None:
+        name, value = switch.name, switch.off if effort == "none" else switch.on
+    elif effort == "none" and not reasons:
+        return arguments
+    else:
         raise ApiError(
             400,
             "reasoning_effort: the chat template has neither levels of reasoning nor a switch for it",

@@ -154,7 +154,8 @@ def test_chat_with_another_template(llm: EngineLLM, tmp_path: Path) -> None:
         (ONE, {"tool_choice": "required"}, "there are no tools"),
         (ONE, {"chat_template": TEMPLATE}, "write the template to a file"),
         (ONE, {"chat_template": "nowhere.jinja"}, "cannot be read"),
-        (ONE, {"chat_template_kwargs": {"enable_thinking": False}}, "has no variable 'enable_thinking'"),
+        (ONE, {"chat_template_kwargs": {"enable_thinking": True}}, "has no variable 'enable_thinking'"),
+        (ONE, {"chat_template_kwargs": {"enable_thinking": 0}}, "has no variable 'enable_thinking'"),
         (ONE, {"chat_template_kwargs": {"messages": []}}, "must not set"),
         (ONE, {"chat_template_kwargs": 3}, "must be a dictionary"),
         (ONE, {"add_generation_prompt": 1}, "add_generation_prompt must be"),
@@ -167,6 +168,11 @@ def test_what_chat_refuses(llm: EngineLLM, messages: Any, arguments: dict[str, A
     with pytest.raises(IngotError, match=words):
         llm.chat(messages, SHORT, **arguments)
     assert llm.runner.step_log() == []
+
+
+def test_thinking_that_is_turned_off_is_accepted_where_nothing_reasons(llm: EngineLLM) -> None:
+    for off in ({"enable_thinking": False}, {"thinking": False}, {"thinking_mode": "disabled"}):
+        assert llm.chat(ONE, SHORT, chat_template_kwargs=off)[0].prompt == "s1u2a"
 
 
 def test_the_tokenizer(llm: EngineLLM) -> None:

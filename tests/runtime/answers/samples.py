@@ -51,10 +51,9 @@ def _dsml(section: str) -> str:
     return f"<｜DSML｜{section}>\n{calls}</｜DSML｜{section}>"
 
 
-def _m3() -> str:
-    return "]<]minimax[>[" + f"<tool_call>\n{_invoked('')}</tool_call>".replace("\n<", "\n]<]minimax[>[<").replace(
-        "</parameter>", "]<]minimax[>[</parameter>"
-    )
+def m3(*calls: str) -> str:
+    """Calls of MiniMax M3: "<" is the begin of a tag that its mark stands before."""
+    return f"<tool_call>\n{''.join(calls)}</tool_call>".replace("<", "]<]minimax[>[<")
 
 
 def _k3() -> str:
@@ -114,10 +113,14 @@ SAMPLES = {
     "minimax_m1": f'<tool_calls>\n{{"name": "get_weather", "arguments": {_WEATHER}}}\n'
     f'{{"name": "get_time", "arguments": {_TIME}}}\n</tool_calls>',
     "minimax_m2": f"<minimax:tool_call>\n{_invoked('')}</minimax:tool_call>",
-    "minimax_m3": _m3(),
+    "minimax_m3": m3(
+        '<invoke name="get_weather"><city>Zür"ich</city><days>3</days></invoke>\n',
+        '<invoke name="get_time"><tz>CET</tz></invoke>\n',
+    ),
     "harmony": f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{_WEATHER}",
 }
-_PLAIN_TOKENS = """<tool_call> </tool_call> <|channel|> <|message|> <|start|> <|end|> <|constrain|> <arg_key> </arg_key>
+_PLAIN_TOKENS = """]<]minimax[>[
+<tool_call> </tool_call> <|channel|> <|message|> <|start|> <|end|> <|constrain|> <arg_key> </arg_key>
 <arg_value> </arg_value> <|"|> <|tool_call> <tool_call|> [TOOL_CALLS] [ARGS] [CALL_ID] <｜tool▁calls▁begin｜>
 <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜> <|open|> <|sep|> <|close|>
 <minimax:tool_call> </minimax:tool_call> <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_call_argument_begin|>

@@ -148,9 +148,21 @@ def _lines(before: str, *, line: str) -> str:
     return f"<tool_call>{{{{ name }}}}{before}{each}</tool_call>"
 
 
-def _invoke(mark: str = "") -> str:
-    each = _each(f'{mark}<parameter name="', '">', f"{mark}</parameter>\n")
-    return f'{_text(mark)}<invoke name="{{{{ name }}}}">\n{each}{_text(mark)}</invoke>\n'
+def _invoke() -> str:
+    each = _each('<parameter name="', '">', "</parameter>\n")
+    return f'<invoke name="{{{{ name }}}}">\n{each}</invoke>\n'
+
+
+def _elements(mark: str) -> str:
+    """A macro that writes a value as elements; what is null is left out."""
+    tag, end = f"{_text(mark)}<", f"{_text(mark)}</"
+    fields = f"{tag}{{{{ key }}}}>{{{{ elements(each) }}}}{end}{{{{ key }}}}>"
+    return (
+        "{% macro elements(value) %}{% if value is mapping %}{% for key, each in value.items() if each is not none %}"
+        f"{fields}{{% endfor %}}{{% elif value is iterable and value is not string %}}{{% for each in value %}}"
+        f"{tag}item>{{{{ elements(each) }}}}{end}item>{{% endfor %}}"
+        "{% elif value is not none %}{{ value | tojson if value is boolean else value }}{% endif %}{% endmacro %}"
+    )
 
 
 def _deepseek(head: str, tail: str, between: str) -> Family:
@@ -279,8 +291,9 @@ FAMILIES = {
         call=_invoke(), section=("\n<minimax:tool_call>\n", "</minimax:tool_call>"), turns=_MINIMAX, thinks=_THINK
     ),
     "minimax_m3": Family(
-        call=_invoke(_M3),
-        section=(f"\n{_M3}<tool_call>\n", f"{_M3}</tool_call>"),
+        call=f'{_text(_M3)}<invoke name="{{{{ name }}}}">{{{{ elements(arguments) }}}}{_text(f"{_M3}</invoke>")}\n',
+        before=_elements(_M3),
+        section=(f"{_M3}<tool_call>\n", f"{_M3}</tool_call>"),
         turns=_MINIMAX,
         thinks=("<mm:think>", "</mm:think>"),
     ),

@@ -283,10 +283,8 @@ def test_reasoning_then_calls() -> None:
     ],
 )
 def test_a_call_ends_the_reasoning_wherever_pieces_end(name: str, reasoning: str) -> None:
-    tokens = [*TOKENS, "]<]minimax[>["]
-
     def parser() -> AnswerParser:
-        return reader(name, reasoning, tokens=tokens, reasons=True)
+        return reader(name, reasoning, tokens=TOKENS, reasons=True)
 
     pieces = marked(parser(), f"Now.\n{SAMPLES[name]}")
     for place in range(len(pieces)):

@@ -183,6 +183,7 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
     assert (found[1]["content"], found[2]["reasoning_content"], found[3]["content"]) == ("a\nb", "c", "Error: e")
     assert found[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"u": "c"}}
     assert given.as_chat({"enable_thinking"}, reasons=True).chat_template_kwargs == {"enable_thinking": False}
+    assert given.as_chat({"thinking_mode"}, reasons=True).chat_template_kwargs == {"thinking_mode": "disabled"}
     assert given.as_chat((), reasons=True).thinking_token_budget == 0
     assert given.as_chat((), reasons=False).thinking_token_budget is None
 

@@ -121,3 +121,5 @@ def test_a_model_that_does_not_reason_has_no_budget(engine: Path) -> None:
             answer = http.post("/v1/chat/completions", json={**ASKED, **fields})
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == next(iter(fields))
+        off = http.post("/v1/chat/completions", json={**ASKED, "max_tokens": 2, "reasoning_effort": "none"})
+        assert off.status_code == 200, "it is off as it is"

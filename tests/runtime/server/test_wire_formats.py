@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
@@ -20,6 +19,7 @@ from ingot.runtime.answers.answer_formats import AnswerFormats
 from ingot.runtime.chat_template import ChatTemplates
 from tests.runtime.answers.samples import RESPONSE_TOKENS, TOKENS
 from tests.runtime.answers.templates import FAMILIES
+from tests.runtime.server.marked import mark_tokenizer
 from tests.runtime.server.served import Served, serving_engine
 
 pytest.importorskip("llguidance", reason="needs llguidance")
@@ -40,7 +40,7 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
 
 
-FORMATS = ("kimi_k3", "command", "harmony", "qwen3_coder", "mistral_v11", "gemma4", "pythonic")
+FORMATS = ("kimi_k3", "command", "harmony", "qwen3_coder", "mistral_v11", "gemma4", "pythonic", "minimax_m3")
 """One of each coding; `tests/runtime/answers` has all formats, without a server."""
 ENDS_TEXT = {"kimi_k3": "<|close|>", "command": "<|END_RESPONSE|>", "harmony": "<|end|>"}
 """Formats in which text may stand before a call that must come: what ends it. This model would go on and on."""
@@ -53,18 +53,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine."""
     folder = tmp_path_factory.mktemp("marked")
     shutil.copytree(SHIPPED, folder / "model")
-    path = folder / "model" / "tokenizer.json"
-    document = json.loads(path.read_text())
-    model = document["model"]
-    names = {token: text for text, token in model["vocab"].items()}
-    for token, mark in enumerate(MARKS, len(names) - len(MARKS)):
-        del model["vocab"][names[token]]
-        model["vocab"][mark] = token
-    model["merges"] = [each for each in model["merges"] if "".join(each) in model["vocab"]]
-    path.write_text(json.dumps(document))
-    hf = tokenizers.Tokenizer.from_file(str(path))
-    hf.add_tokens(MARKS)
-    hf.save(str(path))
+    mark_tokenizer(folder / "model" / "tokenizer.json", MARKS)
     convert(ConvertOptions(model_dir=folder / "model", output_dir=folder / "checkpoint"))
     build(BuildConfig(), folder / "checkpoint", folder / "engine")
     return folder / "engine"
