@@ -11,6 +11,7 @@ from typing import Any
 
 from ingot.runtime.answers.scanner import Emit, Scanner, Wait
 from ingot.runtime.answers.wire_format import BareKeys, Parameters
+from ingot.runtime.json_pointer import resolved
 
 Coded = Callable[[str], str]
 _LONGEST_CALL = 1 << 20  # characters of one call that is read as Python
@@ -131,14 +132,6 @@ def types_of(schema: object, root: object, deep: int = 8) -> frozenset[str]:
     if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
         return types_of(schema["allOf"][0], root, deep - 1)
     return frozenset()
-
-
-def resolved(reference: str, root: object) -> object:
-    """What `#/...` refers to; None: nothing."""
-    found = root
-    for part in reference.removeprefix("#").strip("/").split("/"):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
 
 
 def _collect_before(scanner: Scanner, mark: str, coded: Coded) -> Wait:

@@ -33,7 +33,7 @@ class ElementGrammar:
         for key, _ in fields(self._tool.parameters):
             if not _is_name(key):
                 raise RequestError(
-                    "tools: this model writes the name of an argument as a tag, and this is none",
+                    "tools: this model writes the name of an argument as a tag, and this name cannot be one",
                     where=f"{self._tool.name}.parameters.properties",
                     got=repr(key)[:100],
                     hint="leave <, >, line breaks and a / at the beginning out of the name",

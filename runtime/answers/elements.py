@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ingot.runtime.answers.arguments import as_json, in_string, resolved, types_of
+from ingot.runtime.answers.arguments import as_json, in_string, types_of
 from ingot.runtime.answers.scanner import Emit, Scanner, Wait, no_text
+from ingot.runtime.json_pointer import resolved
 
 _DEEPEST = 64  # elements within elements; the tags of more are text
 _LONGEST_NAME = 256

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.runtime.answers.arguments import resolved
 from ingot.runtime.answers.tools import Tool
 from ingot.runtime.guided.grammars import TEXT, quoted, schema_text, text_as_regex
+from ingot.runtime.json_pointer import moved, resolved
 
 PLAIN_KEYS = {"type", "description", "title", "default", "examples", "deprecated", "anyOf", "oneOf", "nullable"}
 DEEPEST = 16  # values within values
+_ROOT = "parameters"
 
 
 class GrammarRules:
@@ -48,7 +49,7 @@ class GrammarRules:
 
     def json(self, schema: Any, tool: Tool | None = None) -> str:
         """A value as JSON. tool: whose definitions the schema refers to."""
-        return self.named(f"%json {schema_text(_with_definitions(schema, tool))}", "json")
+        return self.named(f"%json {schema_text(_with_root(schema, tool))}", "json")
 
     def series(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
         """(what, whether it must be there), with a separator between those that are there."""
@@ -103,11 +104,12 @@ def one_of(texts: Sequence[str]) -> str:
     return f"({' | '.join(map(quoted, texts))})"
 
 
-def _with_definitions(schema: Any, tool: Tool | None) -> Any:
-    if tool is None or not isinstance(schema, Mapping):
+def _with_root(schema: Any, tool: Tool | None) -> Any:
+    """A part of a tool's parameters, with all of these where its references find them."""
+    if tool is None or not isinstance(schema, Mapping) or '"$ref"' not in json.dumps(schema):
         return schema
-    kept = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
-    return {**kept, **schema}
+    place = f"/$defs/{_ROOT}"
+    return {**moved(schema, place), "$defs": {_ROOT: moved(tool.parameters, place)}}
 
 
 def joined(*parts: str) -> str:

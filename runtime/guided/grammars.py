@@ -1,24 +1,19 @@
 """StructuredOutputs → the grammar that the library is given: its kind, and its text."""
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
 from ingot.errors import RequestError
 from ingot.runtime.guided.forced_texts import WHITESPACE, refuse_long, refuse_long_in
+from ingot.runtime.guided.unenforced import DEEPEST, MANY_SCHEMAS, ONE_SCHEMA, SCHEMAS_BY_NAME, refuse_unenforced
 
 Grammar = tuple[str, str]
 """(kind, text): "json_schema", "regex" or "lark"."""
 
 TEXT = r"/(.|\n)*/"
 _ESCAPES = 'nrbtf\\"'  # without \uXXXX, by which a key could have another spelling than the one with a schema
-_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # those that have no short escape
-_DEEPEST = 200  # schemas within schemas
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_MANY_SCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
-_ONE_SCHEMA = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
 
 
 def make_grammar(asked: StructuredOutputs, wire: Callable[[str], str]) -> Grammar:
@@ -48,11 +43,11 @@ def schema_text(schema: Any, asked: StructuredOutputs | None = None) -> str:
     schema = {} if schema is True else {"not": {}} if schema is False else schema
     try:
         if asked is not None and asked.disable_additional_properties:
-            schema = _closed(schema, _DEEPEST)
+            schema = _closed(schema, DEEPEST)
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError("structured_outputs.json cannot be written as JSON", got=str(error)[:200]) from None
-    _refuse_unenforced(schema, "$", _DEEPEST)
+    refuse_unenforced(schema)
     options = dict(schema.get("x-guidance") or {}) if isinstance(schema.get("x-guidance"), Mapping) else {}
     _refuse_loose(options)
     options.setdefault("json_allowed_escapes", _ESCAPES)
@@ -77,77 +72,19 @@ def _refuse_loose(options: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_unenforced(schema: Any, path: str, deep: int) -> None:
-    """What the library would accept and enforce as something else."""
-    if not isinstance(schema, Mapping) or deep == 0:
-        return  # what is nested deeper is refused by the library
-    _refuse_repeated_keys(schema, path)
-    for key in ("const", "enum", "required", "properties", "patternProperties", "pattern"):
-        value = schema.get(key)
-        if key in ("properties", "patternProperties") and isinstance(value, Mapping):
-            value = list(value)  # its schemas are looked at below
-        for text in _texts(value):
-            refuse_long(text, f"schema {path}.{key}")
-            if key not in ("pattern", "patternProperties") and _CONTROL.search(text):
-                raise RequestError(
-                    "structured_outputs: control characters that JSON writes as \\uXXXX alone cannot be enforced",
-                    where=f"schema {path}.{key}",
-                    got=json.dumps(text)[:100],
-                    hint="leave the character out",
-                )
-    for name, child in _subschemas(schema):
-        _refuse_unenforced(child, path + name, deep - 1)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from (str(key), *_texts(each))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
-
-
-def _refuse_repeated_keys(schema: Mapping[str, Any], path: str) -> None:
-    """Keys that a schema does not name may come twice in a text, and then count once."""
-    least, named = schema.get("minProperties", 0), schema.get("required", ())
-    count = len(set(map(str, named))) if isinstance(named, list) else 0
-    if isinstance(least, int | float) and least > count + 1:
-        raise RequestError(
-            "structured_outputs: minProperties is enforced for one key at most that is not required",
-            where=f"schema {path}",
-            got=f"minProperties {least} and {count} required keys",
-            hint="list more keys in required, or lower minProperties",
-        )
-
-
-def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(how a path goes on, the schema there)"""
-    for key, value in schema.items():
-        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            yield from ((f".{key}.{name}", each) for name, each in value.items())
-        elif key in _MANY_SCHEMAS and isinstance(value, list):
-            yield from ((f".{key}[{place}]", each) for place, each in enumerate(value))
-        elif key in _ONE_SCHEMA:
-            yield f".{key}", value
-
-
 def _closed(schema: Any, deep: int) -> Any:
     """The schema with additionalProperties false wherever it lists properties and does not say."""
     if deep == 0:
-        raise RequestError("structured_outputs.json: schemas are nested too deep", expected=f"at most {_DEEPEST}")
+        raise RequestError("structured_outputs.json: schemas are nested too deep", expected=f"at most {DEEPEST}")
     if isinstance(schema, list):
         return [_closed(each, deep - 1) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = dict(schema)
     for key, value in schema.items():
-        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+        if key in SCHEMAS_BY_NAME and isinstance(value, Mapping):
             found[key] = {name: _closed(each, deep - 1) for name, each in value.items()}
-        elif key in (*_MANY_SCHEMAS, *_ONE_SCHEMA):
+        elif key in (*MANY_SCHEMAS, *ONE_SCHEMA):
             found[key] = _closed(value, deep - 1)
     if "properties" in found:
         found.setdefault("additionalProperties", False)

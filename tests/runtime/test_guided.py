@@ -175,6 +175,13 @@ def test_white_space_is_limited_unless_said_otherwise() -> None:
     ("schema", "words"),
     [
         ({"minProperties": 2}, "minProperties 2 and 0 required"),
+        ({"minimum": 2**53 + 1}, "a bound of so many digits cannot be enforced: minimum"),
+        ({"items": {"exclusiveMaximum": 987458.3711255031}}, "schema $.items"),
+        ({"$ref": "#"}, "a $ref leads back to itself"),
+        (
+            {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "items": {"$ref": "#/$defs/a"}},
+            "$.$defs.a",
+        ),
         ({"items": {"anyOf": [{"required": ["a"], "minProperties": 3}]}}, "schema $.items.anyOf[0]"),
         ({"x-guidance": {"json_allowed_escapes": "nu"}}, "without effect"),
         ({"const": {"a": ["b\0"]}}, "schema $.const"),

@@ -143,6 +143,23 @@ def test_required_parameters_must_be_there(texts: Texts) -> None:
         assert (texts.takes(whole, grammar), texts.takes(half, grammar)) == (True, False), name
 
 
+def test_references_of_a_parameter_are_of_the_whole_schema(texts: Texts) -> None:
+    properties = {
+        "n": {"type": "integer"},
+        "l": {"type": "array", "items": {"$ref": "#"}},
+        "m": {"$ref": "#/properties/n"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
+    use = read_tools([tool("f", parameters=schema)], "required")
+    coder = "<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=l>\n{}\n</parameter>\n</function>"
+    coder = f"<tool_call>\n{coder}\n</tool_call>"
+    for name, text in (("qwen3_coder", coder), ("pythonic", "[f(n=1, l={})]")):
+        grammar = ToolGrammar(WIRES[name], use, texts.guides.wire).text()
+        assert texts.takes(text.format('[{"n": 2, "l": [{"n": 3}], "m": 4}]'), grammar)
+        assert not texts.takes(text.format('[{"l": []}]'), grammar), "n is required"
+        assert not texts.takes(text.format('[["n"]]'), grammar)
+
+
 def test_choices_of_a_parameter_and_names_are_text(texts: Texts) -> None:
     schema = {"type": "object", "properties": {"<tool_call>": {"enum": ["<think>", "b"]}}, "required": ["<tool_call>"]}
     use = read_tools([tool("f", parameters=schema)], "required")
