@@ -146,9 +146,10 @@ def _gathered(node: gs.Node, tensor: gs.Tensor, begin: int, end: int, leaf: Leaf
     size = table.shape[-1]
     if codes.size and not (-size <= int(codes.min()) and int(codes.max()) < size):
         raise BuildError(
-            "a Gather of a weight reaches beyond its table",
+            f"the codes of a weight point outside its table of {size} values",
             where=describe(node),
-            expected=f"at most {size - 1}",
-            got=str(int(codes.max())),
+            expected=f"{-size} to {size - 1}",
+            got=f"{int(codes.min())} to {int(codes.max())}",
+            hint="the Checkpoint is damaged, or of another version: convert the model again",
         )
     return np.take(table, codes, axis=-1)

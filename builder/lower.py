@@ -259,7 +259,7 @@ class Lowering:
         if len({value.rows for value in activations}) > 1:
             problem = "some of its inputs have a row per token, others a row per wanted logit"
         if problem is not None:
-            raise PassError(f"step {name} does not fit op {op_name}", where=node.name, got=problem)
+            raise PassError(f"kernel call {name} does not fit op {op_name}", where=node.name, got=problem)
         rows = op.rows or activations[0].rows
         cols = op.out_cols([self._cols(ref, product=op.packed == i) for i, ref in enumerate(refs)], attrs)
         made: list[int | None] = [

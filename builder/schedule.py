@@ -89,9 +89,9 @@ class PlanView:
                     return "not only products read it"
                 found.append(j)
             if self.meet(self.writes[j], (y,)):
-                return found or "no step reads it"
+                return found or "no kernel call reads it"
             another = another or find_op(self.steps[j].op).norms
-        return "it writes the logits" if y == self.plan.logits else found or "no step reads it"
+        return "it writes the logits" if y == self.plan.logits else found or "no kernel call reads it"
 
     def norms(self) -> list[int]:
         """Steps that norm rows."""
@@ -163,7 +163,7 @@ def _not_rotated(view: PlanView, i: int) -> str | None:
     """Why the step behind rope_kv_write step `i` does not rotate the queries."""
     step, q = view.steps[i], view.writes[i][0]
     if i + 1 == len(view.steps) or not find_op(view.steps[i + 1].op).reads_kv or view.reads[i + 1][0] != q:
-        return "the next step is not its attention"
+        return "the next kernel call is not its attention"
     norm = next((weight for weight in view.plan.weights if weight.name == step.inputs[2]), None)
     if norm is not None and norm.shape[0] != step.attrs["head_dim"]:
         return "a norm takes several heads together"
@@ -171,7 +171,7 @@ def _not_rotated(view: PlanView, i: int) -> str | None:
         return "attention writes over what the queries are made of"
     for j in range(i + 2, len(view.steps)):
         if view.meet(view.reads[j], (q,)):
-            return "another step reads the queries too"
+            return "another kernel call reads the queries too"
         if view.meet(view.writes[j], (q,)):
             break
     return None

@@ -11,10 +11,11 @@ from pathlib import Path
 from ingot.checkpoint import COMPANION_FILES, companions
 from ingot.configs.read import Section
 from ingot.convert.pickled import read_pickled
-from ingot.errors import CheckpointError, MissingModelError, spelled
+from ingot.errors import CheckpointError, MissingModelError, UnsupportedModelError, spelled
 from ingot.tensor_file import StoredTensor, read_header
 
 CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILE = "pytorch_model.bin"
@@ -58,6 +59,7 @@ def read_config(path: Path) -> Section:
             hint=f"{spelled(path)}; --model_dir takes a local path, so download the model first",
         )
     if not (path / CONFIG_FILE).is_file():
+        _refuse_adapter(path)
         raise CheckpointError(
             "the model directory has no config.json",
             where=str(path),
@@ -72,6 +74,20 @@ def read_config(path: Path) -> Section:
             hint="give a Checkpoint to ingot build",
         )
     return config
+
+
+def _refuse_adapter(path: Path) -> None:
+    """Raises UnsupportedModelError for an adapter, which has no weights of a model."""
+    if (path / ADAPTER_FILE).is_file():
+        settings = Section.from_file(path / ADAPTER_FILE)
+        kind, base = settings.text("peft_type", "LORA"), settings.text("base_model_name_or_path", "")
+        raise UnsupportedModelError(
+            f"the directory is a {'LoRA' if kind == 'LORA' else kind} adapter, not a model",
+            where=str(path / ADAPTER_FILE),
+            expected="a whole model: config.json, weights and tokenizer",
+            got=f"an adapter of {base}" if base else "an adapter",
+            hint="merge the adapter into its base model (docs/how-to/lora.md), then convert the result",
+        )
 
 
 def _check_entries(path: Path) -> None:
@@ -98,6 +114,7 @@ def _tensors(path: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
         if index.is_file():
             shards = _shards(index)
             return _sharded(index, shards, read), [index, *sorted(set(shards.values()))]
+    _refuse_adapter(path)
     raise CheckpointError(
         f"the model directory has neither {SINGLE_FILE} nor {INDEX_FILE}",
         where=str(path),

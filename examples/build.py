@@ -24,4 +24,4 @@ config = BuildConfig(
 )
 report = build(config, work / "checkpoint", work / "engine")
 plan = report.plan
-print(f"{work / 'engine'}: {len(plan.steps)} steps, {plan.weight_bytes:,} bytes of weights")
+print(f"{work / 'engine'}: {len(plan.steps)} kernel calls, {plan.weight_bytes:,} bytes of weights")

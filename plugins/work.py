@@ -39,7 +39,7 @@ class OpUse:
         weight = self.weights[index]
         if weight is None:
             raise EngineError(
-                "a step of the plan takes no weight where its op does", got=f"input {index}", hint=REBUILD
+                "a kernel call of the plan takes no weight where its op does", got=f"input {index}", hint=REBUILD
             )
         return weight
 

@@ -53,7 +53,7 @@ _OPENING_WAYS = {
     "max_num_seqs": "say max_batch_size",
     "max_num_batched_tokens": "say max_num_tokens",
     "tensor_parallel_size": "leave it out: ranks are decided at build",
-    "debug_mode": "leave it out: ingot verify --against looks into steps",
+    "debug_mode": "leave it out; `ingot verify --against` compares the output of every kernel call",
     "stream": "leave it out: the runner has its own",
 }
 _WAYS = {

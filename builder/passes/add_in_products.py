@@ -51,7 +51,7 @@ def add_in_products(program: Program) -> tuple[Program, PassReport]:
 def _refusal(product: Draft, readers: int) -> str | None:
     """Why what a norm adds is not added by the step that writes what it is added to."""
     if readers > 1:
-        return "another step reads the product without the residual"
+        return "another kernel call reads the product without the residual"
     op = find_op(product.op)
     if op.packed is None or op.residual is None:
         return f"what the norm reads comes from {product.op}"

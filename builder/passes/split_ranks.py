@@ -104,7 +104,7 @@ class _Work:
     def _require_readers(self, value: int, count: int) -> None:
         """Nobody else may read what is divided."""
         if self._readers[value] != count:
-            raise _refused(self._writers[value], "another step reads what is added up")
+            raise _refused(self._writers[value], "another kernel call reads what is added up")
 
     def _divide_heads(self, attention: Draft, share: Range) -> None:
         """Attention, the step that writes its keys and values, and the product of all three."""
@@ -184,7 +184,7 @@ class _Work:
         if not isinstance(name, str):
             return
         if self._readers[name] > 1:
-            raise _refused(step.name, f"weight {name} is also another step's")
+            raise _refused(step.name, f"weight {name} is also another kernel call's")
         given[at] = rows_of(self._sums.lowering, name, ranges)
         self._steps[step.name] = dataclasses.replace(self._steps[step.name], inputs=tuple(given))
 

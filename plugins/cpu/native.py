@@ -2,16 +2,28 @@
 
 import contextlib
 from collections.abc import Iterator
+from types import ModuleType
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import CapacityError, RequestError, TargetError, UsageError
 
+
+class _Missing(ModuleType):
+    """Stands for the compiled module in a clone where it was not compiled: `ref` and whatever computes nothing work."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        require_native()
+        raise AttributeError(name)
+
+
 try:
     from ingot import _cpu as _cpu  # session and target import it from here
-except ImportError as error:  # a checkout without the compiled module: `ref` still works
+except ImportError as error:
     why_not: str | None = str(error)
+    _cpu = _Missing("ingot._cpu")
 else:
     why_not = None
 
@@ -22,9 +34,9 @@ _PEAK_SECONDS = 0.03
 def require_native() -> None:
     if why_not is not None:
         raise TargetError(
-            "ingot's compiled CPU module is missing",
+            "the compiled module of ingot is missing: CPU targets need it",
             got=why_not,
-            hint="install ingot again; in a clone run `make native`",
+            hint="in a clone run `make native`; elsewhere install ingot again",
         )
 
 

@@ -21,7 +21,7 @@ def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType) -> N
         if name in buffers and buffers[name].dtype not in allowed:
             raise EngineError(
                 "an activation has a type that cuda targets do not store",
-                where=f"step {step.name}: {name}",
+                where=f"kernel call {step.name}: {name}",
                 expected=" or ".join(each.value for each in allowed),
                 got=buffers[name].dtype.value,
                 hint=REBUILD,

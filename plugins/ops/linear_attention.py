@@ -79,7 +79,7 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     width = 2 * key_heads * int(attrs["key_dim"]) + heads * int(attrs["value_dim"])
     problem = unequal("x", shapes[0], width)
     if attrs["by_dim"] and shapes[2] is None:
-        return "decays of dims need strengths: steps of dims are none"
+        return "input beta is missing, which decays by dimension (by_dim) need"
     problem = problem or unequal("dt", shapes[1], heads * (int(attrs["key_dim"]) if attrs["by_dim"] else 1))
     for name, shape in zip(("beta", "a_log", "skip"), shapes[2:5], strict=True):
         problem = problem or unequal(name, shape, heads)

@@ -31,7 +31,7 @@ def check_steps(plan: Plan, ranks: int = 1) -> None:
     checker = _Checker(plan, ranks)
     for step in plan.steps:
         if (found := checker.problem(step)) is not None:
-            raise EngineError("the engine's plan is invalid", where=f"step {step.name}", got=found, hint=REBUILD)
+            raise EngineError("the engine's plan is invalid", where=f"kernel call {step.name}", got=found, hint=REBUILD)
 
 
 class _Checker:
@@ -45,7 +45,7 @@ class _Checker:
         """What is wrong with a step, or None."""
         op = find_op(step.op) if step.op in op_names() else None
         if op is None or not op.is_step:
-            return f"op {step.op} cannot be a step of a plan"
+            return f"op {step.op} cannot be computed by a kernel call"
         if (found := op.problem(step.inputs, step.attrs)) is not None:
             return found
         if op.collective is not None and step.attrs["ranks"] != self._ranks:

@@ -234,7 +234,9 @@ def _variant_line(plan: Plan, variant: Variant) -> str:
         "rotations in attention": sum(call.kv_only for call in variant.calls),
     }
     shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"variant     {variant.name}: {len(plan.steps)} steps of at most {variant.most_tokens} tokens in {shown}"
+    return (
+        f"variant     {variant.name}: {len(plan.steps)} kernel calls of at most {variant.most_tokens} tokens in {shown}"
+    )
 
 
 def _versions(manifest: Manifest) -> str:

@@ -76,7 +76,7 @@ def _caches(plan: Plan) -> Iterable[tuple[str, str]]:
         if step.op in _WRITES:
             written.add(layer)
         elif step.op in _READS and layer in windows and layer not in written:
-            yield f"steps.{step.name}.layer", f"{layer}, whose keys and values no step before has written"
+            yield f"steps.{step.name}.layer", f"{layer}, whose keys and values no earlier kernel call has written"
         kept, window = windows.get(_whole(step.attrs.get("layer"))), _whole(step.attrs.get("window"))
         if kept and step.op == "paged_attention" and not 0 < window <= kept:
             yield f"steps.{step.name}.window", f"{window}, its cache keeps {kept} tokens"
@@ -114,7 +114,7 @@ def _names(plan: Plan) -> Iterable[tuple[str, str]]:
     yield from (("inputs, buffers, weights", f"two are called {name}") for name, count in places.items() if count > 1)
     steps = Counter(step.name for step in plan.steps)
     yield from (("steps", f"two are called {name}") for name, count in steps.items() if count > 1)
-    yield from (("tactics", f"there is no step {name}") for name in plan.tactics if name not in steps)
+    yield from (("tactics", f"there is no kernel call {name}") for name in plan.tactics if name not in steps)
     if plan.sum_parts & (plan.sum_parts - 1):
         yield "sum_parts", f"{plan.sum_parts}, expected a power of two"
 
@@ -169,7 +169,7 @@ def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
     for step in plan.steps:
         for name in filter(None, step.inputs):
             if name in meeting and name not in written:
-                yield f"steps.{step.name}", f"reads {name}, which no step before has written"
+                yield f"steps.{step.name}", f"reads {name}, which no earlier kernel call has written"
             elif name not in meeting and name not in constant:
                 yield f"steps.{step.name}", f"there is no buffer, weight or input {name}"
         for name in filter(None, step.outputs):
@@ -178,7 +178,7 @@ def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
             written -= meeting.get(name, set())
             written.add(name)
     read = {name for step in plan.steps for name in step.inputs}
-    yield from ((f"inputs.{each.name}", "no step reads it") for each in plan.inputs if each.name not in read)
+    yield from ((f"inputs.{each.name}", "no kernel call reads it") for each in plan.inputs if each.name not in read)
 
 
 def overlaps(plan: Plan) -> dict[str, set[str]]:
@@ -214,18 +214,18 @@ def _calls(plan: Plan, variant: Variant) -> Iterable[str]:
     for call in variant.calls:
         at = order.get(call.step, -1)
         if at < begin:
-            yield f"{call.step} is called too late, twice, or there is no such step"
+            yield f"{call.step} is called too late, twice, or there is no such kernel call"
         begin = at + 1
         for name in call.inside:
             if name in inside or order.get(name, at) >= at:
-                yield f"{call.step} computes {name}, which is there already, comes later, or is not a step"
+                yield f"{call.step} computes {name}, which is there already, comes later, or is not a kernel call"
             inside.add(name)
     calls = {call.step: call for call in variant.calls}
     for step in plan.steps:
         own, splits = calls.get(step.name), step.op == _SPLIT
         if own is None or (step.name in inside and not splits):
             if own is not None or splits or step.name not in inside:
-                yield f"step {step.name} is not computed once"
+                yield f"kernel call {step.name} is not computed once"
         elif own.kv_only and step.name not in inside:
             yield f"{step.name} writes keys and values alone, and no call computes its queries"
         elif not own.kv_only and step.name in inside:

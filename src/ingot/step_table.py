@@ -102,7 +102,7 @@ def _groups(steps: Sequence[StepInfo]) -> Iterator[_Group]:
 
 def whole_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:
     """Everything that is known of the steps, as wide as it gets."""
-    words = ("step", "kernel", "source", "precision", "weight error", "activations", "int8 error", "tactics")
+    words = ("kernel call", "kernel", "source", "precision", "weight error", "activations", "int8 error", "tactics")
     rows = [(*words, "bytes", "operations", "bound")]
     for layers, step, error, lost in _groups(steps):
         label = f"layers.{layers}/{step.name}" if layers else step.name
@@ -116,7 +116,7 @@ def whole_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:
 
 def short_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:
     """Step, kernel, precision, bytes, operations and bound in 80 columns."""
-    rows = [("step", "kernel", "precision", "bytes", "ops", "bound")]
+    rows = [("kernel call", "kernel", "precision", "bytes", "ops", "bound")]
     before = ""
     for layers, step, _, _ in _groups(steps):
         if layers and layers != before:

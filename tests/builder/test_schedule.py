@@ -145,7 +145,7 @@ FOLD_NORMS = {
         [*LAYER[:2], Line("second", "rms_norm", "x", "s"), LAYER[2], Line("more", "plain", "s", "y"), *LAYER[3:]],
         {},
     ),
-    "no step reads it": ([*LAYER[:2], Line("second", "rms_norm", "x", "s"), *LAYER[2:]], {}),
+    "no kernel call reads it": ([*LAYER[:2], Line("second", "rms_norm", "x", "s"), *LAYER[2:]], {}),
     "what it norms is written over before the product ends": (LAYER, {"qkv": "x"}),
 }
 
@@ -155,15 +155,15 @@ def test_norms_that_are_not_folded(reason: str) -> None:
     lines, over = FOLD_NORMS[reason]
     plan, reports = scheduled(lines, over)
     assert reports["many.fold_norms"].refused[reason] >= 1
-    if reason != "no step reads it":
+    if reason != "no kernel call reads it":
         assert "norm" in plan.variants[1].called()
 
 
 FOLD_ROTATION: dict[str, tuple[list[Line], dict[str, str]]] = {
-    "the next step is not its attention": ([*LAYER[:4], Line("more", "plain", "x", "s"), *LAYER[4:]], {}),
+    "the next kernel call is not its attention": ([*LAYER[:4], Line("more", "plain", "x", "s"), *LAYER[4:]], {}),
     "a norm takes several heads together": (changed(write=Line("write", "rope_kv_write", "qkv", "q", "per_token")), {}),
     "attention writes over what the queries are made of": (LAYER, {"a": "qkv"}),
-    "another step reads the queries too": ([*LAYER[:5], Line("more", "plain", "q", "s"), *LAYER[5:]], {}),
+    "another kernel call reads the queries too": ([*LAYER[:5], Line("more", "plain", "q", "s"), *LAYER[5:]], {}),
 }
 
 

@@ -14,7 +14,7 @@ from tests.runtime.server.served import serving_engine
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
-    "build.py": "steps, ",
+    "build.py": "kernel calls, ",
     "chat.py": "prompt tokens found in the cache: ",
     "generate.py": "blocks in use afterwards: 0",
     "logits_processor.py": "'A man' → '",

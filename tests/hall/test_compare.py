@@ -172,7 +172,7 @@ def test_an_error_in_the_packed_bytes_is_named(
     edit: Edit, step: str, where: str, target: str, llama: Built, tmp_path: Path
 ) -> None:
     engine = replant(llama.engine(f"{target}-bf16"), tmp_path / "engine", edit)
-    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+    with pytest.raises(EngineError, match=rf"first kernel call beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
 
 
@@ -222,7 +222,7 @@ def test_an_error_in_quantised_bytes_is_named(
     target: str, precision: str, edit: Edit, step: str, where: str, llama: Built, tmp_path: Path
 ) -> None:
     engine = replant(llama.engine(f"{target}-{precision}"), tmp_path / "engine", edit)
-    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+    with pytest.raises(EngineError, match=rf"first kernel call beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
 
 
@@ -251,7 +251,7 @@ def test_an_error_in_the_plan_is_named(
     step: str, attrs: dict[str, float | str], field: str, llama: Built, tmp_path: Path
 ) -> None:
     engine = replant(llama.engine("cpu-f32"), tmp_path / "engine", lambda plan, section: with_attr(plan, step, **attrs))
-    with pytest.raises(EngineError, match=rf"not built from this source(.|\n)*step {step}: attrs(.|\n)*{field}"):
+    with pytest.raises(EngineError, match=rf"not built from this source(.|\n)*kernel call {step}: attrs(.|\n)*{field}"):
         compare(engine, llama.checkpoint, OPTIONS)
 
 
@@ -341,7 +341,9 @@ def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> 
 def test_another_model_of_the_same_shape(llama: Built, tmp_path: Path) -> None:
     other = built(tmp_path, LLAMA, seed=1)
     comparison = compare(llama.engine("cpu-bf16"), other.checkpoint, OPTIONS)
-    with pytest.raises(EngineError, match=r"is embed\n(.|\n)*later steps(.|\n)*model.safetensors differ in SHA-256"):
+    with pytest.raises(
+        EngineError, match=r"is embed\n(.|\n)*later kernel calls(.|\n)*model.safetensors differ in SHA-256"
+    ):
         comparison.raise_if_wrong()
 
 
@@ -350,9 +352,9 @@ def test_another_model_of_the_same_shape(llama: Built, tmp_path: Path) -> None:
     [
         ({"vocab_size": 67}, r"vocab_size(.|\n)*expected: 67(.|\n)*got: 61"),
         ({"num_hidden_layers": 3}, r"num_layers(.|\n)*expected: 3(.|\n)*got: 2"),
-        ({"intermediate_size": 100}, r"step layers.0/gate_up: inputs(.|\n)*\(200, 48\)(.|\n)*\(168, 48\)"),
-        ({"rms_norm_eps": 1e-4}, r"step layers.0/attention_norm: attrs(.|\n)*eps 9.99\d+e-05|eps 0.0001"),
-        ({"model_type": "mistral", "sliding_window": 16}, r"step layers.0/attention: attrs(.|\n)*window 16"),
+        ({"intermediate_size": 100}, r"kernel call layers.0/gate_up: inputs(.|\n)*\(200, 48\)(.|\n)*\(168, 48\)"),
+        ({"rms_norm_eps": 1e-4}, r"kernel call layers.0/attention_norm: attrs(.|\n)*eps 9.99\d+e-05|eps 0.0001"),
+        ({"model_type": "mistral", "sliding_window": 16}, r"kernel call layers.0/attention: attrs(.|\n)*window 16"),
     ],
 )
 def test_a_model_of_another_shape(change: dict[str, object], words: str, llama: Built, tmp_path: Path) -> None:

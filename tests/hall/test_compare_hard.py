@@ -164,7 +164,7 @@ def test_a_fault_of_an_expert_is_named(
     kind: str, edit: Edit, step: str, where: str, chaotic: Built, tmp_path: Path
 ) -> None:
     engine = replant(chaotic.engine(kind), tmp_path / "engine", edit)
-    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+    with pytest.raises(EngineError, match=rf"first kernel call beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, chaotic.checkpoint, OPTIONS).raise_if_wrong()
 
 

@@ -93,7 +93,7 @@ def test_a_sound_engine(family: str, kind: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(("edit", "step", "where"), PLANTED, ids=[edit.__name__ for edit, _, _ in PLANTED])
 def test_an_error_in_the_packed_bytes_is_named(edit: Edit, step: str, where: str, llama: Built, tmp_path: Path) -> None:
     engine = replant(llama.engine("ref-bf16"), tmp_path / "engine", edit)
-    with pytest.raises(EngineError, match=rf"first step beyond its tolerance is {step}\n(.|\n)*{where}"):
+    with pytest.raises(EngineError, match=rf"first kernel call beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
 
 

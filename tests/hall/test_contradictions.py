@@ -68,7 +68,7 @@ def test_a_buffer_is_not_read_once_another_was_written_over_it(offset: int, soun
     if sound:
         check_plan(made)
         return
-    with pytest.raises(EngineError, match="reads x, which no step before has written"):
+    with pytest.raises(EngineError, match="reads x, which no earlier kernel call has written"):
         check_plan(made)
 
 

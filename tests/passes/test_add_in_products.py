@@ -96,7 +96,7 @@ def test_a_product_that_is_read_twice_stays_what_it_is() -> None:
     before, after, report = before_and_after(g, g.node("Add", g.linear(summed, 8, VOCAB), g.linear(alone, 8, VOCAB)))
     assert before == after
     assert residuals(after)["matmul"].count(True) == 1, "only the last product adds: the other of the two"
-    assert report.refused == {"another step reads the product without the residual": 1}
+    assert report.refused == {"another kernel call reads the product without the residual": 1}
 
 
 def test_a_product_that_adds_already_adds_nothing_else() -> None:

@@ -63,5 +63,5 @@ def test_what_another_step_reads_is_not_divided() -> None:
     wide = g.node("Relu", g.linear(x, HIDDEN, WIDE))
     branch = g.node("Add", g.linear(wide, WIDE, HIDDEN), g.linear(wide, WIDE, HIDDEN))
     lowering = lowered(g, g.linear(g.node("Add", x, branch), HIDDEN, VOCAB))
-    with pytest.raises(BuildError, match="another step reads what is added up"):
+    with pytest.raises(BuildError, match="another kernel call reads what is added up"):
         split(lowering, 0)

@@ -178,7 +178,7 @@ def _without_a_write(plan: Plan) -> Plan:
 
 def test_a_cache_that_nobody_has_written_is_refused() -> None:
     plan, _ = _plan(0, panels=False)
-    with pytest.raises(EngineError, match="keys and values no step before has written"):
+    with pytest.raises(EngineError, match="keys and values no earlier kernel call has written"):
         check_plan(_without_a_write(plan))
 
 

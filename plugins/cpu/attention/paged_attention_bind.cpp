@@ -11,7 +11,7 @@ void bind_paged_attention(const Binder& step, BoundStep& bound) {
   kv.past_lengths = step.given(4, "past_lengths");
   kv.block_tables = step.given(5, "block_tables");
   const int64_t heads = step.attr_int("heads", 1, 4096);
-  step.check(heads % kv.kv_heads == 0, "heads must be a multiple of kv_heads");
+  step.check_multiple("attribute heads", heads, "the KV heads of the cache", kv.kv_heads);
   const BufferSpec* q = step.buffer(step.spec().inputs[0], heads * kv.head_dim);
   const BufferSpec* y = step.buffer(step.spec().outputs[0], heads * kv.head_dim);
   step.counts_tokens(q);

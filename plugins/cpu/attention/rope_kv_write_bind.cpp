@@ -25,7 +25,8 @@ void bind_rope_kv_write(const Binder& step, BoundStep& bound) {
   const auto run = [&](const std::string& name, int64_t count) {
     const int64_t n = name.empty() ? kv.head_dim : step.find_weight(name)->shape[0];
     step.check(n == kv.head_dim || n == count * kv.head_dim,
-               "weight " + name + " must be as long as one head or all heads");
+               "weight " + name + " has " + std::to_string(n) + " elements, expected " + std::to_string(kv.head_dim) +
+                   " (one head) or " + std::to_string(count * kv.head_dim) + " (all heads)");
     return n;
   };
   const int64_t q_run = run(step.spec().inputs[2], heads), k_run = run(step.spec().inputs[3], kv.kv_heads);

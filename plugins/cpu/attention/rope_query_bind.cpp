@@ -17,7 +17,9 @@ void bind_rope_query(const Binder& step, BoundStep& bound) {
   step.apart(y, cos_sin, false);
   const std::string& norm = step.spec().inputs[2];
   const int64_t run = norm.empty() ? dim : step.find_weight(norm)->shape[0];
-  step.check(run == dim || run == heads * dim, "weight " + norm + " must be as long as one head or all heads");
+  step.check(run == dim || run == heads * dim, "weight " + norm + " has " + std::to_string(run) +
+                                                   " elements, expected " + std::to_string(dim) + " (one head) or " +
+                                                   std::to_string(heads * dim) + " (all heads)");
   bound.args = RopeQueryArgs{.x = step.at(x),
                              .cos_sin = step.at(cos_sin),
                              .y = step.at(y),

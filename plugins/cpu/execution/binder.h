@@ -65,7 +65,7 @@ class Binder {
     check(kernel->op() == step.op, "kernel " + step.kernel + " does not compute op " + step.op);
     kernel_ = kernel;
     const Op* const op = find_op(*kernel);
-    check(op != nullptr, "op " + step.op + " is not a step of CPU plans");
+    check(op != nullptr, "CPU targets cannot compute op " + step.op);
     BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}, {}};
     op->bind(*this, bound);
     if (bound.args.type() != *kernel->args) throw std::logic_error(step.kernel + " takes another struct than its op");
@@ -81,7 +81,12 @@ class Binder {
   const PlanSpec& plan() const { return plan_; }
 
   void check(bool holds, const std::string& otherwise) const {
-    if (!holds) throw std::invalid_argument("step " + step_->name + ": " + otherwise);
+    if (!holds) throw std::invalid_argument("kernel call " + step_->name + ": " + otherwise);
+  }
+
+  void check_multiple(const std::string& name, int64_t value, const std::string& of, int64_t divisor) const {
+    check(value % divisor == 0, name + " is " + std::to_string(value) + ", expected a multiple of " + of +
+                                    ", which is " + std::to_string(divisor));
   }
 
   const Kernel* runnable_kernel(const std::string& name) const {

@@ -44,7 +44,7 @@ void check_names(const PlanSpec& plan) {
   std::set<std::string> known, steps, variants;
   const auto add = [](std::set<std::string>& names, const std::string& name) {
     require(!name.empty() && names.insert(name).second,
-            name.empty() ? "an input, buffer, weight, step or variant has no name" : "two are called " + name);
+            name.empty() ? "an input, buffer, weight, kernel call or variant has no name" : "two are called " + name);
   };
   for (const InputSpec& input : plan.inputs) add(known, input.name);
   for (const BufferSpec& buffer : plan.buffers) add(known, buffer.name);
@@ -157,7 +157,7 @@ void check_plan(const PlanSpec& plan) {
   require_count("max_num_tokens", plan.limits.max_num_tokens, kMaxRows);
   require_count("max_logit_rows", plan.limits.max_logit_rows, kMaxRows);
   require(plan.arena_bytes >= 0, "arena_bytes is negative");
-  require(!plan.steps.empty(), "the plan has no steps");
+  require(!plan.steps.empty(), "the plan has no kernel calls");
   check_names(plan);
   check_caches(plan.caches);
   for (const InputSpec& input : plan.inputs) check_input(input);

@@ -409,7 +409,7 @@ void Session::tap(const std::vector<std::string>& steps) {
   if (!steps.empty()) require_open();
   for (const std::string& name : steps)
     if (std::ranges::none_of(steps_, [&name](const BoundStep& step) { return step.name == name; }))
-      throw std::invalid_argument("there is no step " + name);
+      throw std::invalid_argument("there is no kernel call " + name);
   taps_ = {steps.begin(), steps.end()};
   tapped_.clear();
 }

@@ -50,13 +50,13 @@ class VariantBinder {
 
  private:
   void check(bool holds, const std::string& otherwise) const {
-    const std::string where = step_ < steps_.size() ? ", step " + steps_[step_].name : "";
+    const std::string where = step_ < steps_.size() ? ", kernel call " + steps_[step_].name : "";
     if (!holds) throw std::invalid_argument("variant " + variant_.name + where + ": " + otherwise);
   }
 
   size_t find_step(const std::string& name) const {
     const auto found = index_.find(name);
-    check(found != index_.end(), "there is no step " + name);
+    check(found != index_.end(), "there is no kernel call " + name);
     return found->second;
   }
 

@@ -14,9 +14,10 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
   const int64_t experts = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
   const BufferSpec* ids = step.find_buffer(step.spec().inputs[1]);
   const int64_t slots = ids->cols;
-  step.check(slots <= experts && product(buffer_rows(step.plan(), *ids), slots) < kMaxCount,
-             "a row takes too many experts");
-  step.check(experts < 65536, "there are too many experts");
+  step.check(
+      slots <= experts && product(buffer_rows(step.plan(), *ids), slots) < kMaxCount,
+      "each row takes " + std::to_string(slots) + " of " + std::to_string(experts) + " experts, which is too many");
+  step.check(experts < 65536, "the weight has " + std::to_string(experts) + " experts, expected at most 65535");
   const BufferSpec* x = step.buffer(step.spec().inputs[0], first ? k : product(slots, k));
   const BufferSpec* weights = first ? nullptr : step.buffer(step.spec().inputs[2], slots);
   const BufferSpec* y = step.buffer(step.spec().outputs[0], first ? product(slots, gated ? n / 2 : n) : n);

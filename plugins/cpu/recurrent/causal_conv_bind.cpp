@@ -18,7 +18,8 @@ void bind_causal_conv(const Binder& step, BoundStep& bound) {
   const float* weight = step.vector(step.spec().inputs[1], width * channels);
   step.check(weight != nullptr, "input weight is missing");
   const Activation activation = step.attr_activation();
-  step.check(activation == Activation::kNone || activation == Activation::kSilu, "attribute activation: none or silu");
+  step.check(activation == Activation::kNone || activation == Activation::kSilu,
+             "attribute activation must be none or silu");
   bound.args = CausalConvArgs{.x = step.at(x),
                               .weight = weight,
                               .bias = step.vector(step.spec().inputs[2], channels),

@@ -12,9 +12,11 @@ void bind_gated_norm(const Binder& step, BoundStep& bound) {
   for (const BufferSpec* other : {gate, y}) step.same_rows(x, other);
   for (const BufferSpec* input : {x, gate}) step.apart(y, input, true);
   const int64_t group = step.attr_int("columns", 1, x->cols);
-  step.check(x->cols % group == 0, "its columns must be a multiple of group");
+  step.check_multiple("the number of columns", x->cols, "attribute columns", group);
   const int64_t weights = step.find_weight(step.spec().inputs[2])->shape[0];
-  step.check(weights == group || weights == x->cols, "its weight must be as long as a group or as all columns");
+  step.check(weights == group || weights == x->cols,
+             "the weight has " + std::to_string(weights) + " elements, expected " + std::to_string(group) +
+                 " (one group of columns) or " + std::to_string(x->cols) + " (all columns)");
   const std::string activation = step.attr_word("activation");
   step.check(activation == "silu" || activation == "sigmoid", "attribute activation must be silu or sigmoid");
   bound.counts_logits = x->rows == "logits";

@@ -8,7 +8,7 @@ void bind_linear_attention(const Binder& step, BoundStep& bound) {
   step.check_form(8, 1, 11);
   const int64_t heads = step.attr_int("heads", 1, 4096), key_heads = step.attr_int("key_heads", 1, 4096);
   const int64_t key_dim = step.attr_int("key_dim", 1, 1024), value_dim = step.attr_int("value_dim", 1, 1024);
-  step.check(heads % key_heads == 0, "heads must be a multiple of key_heads");
+  step.check_multiple("attribute heads", heads, "attribute key_heads", key_heads);
   StateSlots kv = step.layer_state(heads * key_dim * value_dim);
   kv.query_starts = step.given(5, "query_starts");
   kv.past_lengths = step.given(6, "past_lengths");
@@ -18,7 +18,7 @@ void bind_linear_attention(const Binder& step, BoundStep& bound) {
   const bool by_dim = step.attr_int("by_dim", 0, 1) == 1;
   const BufferSpec* dt = step.buffer(inputs[1], by_dim ? heads * key_dim : heads);
   const BufferSpec* beta = step.optional_buffer(inputs[2], heads);
-  step.check(beta != nullptr || !by_dim, "decays of dims need strengths");
+  step.check(beta != nullptr || !by_dim, "input beta is missing, which decays by dimension (by_dim) need");
   const BufferSpec* y = step.buffer(step.spec().outputs[0], heads * value_dim);
   for (const BufferSpec* each : {x, dt, beta, y}) step.counts_tokens(each);
   for (const BufferSpec* each : {x, dt, beta}) step.apart(y, each, false);

@@ -9,8 +9,9 @@ void bind_take_columns(const Binder& step, BoundStep& bound) {
   const BufferSpec* x = step.find_buffer(step.spec().inputs[0]);
   const int64_t of = step.attr_int("of", 1, kMaxCount), first = step.attr_int("first", 0, kMaxCount),
                 count = step.attr_int("count", 1, kMaxCount);
-  step.check(x->cols % of == 0, "attribute of must divide the columns of its input");
-  step.check(first + count <= of, "attributes first and count reach beyond the columns of a group");
+  step.check_multiple("the number of columns", x->cols, "attribute of", of);
+  step.check(first + count <= of, "attributes first and count end at column " + std::to_string(first + count) +
+                                      " of a group of " + std::to_string(of));
   const int64_t groups = x->cols / of;
   const BufferSpec* y = step.buffer(step.spec().outputs[0], product(groups, count));
   step.same_rows(x, y);

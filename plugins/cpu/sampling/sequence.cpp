@@ -15,9 +15,8 @@ void require(bool holds, const std::string& otherwise) {
   if (!holds) throw std::invalid_argument(otherwise);
 }
 
-void require_token(const char* what, int64_t token, int64_t vocab) {
-  require(token >= 0 && token < vocab,
-          std::string(what) + " is " + std::to_string(token) + ", expected 0 to " + std::to_string(vocab - 1));
+void require_token(const std::string& what, int64_t token, int64_t vocab) {
+  require(token >= 0 && token < vocab, what + std::to_string(token) + ", expected 0 to " + std::to_string(vocab - 1));
 }
 
 template <typename Function>
@@ -37,19 +36,21 @@ void check_rules(const SequenceRules& rules, int64_t vocab) {
   require(finite(rules.repetition_penalty) && rules.repetition_penalty > 0, "repetition_penalty must be > 0");
   require(finite(rules.frequency_penalty) && finite(rules.presence_penalty), "penalties must be numbers");
   for (const auto& [token, bias] : rules.logit_bias) {
-    require_token("a biased token", token, vocab);
-    require(bias < HUGE_VALF, "a bias must be a number or -inf");
+    require_token("logit_bias names token ", token, vocab);
+    require(bias < HUGE_VALF,
+            "a value of logit_bias is " + std::to_string(bias) + ", expected a finite number or -inf");
   }
   for (const auto& word : rules.bad_words) {
     require(!word.empty(), "a bad word has no token");
-    require_token("the last token of a bad word", word.back(), vocab);
+    require_token("a bad word ends with token ", word.back(), vocab);
   }
   for (const auto& word : rules.stop_words) require(!word.empty(), "a stop word has no token");
   for (const int32_t token : rules.end_ids)
-    if (rules.min_tokens > 0) require_token("an end token that min_tokens bans", token, vocab);
-  for (const int32_t token : rules.reasoning_end) require_token("a token that ends reasoning", token, vocab);
-  if (rules.reasoning_begin >= 0) require_token("a token that begins reasoning", rules.reasoning_begin, vocab);
-  require(rules.top >= -1 && rules.top <= vocab, "there are fewer tokens than wanted");
+    if (rules.min_tokens > 0) require_token("min_tokens bans end token ", token, vocab);
+  for (const int32_t token : rules.reasoning_end) require_token("the reasoning ends with token ", token, vocab);
+  if (rules.reasoning_begin >= 0) require_token("the reasoning begins with token ", rules.reasoning_begin, vocab);
+  require(rules.top >= -1 && rules.top <= vocab,
+          "logprobs asks for " + std::to_string(rules.top) + " tokens, expected -1 (all) to " + std::to_string(vocab));
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t
   check_rules(rules_, vocab);
   require(num_prompt >= 0 && num_prompt <= static_cast<int64_t>(tokens_.size()), "num_prompt is beyond the tokens");
   require(!tokens_.empty(), "a sequence has one token at least");
-  for (const int32_t token : tokens_) require_token("a token of the sequence", token, vocab);
+  for (const int32_t token : tokens_) require_token("the sequence has token ", token, vocab);
   require(num_generated() < rules_.max_tokens, "the sequence has as many tokens as it may have");
   draw_.temperature = static_cast<float>(rules_.temperature);
   draw_.top_k = static_cast<int32_t>(rules_.top_k);

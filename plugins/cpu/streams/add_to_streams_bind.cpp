@@ -8,7 +8,7 @@ void bind_add_to_streams(const Binder& step, BoundStep& bound) {
   step.check_form(3, 1, 2);
   const BufferSpec* x = step.find_buffer(step.spec().inputs[0]);
   const int64_t streams = step.attr_int("streams", 1, 16), active = step.attr_int("active", 0, streams - 1);
-  step.check(x->cols % streams == 0, "its columns must be a multiple of streams");
+  step.check_multiple("the number of columns", x->cols, "attribute streams", streams);
   const int64_t width = x->cols / streams;
   const BufferSpec* made = step.buffer(step.spec().inputs[1], width);
   const BufferSpec* coefs = step.optional_buffer(step.spec().inputs[2], streams);

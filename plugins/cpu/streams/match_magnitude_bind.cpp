@@ -8,7 +8,7 @@ void bind_match_magnitude(const Binder& step, BoundStep& bound) {
   step.check_form(2, 1, 3);
   const BufferSpec* x = step.find_buffer(step.spec().inputs[0]);
   const int64_t streams = step.attr_int("streams", 1, 16);
-  step.check(x->cols % streams == 0, "its columns must be a multiple of streams");
+  step.check_multiple("the number of columns", x->cols, "attribute streams", streams);
   const int64_t width = x->cols / streams;
   const bool joins = step.attr_int("joins", 0, 1) == 1;
   const BufferSpec* like = step.buffer(step.spec().inputs[1], width);

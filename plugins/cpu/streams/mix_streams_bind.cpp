@@ -8,7 +8,7 @@ void bind_mix_streams(const Binder& step, BoundStep& bound) {
   step.check_form(2, 1, 1);
   const BufferSpec* x = step.find_buffer(step.spec().inputs[0]);
   const int64_t streams = step.attr_int("streams", 1, 16);
-  step.check(x->cols % streams == 0, "its columns must be a multiple of streams");
+  step.check_multiple("the number of columns", x->cols, "attribute streams", streams);
   const BufferSpec* coefs = step.buffer(step.spec().inputs[1], streams * streams);
   const BufferSpec* y = step.buffer(step.spec().outputs[0], x->cols);
   for (const BufferSpec* other : {coefs, y}) step.same_rows(x, other);

@@ -3,12 +3,13 @@
 Each has the reason or ingot's way, which the refusal says instead of "no such option".
 """
 
+from ingot.cli.other_flags import LORA
+
 _CALIBRATED = (
     "calibrated weights: ingot quantize --recipe w8a8, w4g128; ingot build --precision w8, w4g128 needs no text"
 )
 _FP8 = "FP8 weights on CPUs: ingot quantize --recipe f8, then ingot build --precision auto; inputs stay floats"
 _KV = "the type of the KV cache is the build's: ingot build --kv_cache_dtype int8"
-_LORA = "adapters do not exist yet: merge the adapter into the weights before ingot convert"
 _CONFIG = (
     "the model's config.json decides; a config.json without weights: ingot convert --config FILE --random_weights SEED"
 )
@@ -39,10 +40,10 @@ ABSENT = {
     "after every pass",
     "monitor_memory": "the build says first what it needs; --max_mem 8GiB refuses to start if that is more",
     "logits_dtype": "logits are always float32",
-    "lora_dir": _LORA,
-    "lora_ckpt_source": _LORA,
-    "lora_target_modules": _LORA,
-    "max_lora_rank": _LORA,
+    "lora_dir": LORA,
+    "lora_ckpt_source": LORA,
+    "lora_target_modules": LORA,
+    "max_lora_rank": LORA,
     "speculative_decoding_mode": _DRAFT,
     "max_draft_len": _DRAFT,
     "auto_parallel": _RANKS,
@@ -119,7 +120,8 @@ ABSENT = {
     "load_model_on_cpu": "ingot convert never uses a GPU",
     "use_parallel_embedding": _RANKS,
     "embedding_sharding_dim": _RANKS,
-    "use_embedding_sharing": "tied tables are stored once wherever the model ties them",
+    "use_embedding_sharing": "GPU engines store a tied table once; CPU engines store it twice, packed for the "
+    "lookup and for lm_head",
     "save_config_only": "ingot build --dry_run decides everything and writes nothing",
     "dense_context_fmha": "prefill attention is always fused and tiled",
     "only_multimodal": "images do not exist yet",

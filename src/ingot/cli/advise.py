@@ -99,7 +99,9 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Keep engines in this directory while they are measured. Default: the system's temporary directory.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also print recipes that another one beats in everything.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also print recipes that another one beats in size, speed and loss."
+)
 @as_json
 @log_level
 def command(

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -19,6 +19,9 @@ import ingot
 from ingot.cli.absent_options import ABSENT
 from ingot.cli.console import terminal_width, wrapped
 from ingot.cli.exit_codes import READER_LEFT, TERMINATED, exit_code
+from ingot.cli.llama_cpp_flags import LLAMA_CPP
+from ingot.cli.other_flags import canonical
+from ingot.cli.vllm_flags import VLLM
 from ingot.errors import IngotError
 
 COMMANDS = {
@@ -136,36 +139,88 @@ def _os_error(error: OSError) -> IngotError:
     )
 
 
-def _plain(error: click.ClickException) -> str:
-    if isinstance(error, click.NoSuchOption):
-        near = f": did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        return f"there is no option {error.option_name}{near}"
-    return error.format_message().strip().removesuffix(".")
+def _near(name: str, known: Sequence[str]) -> str | None:
+    """The option that somebody meant: one that is spelled nearly alike, or has all words of this one."""
+    words = set(name.strip("-").split("_"))
+    containing = [each for each in known if words <= set(each.strip("-").split("_"))]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+    return next(iter([*close, *containing]), None)
 
 
-def _usage_error(error: click.ClickException) -> IngotError:
-    """click's words in the form of ours; an option of TensorRT-LLM gets ingot's way."""
+_ALIKE = 0.8  # of difflib: --promt is --prompt, but --max_model_len is not --max_body_size
+_OTHER_PROGRAMS = (("vLLM", VLLM), ("llama.cpp", LLAMA_CPP))
+_GENERATING = ("serve", "run", "build", "convert", "quantize")
+
+
+def _as_typed(letter: str, args: Sequence[str]) -> Iterator[str]:
+    """The flag of one dash that click has cut to its letter: -ngl for -n."""
+    for each in args:
+        if each.startswith("-") and not each.startswith("--") and letter[1:] in each:
+            yield each.split("=")[0]
+    yield letter
+
+
+def _other_program(name: str, command: str, args: Sequence[str]) -> IngotError | None:
+    """The answer to an option of TensorRT-LLM, vLLM or llama.cpp."""
+    if command in ("build", "convert") and (plain := name.strip("-").replace("-", "_")) in ABSENT:
+        return IngotError(f"--{plain} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[plain])
+    if command not in _GENERATING:
+        return None
+    for typed in [name] if name.startswith("--") else _as_typed(name, args):
+        for program, rows in _OTHER_PROGRAMS:
+            for row in rows:
+                if canonical(typed) in row.names():
+                    return IngotError(f"{typed} is an option of {program} that ingot does not have", hint=row.hint())
+    return None
+
+
+def _of_another_command(name: str, context: click.Context) -> str | None:
+    """The command of the group that has this option."""
+    group = context.find_root().command
+    assert isinstance(group, click.Group), "ingot is a group of commands"
+    for each in _GENERATING:
+        command = group.get_command(context, each)
+        if command is not None and any(name in option.opts for option in command.params):
+            return each
+    return None
+
+
+def _no_such_option(error: click.NoSuchOption, context: click.Context, args: Sequence[str]) -> IngotError:
+    name, hint = error.option_name, f"`{context.command_path} --help` lists the options"
+    if (answer := _other_program(name, context.info_name or "", args)) is not None:
+        return answer
+    known = [option for param in context.command.params for option in param.opts if option.startswith("--")]
+    if near := _near(name, known):
+        return IngotError(f"there is no option {name}: did you mean {near}?", hint=hint)
+    if name.startswith("--") and (other := _of_another_command(name, context)) is not None:
+        return IngotError(
+            f"{name} is an option of `ingot {other}`, not of `{context.command_path}`",
+            hint=f"`ingot {other} --help` explains it",
+        )
+    return IngotError(f"there is no option {name}", hint=hint)
+
+
+def _usage_error(error: click.ClickException, args: Sequence[str]) -> IngotError:
+    """click's words in the form of ours; an option of another program gets ingot's way."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    if isinstance(error, click.NoSuchOption) and context is not None and context.info_name in ("build", "convert"):
-        name = error.option_name.lstrip("-").replace("-", "_")
-        if name in ABSENT:
-            return IngotError(f"--{name} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[name])
-    words = _plain(error)
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        return _no_such_option(error, context, args)
+    words = error.format_message().strip().removesuffix(".")
     for theirs, plain in _CLICK_WORDS.items():
         words = words.replace(theirs, plain)
     of_group = context is not None and isinstance(context.command, click.Group)
-    what = "commands" if of_group and not isinstance(error, click.NoSuchOption) else "options"
+    what = "commands" if of_group else "options"
     hint = None if context is None else f"`{context.command_path} --help` lists the {what}"
     if "No such file" in words:
         hint = "look at how the path is spelled"
     return IngotError(words[:1].lower() + words[1:], hint=hint)
 
 
-def _in_words(error: Exception) -> IngotError:
+def _in_words(error: Exception, args: Sequence[str]) -> IngotError:
     if isinstance(error, IngotError):
         return error
     if isinstance(error, click.ClickException):
-        return _usage_error(error)
+        return _usage_error(error, args)
     if isinstance(error, OSError):
         return _os_error(error)
     if isinstance(error, MemoryError):
@@ -197,7 +252,7 @@ def run(args: Sequence[str]) -> int:
     except Exception as error:
         if "--traceback" in args:
             traceback.print_exc()
-        print(wrapped(f"error: {_in_words(error)}", terminal_width(sys.stderr)), file=sys.stderr)
+        print(wrapped(f"error: {_in_words(error, args)}", terminal_width(sys.stderr)), file=sys.stderr)
         return exit_code(error)
 
 

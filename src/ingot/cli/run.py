@@ -58,7 +58,8 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 @click.option(
     "--repetition_penalty",
     type=float,
-    help="Divide the logits of tokens in prompt or output by this; 1 changes nothing.",
+    help="Make tokens of prompt and output less likely: divide their positive logits by this, multiply "
+    "their negative ones. 1 changes nothing.",
 )
 @click.option("--presence_penalty", type=float, help="Subtract this from the logits of tokens in the output.")
 @click.option(

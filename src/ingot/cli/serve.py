@@ -116,7 +116,7 @@ _seconds = click.FloatRange(min=0)
     type=_seconds,
     default=4,
     show_default=True,
-    help="Report not ready after this many seconds without a finished step.",
+    help="Report not ready if there is work, but no step has ended for this many seconds.",
 )
 @click.option(
     "--drain_timeout",

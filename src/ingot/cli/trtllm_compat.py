@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ingot.cli.other_flags import LORA
 from ingot.errors import UsageError
 
 
@@ -90,7 +91,7 @@ SPELLINGS = (
         name="profiling_verbosity",
         accepted=("layer_names_only", "detailed"),
         refused=("none",),
-        way="a plan always keeps the names of its steps: `ingot inspect` prints them",
+        way="a plan always keeps the names of its kernel calls: `ingot inspect` prints them",
     ),
     Spelling(
         name="weight_streaming",
@@ -103,7 +104,7 @@ SPELLINGS = (
         name="multiple_profiles",
         accepted=("disable",),
         refused=("enable",),
-        way="one plan serves any number of tokens up to the limits, so there is nothing to multiply",
+        way="one plan serves any number of tokens up to the limits, so no further profiles are needed",
     ),
     Spelling(
         name="gather_context_logits",
@@ -123,7 +124,7 @@ SPELLINGS = (
         name="strip_plan",
         accepted=(),
         flag=True,
-        way="an engine is self-contained; the file without packed weights is the Checkpoint, which builds in seconds",
+        way="an engine always holds its packed weights; copy the Checkpoint instead, and build on the other machine",
     ),
     Spelling(
         name="gather_all_token_logits",
@@ -152,8 +153,8 @@ SPELLINGS = (
     _never("user_buffer", _NO_RANKS),
     _never("gemm_allreduce_plugin", _NO_RANKS),
     _never("pp_reduce_scatter", _NO_RANKS),
-    _never("lora_plugin", "adapters do not exist yet: merge the adapter into the weights before ingot convert"),
-    _never("dora_plugin", "adapters do not exist yet: merge the adapter into the weights before ingot convert"),
+    _never("lora_plugin", LORA),
+    _never("dora_plugin", LORA),
     _never("bert_attention_plugin", "encoder models are not supported: ingot runs decoder-only models"),
     _never(
         "mamba_conv1d_plugin",

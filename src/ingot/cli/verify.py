@@ -26,7 +26,8 @@ from ingot.verify import VerifyReport, verify
     "--against",
     type=click.Path(path_type=Path),
     metavar="SOURCE",
-    help="Compare weights, every step and the logits with this Checkpoint, Hugging Face directory or GGUF file.",
+    help="Compare weights, the output of every kernel call and the logits with this Checkpoint, "
+    "Hugging Face directory or GGUF file.",
 )
 @click.option(
     "--text",

@@ -86,10 +86,12 @@ class Comparison:
             return
         first, steps = self.findings[0], list(dict.fromkeys(finding.step for finding in self.findings))
         later = len(steps) - 1
-        which = f"the first step beyond its tolerance is {first.step}"
+        which = f"the first kernel call beyond its tolerance is {first.step}"
         if first.step == LOGITS:
             which = f"its logits are beyond their tolerance (layers {self.layers})"
-        others = f"; {later} later {'step is' if later == 1 else 'steps are'} beyond theirs, too" if later else ""
+        others = (
+            f"; {later} later kernel {'call is' if later == 1 else 'calls are'} beyond theirs, too" if later else ""
+        )
         raise EngineError(
             f"the engine does not compute what its source says: {which}",
             where=f"{self.engine}, {self.target}: {first.what}",
@@ -140,7 +142,7 @@ class Comparison:
         tokens = self.logits.positions + self.logits.left_out
         return [
             f"{self.engine} for {self.target} against {self.source}",
-            f"compared    {len(self.steps)} steps, on {tokens} tokens of {self.text}",
+            f"compared    {len(self.steps)} kernel calls, on {tokens} tokens of {self.text}",
             f"weights     {weight.name} differs most from the source: {_share(weight.weight_error)}",
             *outputs,
             *passport_lines(self.passport()),

@@ -86,7 +86,7 @@ class Run:
                 self._check_model(step, error)
                 if error.tensor == self._source.logits:
                     self._meter.add(sequences, outputs[error.buffer], error.own)
-            self._progress_by(step, begin, sequences, "comparing steps")
+            self._progress_by(step, begin, sequences, "comparing kernel calls")
         self._check_variants(run, live[self._plan.logits])
 
     def _check_variants(self, run: TappedRun, logits: Array) -> None:
@@ -100,7 +100,7 @@ class Run:
                 self._plan.steps[-1].name,
                 "variants",
                 f"logits of the plan's variants, token {other[0]}",
-                "the bits that the steps give one by one",
+                "the bits that the kernel calls give one by one",
                 f"others, at {len(other)} tokens",
             )
 

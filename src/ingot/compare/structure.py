@@ -35,9 +35,11 @@ def require_same_structure(
         for field in ("name", "op", "inputs", "outputs", "attrs"):
             got, expected = getattr(mine, field), getattr(wanted, field)
             if got != expected:
-                raise _foreign(engine_name, f"step {wanted.name}: {field}", _words(expected), _words(got), source_name)
+                raise _foreign(
+                    engine_name, f"kernel call {wanted.name}: {field}", _words(expected), _words(got), source_name
+                )
     if len(ours) != len(reference):
-        raise _foreign(engine_name, "number of steps", str(len(reference)), str(len(ours)), source_name)
+        raise _foreign(engine_name, "number of kernel calls", str(len(reference)), str(len(ours)), source_name)
 
 
 def _sizes(plan: Plan) -> dict[str, int]:

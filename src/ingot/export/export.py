@@ -86,7 +86,10 @@ def export(
         )
     if model.linear_in_out:
         raise UnsupportedModelError(
-            "models that store their matrices as [in, out] cannot be exported", where=str(checkpoint_dir)
+            f"{model.family} cannot be exported: it stores its matrices as [in, out]",
+            where=str(checkpoint_dir),
+            expected="a model of the family llama, mistral, qwen2 or qwen3",
+            got=model.family,
         )
     with WeightReader(checkpoint) as reader:
         weights = CheckpointWeights(checkpoint, reader)

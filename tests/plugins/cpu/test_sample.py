@@ -240,16 +240,16 @@ def test_sequences_that_break_the_contract_are_refused() -> None:
             (SequenceRules(min_p=1.5), "min_p"),
             (SequenceRules(repetition_penalty=0.0), "repetition"),
             (SequenceRules(presence_penalty=np.inf), "penalties must be numbers"),
-            (SequenceRules(logit_bias=((VOCAB, 1.0),)), "a biased token is"),
-            (SequenceRules(logit_bias=((0, np.inf),)), "a bias must be"),
+            (SequenceRules(logit_bias=((VOCAB, 1.0),)), "logit_bias names token "),
+            (SequenceRules(logit_bias=((0, np.inf),)), "a value of logit_bias is inf, expected a finite number"),
             (SequenceRules(bad_words=((),)), "a bad word has no token"),
             (SequenceRules(bad_words=((0, VOCAB),)), "the last token of a bad word is"),
             (SequenceRules(stop_words=((),)), "a stop word has no token"),
-            (SequenceRules(end_ids=(VOCAB,), min_tokens=1), "an end token that min_tokens bans is"),
+            (SequenceRules(end_ids=(VOCAB,), min_tokens=1), "min_tokens bans end token "),
             (SequenceRules(top=VOCAB + 1), "fewer tokens"),
         ]
     ]
-    wrong.append((Drawing(row=0, prompt=[-1]), "a token of the sequence is"))
+    wrong.append((Drawing(row=0, prompt=[-1]), "the sequence has token -1, expected 0 to"))
     wrong.append((Drawing(row=0, prompt=[]), "one token at least"))
     for drawing, why in wrong:
         with pytest.raises(RequestError, match=why):
