@@ -23,12 +23,13 @@ _GAUGES = {
 }
 _COUNTERS = {
     "prefix_hit_tokens": "Prompt tokens from the prefix cache. Divided by ingot_prompt_tokens_total: the hit ratio.",
-    "preempted_for_others": "Preemptions because a sequence before it needed a block.",
-    "preempted_for_itself": "Preemptions because it needed a block and nobody came after it.",
+    "preempted_for_others": "Preemptions of a request because one earlier in order needed a block.",
+    "preempted_for_itself": "Preemptions of a request by itself: it needed a block, and no request later in order was "
+    "running.",
     "preempted_tokens": "Tokens computed again because of preemptions: their cost.",
 }
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
@@ -46,9 +47,9 @@ class Metrics:
         self._tokens = self._counter("ingot_generated_tokens", "Tokens generated.")
         self._queue = self._seconds("ingot_queue_seconds", "Arrival of a request to the first step of a sequence.")
         self._step_tokens = _StepHistogram(
-            "ingot_step_tokens", "Tokens of a step by kind, where there are any.", "kind", _TOKENS
+            "ingot_step_tokens", "Tokens of a step by kind, if it has any of that kind.", "kind", _TOKENS
         )
-        self._step_seconds = _StepHistogram("ingot_step_seconds", "Time of a step by phase.", "phase", _SECONDS)
+        self._step_seconds = _StepHistogram("ingot_step_seconds", "Time of a step by phase.", "phase", SECONDS)
         self.registry.register(self._step_tokens)
         self.registry.register(self._step_seconds)
         self._requests = self._counter(
@@ -104,7 +105,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _seconds(self, name: str, words: str) -> Histogram:
-        return Histogram(name, words, buckets=_SECONDS, registry=self.registry)
+        return Histogram(name, words, buckets=SECONDS, registry=self.registry)
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(name, words, labels, registry=self.registry)

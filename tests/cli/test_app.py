@@ -75,6 +75,44 @@ def test_typos_are_answered_with_the_near_name(args: list[str], words: str, caps
     assert words in captured.err
 
 
+@pytest.mark.parametrize("command", ["serve", "run", "build", "convert"])
+@pytest.mark.parametrize(
+    ("flag", "program", "words"),
+    [
+        (["--max-model-len", "4096"], "--max_model_len is an option of vLLM", "--max_seq_len N --max_input_len N-1"),
+        (["--enable-lora"], "--enable_lora is an option of vLLM", "merge the adapter"),
+        (["--speculative-config={}"], "--speculative_config is an option of vLLM", "--screen_lm_head"),
+        (["--tensor-parallel-size", "2"], "--tensor_parallel_size is an option of vLLM", "`ingot build`: `--tp_size"),
+        (["--model-draft", "x"], "--model_draft is an option of llama.cpp", "speculative decoding is not supported"),
+        (["--lora", "x"], "--lora is an option of llama.cpp", "merge the adapter"),
+        (["-ngl", "99"], "-ngl is an option of llama.cpp", "on a CPU or on a GPU"),
+        (["-m", "x.gguf"], "-m is an option of llama.cpp", "--engine_dir DIR"),
+        (["-hf", "x/y"], "-hf is an option of llama.cpp", "ingot downloads nothing"),
+    ],
+)
+def test_flags_of_other_programs_are_answered_by_name(
+    command: str, flag: list[str], program: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run([command, *flag]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{program} that ingot does not have" in said
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["serve", "--max_body"], "did you mean --max_body_size?"),
+        (["build", "--chekpoint-dir", "x"], "did you mean --checkpoint_dir?"),
+        (["serve", "--max_seq_len", "2"], "--max_seq_len is an option of `ingot build`, not of `ingot serve`"),
+        (["serve", "--maximal-frobnication", "2"], "there is no option --maximal_frobnication\n"),
+    ],
+)
+def test_only_near_options_are_offered(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(args) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--engine_dir", "--engine-dir"])
 def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["run", option, "does-not-exist", "--prompt", "x"]) == 2

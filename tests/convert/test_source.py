@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingot.convert.source import INDEX_FILE, Source
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError, ConfigError, UnsupportedModelError
 from tests.handmade import TINY_LLAMA, random_tensors, write_model, write_safetensors
 
 
@@ -89,6 +89,15 @@ def test_no_directory_no_config_no_weights(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         Source.open(tmp_path / "m")
+
+
+@pytest.mark.parametrize("beside", [None, "config.json"])
+def test_an_adapter_is_called_so(beside: str | None, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "o/base"}')
+    if beside is not None:
+        (tmp_path / beside).write_text("{}")
+    with pytest.raises(UnsupportedModelError, match=r"is a LoRA adapter(.|\n)*an adapter of o/base(.|\n)*merge the"):
+        Source.open(tmp_path)
 
 
 def test_our_own_artifacts_are_no_source(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """docs/metrics.md from the server's own registry: `python -m tests.house.metrics_page` writes it."""
 
 from ingot.runtime.reports import GroupBlocks, Stats, StepReport
-from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.metrics import SECONDS, Metrics
 from tests.house.project import ROOT
 
 PAGE = ROOT / "docs/metrics.md"
@@ -24,6 +24,23 @@ keeps all threads busy.
 
 A histogram also has `_bucket`, `_sum` and `_count`. Gauges, and the counters of preemptions, have the values of the
 last step.
+
+## Queries
+
+The TPOT that 99 % of the requests stay below, in PromQL. For TTFT, take `ingot_time_to_first_token_seconds_bucket`:
+
+```promql
+histogram_quantile(0.99, sum by (le) (rate(ingot_time_per_output_token_seconds_bucket[5m])))
+```
+
+The share of the prompt tokens that came from the prefix cache:
+
+```promql
+rate(ingot_prefix_hit_tokens_total[5m]) / rate(ingot_prompt_tokens_total[5m])
+```
+
+A quantile is exact only at the buckets of the histogram, and interpolated between them. In seconds, these end at
+BUCKETS.
 """
 
 
@@ -51,7 +68,8 @@ def _seen() -> Metrics:
 def page() -> str:
     """The whole page."""
     rows = (f"| `{name}` | {kind} | {labels} | {words} |" for name, (kind, labels, words) in sorted(names().items()))
-    return _HEAD + "\n".join(rows) + "\n" + _TAIL
+    ends = ", ".join(f"{end:g}" for end in SECONDS)
+    return _HEAD + "\n".join(rows) + "\n" + _TAIL.replace("BUCKETS", ends)
 
 
 if __name__ == "__main__":

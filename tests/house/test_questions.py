@@ -4,6 +4,10 @@ import re
 
 import pytest
 
+from ingot.builder.timing_cache import FORMAT
+from ingot.checkpoint import CHECKPOINT_SCHEMA
+from ingot.manifest import ENGINE_SCHEMA
+from ingot.plan import PLAN_SCHEMA
 from tests.house.project import ROOT
 
 # question: page, what must be found there
@@ -44,6 +48,12 @@ QUESTIONS = {
     "How do I send prompts of 32k tokens?": ("docs/how-to/limits.md", r"--max_seq_len 32768 --max_input_len 32767"),
     "How do I change API keys?": ("docs/how-to/serve.md", r"reads the file once, when it starts"),
     "How do I update ingot?": ("docs/how-to/deploy.md", r"## After an update of ingot(.|\n)*To update, build"),
+    "Does my old Checkpoint survive an update?": ("docs/changes.md", r"\| Checkpoint \| .*convert the model again"),
+    "How do I use a LoRA adapter?": ("docs/how-to/lora.md", r"merge_and_unload\(\)"),
+    "My p99 TPOT must be 50 ms: what do I turn?": ("docs/how-to/latency.md", r"(?s)--max_batch_size.*--tpot_target"),
+    "How many 8k requests of an 8B fit into 32 GB?": ("docs/how-to/limits.md", r"requests fit(.|\n)*20 requests"),
+    "How do I query p99?": ("docs/metrics.md", r"histogram_quantile\(0.99"),
+    "Is it faster than vLLM on CPUs?": ("docs/from/vllm.md", r"not measured vLLM.s CPU backend"),
     "Does it download anything?": ("README.md", r"ingot downloads nothing"),
 }
 
@@ -52,3 +62,11 @@ QUESTIONS = {
 def test_the_documents_answer(question: str) -> None:
     page, words = QUESTIONS[question]
     assert re.search(words, (ROOT / page).read_text()), f"{page} no longer answers: {question}"
+
+
+def test_the_numbers_of_the_formats() -> None:
+    page = (ROOT / "docs/changes.md").read_text()
+    assert f"`schema_version` in its `config.json`, now {CHECKPOINT_SCHEMA} |" in page
+    assert f"`schema_version` of its `config.json`, now {ENGINE_SCHEMA}, and `plan_schema` of its plans, now" in page
+    assert f"now {PLAN_SCHEMA} |" in page
+    assert f'`"timing_cache": {FORMAT}`' in page

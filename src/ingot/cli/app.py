@@ -77,6 +77,7 @@ class Commands(click.Group):
         command = importlib.import_module(f"ingot.cli.{cmd_name}").command
         assert isinstance(command, click.Command), f"ingot/cli/{cmd_name}.py must define command"
         _short_names(command)
+        command.epilog = command.epilog or "`ingot help exit_codes` says what each exit code means."
         return command
 
     def resolve_command(

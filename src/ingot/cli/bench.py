@@ -72,7 +72,8 @@ def _shared(function: Any) -> Any:
             type=float,
             default=1.0,
             show_default=True,
-            help="Divide the logits of earlier tokens by this; 1 changes nothing.",
+            help="Make earlier tokens less likely: divide their positive logits by this, multiply their negative ones. "
+            "1 changes nothing.",
         ),
         click.option(
             "--logprobs", type=int, help="Return the log probabilities of this many likely tokens beside each token."

@@ -85,7 +85,8 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),
     metavar="SIZE",
-    help="Use at most this much memory for the KV cache, e.g. 2GiB.",
+    help="Use at most this much memory for the KV cache, e.g. 2GiB. Default: what the engine's limits need, at most "
+    "40 % of the memory that is free after the weights were loaded.",
 )
 @use_mmap
 @ranks

@@ -145,7 +145,8 @@ _seconds = click.FloatRange(min=0)
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),
     metavar="SIZE",
-    help="Use at most this much memory for the KV cache, e.g. 2GiB.",
+    help="Use at most this much memory for the KV cache, e.g. 2GiB. Default: what the engine's limits need, at most "
+    "40 % of the memory that is free after the weights were loaded.",
 )
 @click.option(
     "--max_batch_size",

@@ -61,11 +61,11 @@ cuda targets take w8 and w4gG too, TensorRT targets f32, bf16 and f16 only. Of q
 
 def _memory() -> str:
     return """\
-Serving needs four things. `ingot inspect ENGINE` prints the first three of them.
+Serving needs memory for four things. `ingot inspect ENGINE` prints the first three of them.
 
 weights       the engine's size on disk. Processes share them with --use_mmap; else each has a copy.
 KV cache      bytes per token x tokens held. --kv_cache_memory 4GiB caps it. Without the option it takes what \
-max_batch_size x max_seq_len needs, and at most 40 % of the available memory.
+max_batch_size x max_seq_len needs, and at most 40 % of the memory that is free after the weights were loaded.
 activations   fixed by max_num_tokens and max_batch_size of the build
 Python        about 100 MiB
 

@@ -1,6 +1,8 @@
 """What the CPU targets promise, and the functions beside the sessions."""
 
 import ast
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -17,6 +19,22 @@ from ingot.plugins.registry import find_op, find_target, fit_targets
 pytestmark = pytest.mark.native
 
 STUB = Path(ingot.__file__).parent / "_cpu.pyi"
+
+
+def test_without_the_compiled_module_help_works_and_the_error_says_how_to_compile() -> None:
+    program = (
+        "import sys; sys.modules['ingot._cpu'] = None\n"
+        "from ingot.cli import app; code = app.run(['help', 'targets'])\n"
+        "from ingot.plugins.cpu.native import _cpu\n"
+        "try: _cpu.cores()\n"
+        "except Exception as error: print(error)\n"
+        "sys.exit(code)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "A target is a kind of machine" in result.stdout
+    assert "the compiled module of ingot is missing" in result.stdout
+    assert "make native" in result.stdout
 
 
 def test_levels_are_a_tree_and_the_module_has_the_same() -> None:
