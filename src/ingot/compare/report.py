@@ -89,9 +89,12 @@ class Comparison:
         which = f"the first kernel call beyond its tolerance is {first.step}"
         if first.step == LOGITS:
             which = f"its logits are beyond their tolerance (layers {self.layers})"
-        others = (
-            f"; {later} later kernel {'call is' if later == 1 else 'calls are'} beyond theirs, too" if later else ""
-        )
+        others = ""
+        if later:
+            those = (
+                "1 later kernel call is beyond its" if later == 1 else f"{later} later kernel calls are beyond their"
+            )
+            others = f"; {those} tolerance, too"
         raise EngineError(
             f"the engine does not compute what its source says: {which}",
             where=f"{self.engine}, {self.target}: {first.what}",

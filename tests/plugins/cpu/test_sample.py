@@ -243,7 +243,7 @@ def test_sequences_that_break_the_contract_are_refused() -> None:
             (SequenceRules(logit_bias=((VOCAB, 1.0),)), "logit_bias names token "),
             (SequenceRules(logit_bias=((0, np.inf),)), "a value of logit_bias is inf, expected a finite number"),
             (SequenceRules(bad_words=((),)), "a bad word has no token"),
-            (SequenceRules(bad_words=((0, VOCAB),)), "the last token of a bad word is"),
+            (SequenceRules(bad_words=((0, VOCAB),)), "a bad word ends with token "),
             (SequenceRules(stop_words=((),)), "a stop word has no token"),
             (SequenceRules(end_ids=(VOCAB,), min_tokens=1), "min_tokens bans end token "),
             (SequenceRules(top=VOCAB + 1), "fewer tokens"),
