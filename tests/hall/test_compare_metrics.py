@@ -116,7 +116,7 @@ def test_the_first_finding_is_the_error_and_the_rest_is_counted() -> None:
     _comparison().raise_if_wrong()
     with pytest.raises(
         EngineError,
-        match=r"is layers.0/down\n(.|\n)*row 3(.|\n)*got: 2; 1 later kernel call is beyond its tolerance(.|\n)*other files",
+        match=r"is layers.0/down\n(.|\n)*row 3(.|\n)*got: 2; 1 later kernel call is beyond its tol(.|\n)*other files",
     ):
         _comparison(finding, finding, later, notes=("other files",)).raise_if_wrong()
     assert not _comparison(finding).document()["ok"]
