@@ -49,7 +49,7 @@ def kernels(everything: bool, as_json: bool, log_level: str, batch_sizes: tuple[
     random numbers. Activations count as bytes too; where they lie in caches, more than 100 % of the limit is possible.
 
     With several ranks, ops and limits are those of rank 0. Its collectives last until the other ranks have come. The
-    others rest while the limits are measured.
+    other ranks rest while the limits are measured.
 
     \b
     Example: ingot bench kernels --engine_dir ENGINE --input_len 512 --batch_size 1 --batch_size 8

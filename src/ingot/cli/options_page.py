@@ -75,6 +75,8 @@ def _option(option: click.Option) -> str:
     kinds = option.type.choices if isinstance(option.type, click.Choice) else ()
     value = "" if option.is_flag else f" {'|'.join(map(str, kinds)) or option.make_metavar(click.Context(group))}"
     default = "" if option.default in (None, False) or not option.show_default else f"`{option.default}`"
+    if isinstance(option.default, tuple):
+        default = ", ".join(f"`{each}`" for each in option.default)
     if option.required:
         default = "required"
     spelled = f"{option.opts[0]}{value}".replace("|", "\\|")

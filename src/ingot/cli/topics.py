@@ -1,11 +1,14 @@
 """The texts of `ingot help TOPIC`: questions that come up at the command line, answered in a screen or less."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ingot.cli.absent_options import ABSENT
 from ingot.cli.exit_codes import EXIT_CODES
+from ingot.cli.llama_cpp_flags import LLAMA_CPP
+from ingot.cli.other_flags import Flag
 from ingot.cli.trtllm_compat import SPELLINGS
+from ingot.cli.vllm_flags import VLLM
 from ingot.convert.family import family_names
 from ingot.convert.wrapped import WRAPPERS
 from ingot.plugins.registry import targets
@@ -55,8 +58,9 @@ auto          as the Checkpoint stores them; codes of quantised models become w4
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
 --lm_head_precision sets the last matmul alone; --activations sets how matmuls round their inputs.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
-cuda targets take w8 and w4gG too, TensorRT targets f32, bf16 and f16 only. Of quantised checkpoints (GGUF, AWQ, GPTQ, \
-...) `auto` keeps codes of up to 4 bits and FP8 on CPUs, and makes w8 of all others."""
+cuda targets take w8 and w4gG too, TensorRT targets f32, bf16 and f16 only. From a \
+quantised checkpoint (GGUF, AWQ, GPTQ, ...), `auto` keeps codes of up to 4 bits, and on CPUs FP8, and makes w8 of all \
+others."""
 
 
 def _memory() -> str:
@@ -121,13 +125,20 @@ def _trtllm() -> str:
     return "Options of trtllm-build and convert_checkpoint.py, and what ingot does with them.\n\n" + "\n".join(rows)
 
 
+def _flags(program: str, rows: Sequence[Flag]) -> str:
+    lines = [f"{', '.join(row.flags)}: {row.hint()}" for row in rows]
+    return f"Flags of {program}, and what to use in ingot.\n\n" + "\n".join(lines)
+
+
 TOPICS = {
     "exit_codes": Topic(summary="What each exit code means.", text=_exit_codes),
     "families": Topic(summary="Models that ingot converts.", text=_families),
     "limits": Topic(summary="max_seq_len, max_num_tokens and the others.", text=_limits),
+    "llama_cpp": Topic(summary="Flags of llama.cpp.", text=lambda: _flags("llama.cpp", LLAMA_CPP)),
     "memory": Topic(summary="What takes memory, and how to cap it.", text=_memory),
     "metrics": Topic(summary="TTFT, TPOT, ITL, goodput.", text=_metrics),
     "precisions": Topic(summary="bf16, w8, w4g128 and the others.", text=_precisions),
     "targets": Topic(summary="Kinds of machine that an engine is built for.", text=_targets),
     "trtllm": Topic(summary="Options of trtllm-build and convert_checkpoint.py.", text=_trtllm),
+    "vllm": Topic(summary="Flags of vllm serve.", text=lambda: _flags("vLLM", VLLM)),
 }
