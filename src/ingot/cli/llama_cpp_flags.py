@@ -73,7 +73,7 @@ LLAMA_CPP = (
         "--cpu-strict",
         "--numa",
         way=_PLACES,
-        link="([tune latency](../how-to/latency.md#cores-hyperthreads-and-pages))",
+        link="([tune latency](../how-to/latency.md#6-cores-hyperthreads-and-pages))",
     ),
     flag("--prio", "--poll", "--no-repack", "--no-op-offload", way=_TUNED),
     flag("-fa", "--flash-attn", "-cb", "--cont-batching", way="always on"),
