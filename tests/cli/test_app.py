@@ -27,6 +27,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 @pytest.mark.parametrize(("name", "command"), list(commands()))
 def test_every_command_has_an_example_and_words_for_every_option(name: str, command: click.Command) -> None:
     assert "Example: ingot " in (command.help or "")
+    assert " " in name or "`ingot help exit_codes`" in command.get_help(click.Context(command))
     options = [param for param in command.params if isinstance(param, click.Option)]
     assert [option.name for option in options if not option.help] == []
 

@@ -167,7 +167,7 @@ def test_other_families_and_names_are_refused(tmp_path: Path) -> None:
         export(windowed, tmp_path / "x.gguf", "gguf")
     other = checkpoint_of(tmp_path / "g", {**TINY_GPT2}, texts=False)
     for form in ("gguf", "compressed-tensors"):
-        with pytest.raises(UnsupportedModelError):
+        with pytest.raises(UnsupportedModelError, match="gpt2 cannot be exported: it stores its matrices"):
             export(other, tmp_path / "g.gguf", form)
     assert not (tmp_path / "x.gguf").exists()
 
