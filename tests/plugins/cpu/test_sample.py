@@ -246,7 +246,7 @@ def test_sequences_that_break_the_contract_are_refused() -> None:
             (SequenceRules(bad_words=((0, VOCAB),)), "a bad word ends with token "),
             (SequenceRules(stop_words=((),)), "a stop word has no token"),
             (SequenceRules(end_ids=(VOCAB,), min_tokens=1), "min_tokens bans end token "),
-            (SequenceRules(top=VOCAB + 1), "fewer tokens"),
+            (SequenceRules(top=VOCAB + 1), f"logprobs asks for {VOCAB + 1} tokens"),
         ]
     ]
     wrong.append((Drawing(row=0, prompt=[-1]), "the sequence has token -1, expected 0 to"))
