@@ -86,7 +86,7 @@ def _plan(**changes: Any) -> Callable[[Plan], Plan]:
 HOSTILE = [
     (_norm_plan, _step(kernel="rms_norm.f32.vax"), "no kernel"),
     (_norm_plan, _step(kernel="layer_norm.f32.avx2"), "does not compute op"),
-    (_norm_plan, _step(op="sample", kernel="sample.f32.avx2"), "not a step"),
+    (_norm_plan, _step(op="sample", kernel="sample.f32.avx2"), "cannot compute op sample"),
     (_norm_plan, _step(inputs=("in0", "in1")), "takes 3 inputs"),
     (_norm_plan, _step(inputs=("in0", "", "")), "weight is missing"),
     (_norm_plan, _step(inputs=("in0", "in0", "")), "no weight in0"),
@@ -116,7 +116,7 @@ HOSTILE = [
     (_norm_plan, _plan(arena_bytes=64), "outside"),
     (_norm_plan, _plan(arena_bytes=-1), "negative"),
     (_norm_plan, _plan(logits="in0"), "logits"),
-    (_norm_plan, _plan(steps=()), "no steps"),
+    (_norm_plan, _plan(steps=()), "no kernel calls"),
     (_norm_plan, lambda plan: _plan(steps=plan.steps * 2)(plan), "two are called step"),
     (_norm_plan, lambda plan: _plan(buffers=(*plan.buffers, plan.buffers[-1]))(plan), "two are called logits"),
     (_norm_plan, lambda plan: _plan(weights=plan.weights * 2)(plan), "two are called in1"),
