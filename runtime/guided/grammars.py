@@ -7,7 +7,14 @@ from typing import Any
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
 from ingot.errors import RequestError
 from ingot.runtime.guided.forced_texts import WHITESPACE, refuse_long, refuse_long_in
-from ingot.runtime.guided.unenforced import DEEPEST, MANY_SCHEMAS, ONE_SCHEMA, SCHEMAS_BY_NAME, refuse_unenforced
+from ingot.runtime.guided.unenforced import (
+    DEEPEST,
+    MANY_SCHEMAS,
+    ONE_SCHEMA,
+    SCHEMAS_BY_NAME,
+    refuse_numbers_in,
+    refuse_unenforced,
+)
 
 Grammar = tuple[str, str]
 """(kind, text): "json_schema", "regex" or "lark"."""
@@ -28,6 +35,7 @@ def make_grammar(asked: StructuredOutputs, wire: Callable[[str], str]) -> Gramma
     if asked.grammar is not None:
         text = _from_gbnf(asked.grammar) if "::=" in asked.grammar else asked.grammar
         refuse_long_in("lark", text)
+        refuse_numbers_in(text)
         return "lark", text
     if asked.structural_tag is not None:
         return "lark", _tags(read_json("structured_outputs.structural_tag", asked.structural_tag), wire)

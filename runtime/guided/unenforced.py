@@ -17,6 +17,8 @@ _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # those that have no short e
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DIGITS = 15  # of a bound
 _EXACT = 2**53  # whole numbers up to here are doubles
+_LEAST, _MOST = -(2**63) + 1024, 2**64 - 1  # whole numbers of a value; the library ends the process at smaller ones
+_EMBEDDED = re.compile(r"-\d{19,}")
 
 
 def refuse_unenforced(schema: Mapping[str, Any]) -> None:
@@ -43,8 +45,42 @@ def _refuse(schema: Any, root: Mapping[str, Any], path: str, deep: int) -> None:
                     got=json.dumps(text)[:100],
                     hint="leave the character out",
                 )
+    for key in ("const", "enum"):
+        for number in _whole_numbers(schema.get(key)):
+            refuse_number(number, f"schema {path}.{key}")
     for name, child in _subschemas(schema):
         _refuse(child, root, path + name, deep - 1)
+
+
+def refuse_number(number: int, where: str) -> None:
+    """A whole number that the library cannot read. Raises RequestError."""
+    if not _LEAST <= number <= _MOST:
+        raise RequestError(
+            "structured_outputs: a whole number is too large",
+            where=where,
+            expected=f"{_LEAST} to {_MOST}",
+            got=str(number)[:100],
+            hint="leave the value out, or make it a text",
+        )
+
+
+def refuse_numbers_in(grammar: str) -> None:
+    """Schemas inside a grammar in Lark, whose numbers the library reads as those of schemas. Raises RequestError."""
+    if "%json" in grammar:
+        for found in _EMBEDDED.findall(grammar):
+            refuse_number(int(found[:100]), "structured_outputs.grammar")
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """All of them in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _whole_numbers(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _whole_numbers(each)
 
 
 def _refuse_bounds(schema: Mapping[str, Any], path: str) -> None:

@@ -178,6 +178,9 @@ def test_white_space_is_limited_unless_said_otherwise() -> None:
         ({"minimum": 2**53 + 1}, "a bound of so many digits cannot be enforced: minimum"),
         ({"items": {"exclusiveMaximum": 987458.3711255031}}, "schema $.items"),
         ({"$ref": "#"}, "a $ref leads back to itself"),
+        ({"const": -(2**63)}, "a whole number is too large"),
+        ({"items": {"enum": [[-(2**63) + 1]]}}, "schema $.items.enum"),
+        ({"const": 2**64}, "a whole number is too large"),
         (
             {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "items": {"$ref": "#/$defs/a"}},
             "$.$defs.a",
@@ -232,3 +235,10 @@ def test_a_grammar_that_takes_too_long_is_refused_and_freed(guides: Guides, monk
 def _try(guides: Guides, regex: str) -> None:
     with pytest.raises(RequestError):
         guides.matcher(StructuredOutputs(regex=regex))
+
+
+def test_numbers_that_would_end_the_process_are_refused_inside_a_grammar_too(guides: Guides) -> None:
+    for text in ('start: %json {"const": -9223372036854775808}', 'start: "a" %json {"enum": [-9223372036854775807]}'):
+        with pytest.raises(RequestError, match="a whole number is too large"):
+            guides.matcher(StructuredOutputs(grammar=text))
+    assert guides.matcher(StructuredOutputs(json={"enum": [-(2**62), 2**63, -1e19]})) is not None
