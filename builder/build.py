@@ -33,7 +33,7 @@ from ingot.configs.token_ids import TokenIds
 from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import BuildError, CheckpointError, IngotError
-from ingot.manifest import MANIFEST_NAME, Manifest, TargetEntry, rank_file
+from ingot.manifest import MANIFEST_NAME, Fact, Manifest, TargetEntry, rank_file
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.op_graph import OpGraph
@@ -339,7 +339,7 @@ def _manifest(
         weight_sources=first.weight_sources,
         others=tuple(others),
         ingot_version=__version__,
-        model=model_card(checkpoint, builds[0].whole),
+        model={**model_card(checkpoint, builds[0].whole), **_layout(plan, len(builds[0].ranks))},
         limits=plan.limits,
         capabilities=CAPABILITIES,
         ranks=len(builds[0].ranks),
@@ -349,6 +349,12 @@ def _manifest(
         parts=(),
         sources=checkpoint.config.sources,
     )
+
+
+def _layout(plan: Plan, ranks: int) -> dict[str, Fact]:
+    """How ranks divide the model, where there are pipeline stages."""
+    _, stages = plan.stage
+    return {"pp_size": stages, "tp_size": ranks // stages} if stages > 1 else {}
 
 
 def _target_report(target_build: TargetBuild, own: RankFilePlan, output_dir: Path, notes: list[str]) -> TargetReport:

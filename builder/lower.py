@@ -196,7 +196,7 @@ class Lowering:
         """The Plan of this program, or of what passes have made of it, under these limits."""
         rows = {Rows.TOKENS: limits.max_num_tokens, Rows.LOGITS: limits.max_logit_rows}
         buffers, arena_bytes = plan_arena(
-            program.values, [_use(step) for step in program.steps], rows, [program.logits]
+            program.values, [_use(step) for step in program.steps], rows, [] if program.logits is None else [program.logits]
         )
         weights, weight_bytes = place_weights(self.uses, slice_count(self.uses))
         names = [buffer.name for buffer in buffers]
@@ -213,7 +213,7 @@ class Lowering:
             steps=tuple(_step(each, names) for each in program.steps),
             arena_bytes=arena_bytes,
             weight_bytes=weight_bytes,
-            logits=names[program.logits],
+            logits="" if program.logits is None else names[program.logits],
             sum_parts=program.sum_parts,
         )
 

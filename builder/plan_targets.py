@@ -17,6 +17,7 @@ from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
+from ingot.builder.passes.cut_stages import CutStages, find_cuts
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.split_ranks import SplitRanks
 from ingot.builder.passes.split_sums import split_passes
@@ -91,8 +92,9 @@ def plan_targets(
     config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], progress: Progress
 ) -> list[TargetBuild]:
     """A TargetBuild for each target."""
-    if config.tp_size > 1:
-        _require_ranks(config.tp_size, targets)
+    for option, size in (("--tp_size", config.tp_size), ("--pp_size", config.pp_size)):
+        if size > 1:
+            _require_ranks(option, size, targets)
     graph = Graph.load(checkpoint.graph_path)
     if config.dump_passes is not None:
         _make_folder(config.dump_passes)
@@ -114,15 +116,16 @@ def plan_targets(
     return builds
 
 
-def _require_ranks(ranks: int, targets: Sequence[Target]) -> None:
+def _require_ranks(option: str, ranks: int, targets: Sequence[Target]) -> None:
     """Raises BuildError for what has one rank only."""
     alone = [target.name for target in targets if not isinstance(target, (RunsRanks, JoinsRanks))]
     if alone:
         raise BuildError(
-            f"--tp_size {ranks} is not supported on {', '.join(alone)}",
-            where=f"--tp_size {ranks}",
+            f"{option} {ranks} is not supported on {', '.join(alone)}",
+            where=f"{option} {ranks}",
             expected="CPU targets and ref",
-            hint="give --tp_size 1; --sum_parts alone fixes the bits that ranks will have",
+            hint=f"give {option} 1"
+            + ("; --sum_parts alone fixes the bits that ranks will have" if option == "--tp_size" else ""),
         )
 
 
@@ -151,18 +154,23 @@ def _plan_target(
     limits, lowered = fit_limits(config, shape.positions, sparse_beyond=model.sparse_beyond if model else 0)
     dump = Dump(config.dump_passes, len(reports) + len(own) + 1)
     parts = shape, limits, kv_dtype
+    cuts: list[int] = []
     planned = [
-        _plan_rank(config, checkpoint, graph, parts, target, rank, dump if rank == 0 else None)
-        for rank in range(config.tp_size)
+        _plan_rank(config, checkpoint, graph, parts, target, rank, cuts, dump if rank == 0 else None)
+        for rank in range(config.ranks)
     ]
     lowering, plan = planned[0]
-    alone = dataclasses.replace(config, tp_size=1, sum_parts=config.parts)
-    whole = plan if config.tp_size == 1 else _plan_rank(alone, checkpoint, graph, parts, target, 0, None)[1]
-    timings: tuple[str, ...] = ()
+    alone = dataclasses.replace(config, tp_size=1, pp_size=1, sum_parts=config.parts)
+    whole = plan if config.ranks == 1 else _plan_rank(alone, checkpoint, graph, parts, target, 0, [], None)[1]
+    timings: list[str] = []
     if config.autotune:
-        tuning = tune(plan, target, config.timing_cache, progress)
-        plan, timings = dataclasses.replace(plan, tactics=tuning.tactics), tuning.table
-        notes.extend(tuning.notes)
+        for begin in range(0, config.ranks, config.tp_size):  # the ranks of a stage have the same steps
+            tuning = tune(planned[begin][1], target, config.timing_cache, progress)
+            timings.extend(line for line in tuning.table if line not in timings)
+            notes.extend(note for note in tuning.notes if note not in notes)
+            for rank in range(begin, begin + config.tp_size):
+                planned[rank] = planned[rank][0], dataclasses.replace(planned[rank][1], tactics=tuning.tactics)
+        plan = planned[0][1]
     sample = _sample(config, checkpoint, plan, target, notes)
     first = TargetBuild(
         target=target,
@@ -174,14 +182,12 @@ def _plan_target(
         reports=(*reports, *own, *dump.reports),
         notes=tuple(notes),
         lowered=tuple(lowered),
-        timings=timings,
+        timings=tuple(timings),
         sample=sample,
         whole=whole,
     )
     further = (
-        dataclasses.replace(first, lowering=each, plan=dataclasses.replace(its, tactics=plan.tactics), sample=None)
-        for each, its in planned[1:]
-    )
+dataclasses.replace(first, lowering=each, plan=its, sample=None) for each, its in planned[1:])
     return dataclasses.replace(first, further=tuple(further))
 
 
@@ -192,25 +198,39 @@ def _plan_rank(
     model: tuple[ModelShape, Limits, DType],
     target: Target,
     rank: int,
+    cuts: list[int],
     dump: Dump | None,
 ) -> tuple[Lowering, Plan]:
-    """One rank's weights and plan. model: shape and limits of the engine, type of the KV cache."""
+    """One rank's weights and plan. model: shape and limits of the engine, type of the KV cache; cuts: where pipeline
+    stages end, which the first rank finds for all.
+
+    Ranks of a stage are neighbours, and the last stage comes first: rank 0 draws.
+    """
     shape, limits, kv_dtype = model
     lowering = Lowering(graph, panels=target.packs_products)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    sums = split_passes(lowering, target, config.parts, rank, config.tp_size)
+    stage, place = config.pp_size - 1 - rank // config.tp_size, rank % config.tp_size
+    sums = split_passes(lowering, target, config.parts, place, config.tp_size)
     ranks = tuple(SplitRanks(sums=each) for each in sums if config.tp_size > 1)
+
+    stages: list[CutStages] = []
 
     def plan_of(program: Program) -> Plan:
         own = _own_heads(shape, ranks)
         caches = cache_groups(own, limits, config.tokens_per_block, kv_dtype, frees_windows=target.frees_windows)
-        return lowering.plan(program, limits, caches, own)
+        return lowering.plan(program, limits, stages[0].caches(caches) if stages else caches, own)
+
+    def cut(program: Program) -> tuple[Program, PassReport]:
+        if not cuts:
+            cuts.extend(find_cuts(program, lowering.uses, plan_of(program).caches, limits.max_seq_len, config.pp_size))
+        stages.append(CutStages(lowering=lowering, target=target, stage=stage, cuts=cuts))
+        return stages[0](program)
 
     screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
     program = run_step_passes(
         lowering.program,
-        (*sums, *ranks, *step_passes(target), *screens),
+        (*sums, *ranks, *step_passes(target), *screens, *((cut,) if config.pp_size > 1 else ())),
         lambda report, made: None if dump is None or made is None else dump(report, plan_of(made)),
     )
     plan = plan_of(program)
@@ -227,7 +247,7 @@ def _own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:
 
 def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Target, notes: list[str]) -> Sample | None:
     """None, and why, where no speed can be predicted."""
-    if not config.autotune or config.dry_run or config.tp_size > 1:
+    if not config.autotune or config.dry_run or config.ranks > 1:
         return None  # nothing is to be timed, there will be no engine, or one process is not all of it
     if isinstance(target, Tunable) and target.run_blocker() is not None:
         return None  # as `tune` has said

@@ -25,12 +25,12 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """steps: in execution order; values: what they write, by index; logits: the value that the last one writes;
-    sum_parts: as of the Plan."""
+    """steps: in execution order; values: what they write, by index; logits: the value that the last one writes, None of
+    a pipeline stage that is not the last; sum_parts: as of the Plan."""
 
     steps: tuple[Draft, ...]
     values: tuple[Value, ...]
-    logits: int
+    logits: int | None
     sum_parts: int = 1
 
     def tensors(self) -> dict[str, tuple[str, ...]]:

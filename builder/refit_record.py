@@ -48,11 +48,11 @@ def require_refittable(builds: Sequence[TargetBuild]) -> None:
             )
         if len(each.ranks) > 1:
             raise UsageError(
-                "--refit cannot be combined with --tp_size",
+                "--refit cannot be combined with --tp_size or --pp_size",
                 where="--refit",
                 expected="one rank",
                 got=f"{len(each.ranks)} ranks",
-                hint="leave --refit or --tp_size out",
+                hint="leave --refit out, or --tp_size and --pp_size",
             )
         if each.target.on_gpu or each.graph is not None:
             raise UsageError(

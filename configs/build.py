@@ -17,6 +17,7 @@ DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_NUM_TOKENS = 2048
 MAX_ROWS = (1 << 21) - 1  # tokens or requests of one step
 MAX_SUM_PARTS = 64
+MAX_RANKS = 64
 MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
 _KV_NOT_YET = {"fp8": "CPUs compute no fp8, and no kernel of a GPU reads it yet; int8 has as many bits"}
@@ -40,6 +41,7 @@ class BuildConfig:
     max_output_len    instead of max_seq_len: max_seq_len is max_input_len + max_output_len
     max_num_tokens    tokens of one step (2048)
     tp_size           ranks that share each layer; a power of two
+    pp_size           pipeline stages that divide the layers; tp_size ranks each
     sum_parts         parts of each sum that ranks divide: a power of two, a multiple of tp_size. None: tp_size. Engines
                       of other numbers of parts differ in bits
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
@@ -64,6 +66,7 @@ class BuildConfig:
     max_output_len: int | None = None
     max_num_tokens: int | None = None
     tp_size: int = 1
+    pp_size: int = 1
     sum_parts: int | None = None
     tokens_per_block: int = 32
     kv_cache_dtype: str = "auto"
@@ -73,6 +76,11 @@ class BuildConfig:
     refit: bool = False
     dry_run: bool = False
     dump_passes: Path | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute the engine together."""
+        return self.tp_size * self.pp_size
 
     @property
     def parts(self) -> int:
@@ -119,6 +127,12 @@ class BuildConfig:
     def _check_ranks(self) -> None:
         _check_parts("tp_size", self.tp_size)
         _check_parts("sum_parts", self.parts)
+        if not isinstance(self.pp_size, int) or not 1 <= self.pp_size <= MAX_RANKS // self.tp_size:
+            raise UsageError(
+                f"--pp_size {self.pp_size} is out of range",
+                expected=f"1 to {MAX_RANKS // self.tp_size}: an engine has at most {MAX_RANKS} ranks",
+                got=repr(self.pp_size),
+            )
         if self.parts % self.tp_size:
             raise UsageError(
                 f"--sum_parts {self.parts} is not a multiple of --tp_size",

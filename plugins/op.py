@@ -230,7 +230,7 @@ MOST_RANKS = 64  # of a tensor parallel group
 
 def alone(call: Call) -> tuple[Array, ...]:
     """What a collective gives one rank by itself."""
-    raise AssertionError("ranks compute a collective together: a session of one rank refuses its plan")
+    raise AssertionError("ranks compute this op together: a session of one rank refuses its plan")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,6 +271,8 @@ class Op:
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
     collective    of an op that all ranks compute together: their inputs, in order → what each of them gets. Its
                   `reference` is `alone`
+    transfer      of an op that takes rows from one pipeline stage to the next: what the one has sent → what the other
+                  gets. Its `reference` is `alone`
     """
 
     name: str
@@ -307,6 +309,7 @@ class Op:
     is_step: bool = True
     keeps_inputs: bool = False
     collective: Callable[[Sequence[Array]], Array] | None = None
+    transfer: Callable[[Sequence[Array]], Array] | None = None
     state: Callable[[Mapping[str, Attr]], int] | None = None
 
     @property

@@ -173,9 +173,10 @@ class RankLink(Protocol):
         """What every rank says, in their order. All must call it as often. Raises RankError where one has ended."""
         ...
 
-    def mpi_calls(self) -> tuple[int, int, int, int, int] | None:
-        """For sessions in C++, where MPI has started the ranks: addresses of MPI_Iallgather, MPI_Ibcast and MPI_Test,
-        and handles of a communicator of all ranks and of MPI_BYTE."""
+    def mpi_calls(self, stages: int) -> tuple[int, ...] | None:
+        """For sessions in C++, where MPI has started the ranks: addresses of MPI_Iallgather, MPI_Ibcast, MPI_Isend,
+        MPI_Irecv and MPI_Test, and handles of a communicator of all ranks, of another one of this pipeline stage's,
+        and of MPI_BYTE. All ranks must call it."""
         ...
 
     def leave(self) -> None:

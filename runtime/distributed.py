@@ -73,13 +73,13 @@ class MpiLink:
                 raise RankError("a rank has not opened the engine in time", got=f"nothing in {_OPENING_SECONDS:g} s")
             time.sleep(0.001)
 
-    def mpi_calls(self) -> tuple[int, int, int, int, int]:
-        """Functions of the library that mpi4py has loaded, and a communicator that nothing else uses."""
+    def mpi_calls(self, stages: int) -> tuple[int, ...]:
+        """Functions of the library that mpi4py has loaded, and communicators that nothing else uses."""
         library = ctypes.CDLL(self._mpi.__file__)
-        names = ("MPI_Iallgather", "MPI_Ibcast", "MPI_Test")
-        first, second, third = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
-        self._own = self._world.Dup()
-        return first, second, third, self._own.handle, self._mpi.BYTE.handle
+        names = ("MPI_Iallgather", "MPI_Ibcast", "MPI_Isend", "MPI_Irecv", "MPI_Test")
+        calls = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
+        self._own = self._world.Dup(), self._world.Split(self.rank // (self.count // stages), self.rank)
+        return (*calls, *(each.handle for each in self._own), self._mpi.BYTE.handle)
 
     def leave(self) -> None:
         """From now on this process may end by itself."""

@@ -72,7 +72,7 @@ def join_ranks(directory: Path | str, config: RuntimeConfig) -> None:
         raise UsageError(
             f"{link.count} processes are started for an engine of one rank",
             where=str(directory),
-            hint="start one process, or build an engine with more --tp_size",
+            hint="start one process, or build an engine with a larger --tp_size or --pp_size",
         )
     if ranks > 1 and isinstance(_choose_target(directory, config), JoinsRanks):
         if link is None:
@@ -110,8 +110,10 @@ def load_engine(directory: Path | str, config: RuntimeConfig, link: RankLink | N
         ranks = [engine]
         for rank in range(1, manifest.ranks):
             ranks.append(further.enter_context(open_engine(directory, rank, crc32, target.name)))
-        budget = kv_budget(engine.plan.caches, limits, _share(config, len(ranks)), available // len(ranks))
-        options = SessionOptions(num_blocks=budget.num_blocks, threads=config.threads, directory=Path(directory))
+        share = _share(config, len(ranks)), available // len(ranks)
+        counts = [kv_budget(each.plan.caches, limits, *share).num_blocks for each in ranks]  # stages have other layers
+        num_blocks = tuple(map(min, zip(*counts, strict=True)))
+        options = SessionOptions(num_blocks=num_blocks, threads=config.threads, directory=Path(directory))
         session = _open_session(target, ranks, options)
     chunk = None if target.on_gpu or config.max_num_tokens is not None else PREFILL_CHUNK
     return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)

@@ -46,6 +46,7 @@ class SplitRanks:
         work = _Work(self, program)
         for value, share in self.sums.shares.items():
             work.divide(value, share)
+        assert program.logits is not None, "stages are cut after this"
         work.divide_logits(program.logits)
         return work.program(program), PassReport(name=NAME, fired=work.count)
 

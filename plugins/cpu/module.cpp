@@ -1,6 +1,7 @@
 // The Python module ingot._cpu: what this machine offers, the kernel table, checksums, and sessions.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -296,27 +297,27 @@ void bind_ranks(nb::module_& m) {
   nb::class_<ingot::MpiGroup, ingot::RankGroup>(m, "MpiGroup", "Ranks of several machines.")
       .def(
           "__init__",
-          [](ingot::MpiGroup* self, const std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>& calls,
-             int rank, int count, int64_t slot_bytes, double timeout) {
+          [](ingot::MpiGroup* self, const std::array<uintptr_t, 8>& calls, int rank, int count, int64_t slot_bytes,
+             double timeout, int stages, int64_t message_bytes) {
             const auto given = std::apply([](auto... each) { return ingot::MpiCalls{each...}; }, calls);
-            new (self) ingot::MpiGroup(given, rank, count, slot_bytes, timeout);
+            new (self) ingot::MpiGroup(given, rank, count, slot_bytes, timeout, stages, message_bytes);
           },
-          "calls"_a, "rank"_a, "count"_a, "slot_bytes"_a, "timeout"_a);
+          "calls"_a, "rank"_a, "count"_a, "slot_bytes"_a, "timeout"_a, "stages"_a, "message_bytes"_a);
   nb::class_<ingot::Window, ingot::RankGroup>(m, "Window", "Ranks of one machine, which share memory.")
       .def(
           "__init__",
           [](ingot::Window* self, const std::string& path, int rank, int count, int64_t slot_bytes, int64_t batch_words,
-             double timeout) {
-            const ingot::WindowShape shape{.count = count, .slot_bytes = slot_bytes, .batch_words = batch_words};
+             double timeout, int stages, int64_t message_bytes) {
+            const ingot::WindowShape shape{count, slot_bytes, batch_words, stages, message_bytes};
             new (self) ingot::Window(path, rank, shape, timeout);
           },
-          "path"_a, "rank"_a, "count"_a, "slot_bytes"_a, "batch_words"_a, "timeout"_a)
+          "path"_a, "rank"_a, "count"_a, "slot_bytes"_a, "batch_words"_a, "timeout"_a, "stages"_a, "message_bytes"_a)
       .def_static(
           "bytes",
-          [](int count, int64_t slot_bytes, int64_t batch_words) {
-            return ingot::WindowShape{.count = count, .slot_bytes = slot_bytes, .batch_words = batch_words}.bytes();
+          [](int count, int64_t slot_bytes, int64_t batch_words, int stages, int64_t message_bytes) {
+            return ingot::WindowShape{count, slot_bytes, batch_words, stages, message_bytes}.bytes();
           },
-          "count"_a, "slot_bytes"_a, "batch_words"_a, "Size of the file.");
+          "count"_a, "slot_bytes"_a, "batch_words"_a, "stages"_a, "message_bytes"_a, "Size of the file.");
 }
 
 void bind_session(nb::module_& m) {

@@ -5,8 +5,9 @@ import os
 from collections.abc import Iterator
 
 from ingot.errors import IngotError, RankError
-from ingot.plan import Plan, Rows, Step
+from ingot.plan import ALIGNMENT, Plan, Rows, Step
 from ingot.plugins.cpu.native import _cpu
+from ingot.plugins.ops import send
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import RankLink, SessionOptions
 
@@ -29,27 +30,31 @@ def rank_errors() -> Iterator[None]:
 
 def open_group(plan: Plan, link: RankLink, options: SessionOptions) -> "_cpu.RankGroup":
     """The ranks of `link`, each of which calls this. Raises RankError."""
+    stages = plan.stage[1]
+    sizes = [_slot_bytes(plan), _batch_words(plan), _message_bytes(plan)]
+    slot, words, messages = map(max, zip(*link.exchange(sizes), strict=True))  # stages have other steps
     if options.shared_memory:
-        return _open_window(plan, link, options.rank_timeout)
-    if (calls := link.mpi_calls()) is None:
+        return _open_window(link, (slot, words, stages, messages), options.rank_timeout)
+    if (calls := link.mpi_calls(stages)) is None:
         raise RankError("the ranks were not started by MPI", hint="give all ranks one machine, or start them by mpirun")
-    return _cpu.MpiGroup(calls, link.rank, link.count, _slot_bytes(plan), options.rank_timeout)
+    return _cpu.MpiGroup(calls, link.rank, link.count, slot, options.rank_timeout, stages, messages)
 
 
-def _open_window(plan: Plan, link: RankLink, timeout: float) -> "_cpu.Window":
-    slot, words = _slot_bytes(plan), _batch_words(plan)
+def _open_window(link: RankLink, shape: tuple[int, int, int, int], timeout: float) -> "_cpu.Window":
+    """shape: bytes of a slot, numbers of a batch, stages, bytes of a step's messages."""
+    slot, words, stages, messages = shape
     file, path = -1, ""
     try:
         if link.rank == 0:
             file = os.memfd_create("ingot ranks", os.MFD_CLOEXEC)
-            os.ftruncate(file, _cpu.Window.bytes(link.count, slot, words))
+            os.ftruncate(file, _cpu.Window.bytes(link.count, slot, words, stages, messages))
             path = f"/proc/{os.getpid()}/fd/{file}"
         path = link.exchange(path)[0]
         window: _cpu.Window | None = None
         problem = ""
         try:
             with rank_errors():
-                window = _cpu.Window(path, link.rank, link.count, slot, words, timeout)
+                window = _cpu.Window(path, link.rank, link.count, slot, words, timeout, stages, messages)
         except IngotError as error:
             problem = str(error.got)
         problems = [each for each in link.exchange(problem) if each]
@@ -71,6 +76,13 @@ def _brought(plan: Plan, step: Step) -> int:
     rows = plan.limits.max_num_tokens if x.rows is Rows.TOKENS else plan.limits.max_logit_rows
     columns = -(-int(step.attrs["columns"]) // int(step.attrs["ranks"])) if "columns" in step.attrs else x.cols
     return rows * max(x.cols, columns) * _FLOAT
+
+
+def _message_bytes(plan: Plan) -> int:
+    """That a rank passes on in one step of the plan, at most: each buffer ends on a cache line."""
+    cols = {buffer.name: buffer.cols for buffer in plan.buffers}
+    sent = [plan.limits.max_num_tokens * cols[step.inputs[0]] * _FLOAT for step in plan.steps if step.op == send.OP.name]
+    return sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sent)
 
 
 def _batch_words(plan: Plan) -> int:

@@ -22,21 +22,21 @@ from ingot.weight_formats import TABLE_FORMAT
 _TABLE_DTYPES = (DType.F32, DType.BF16, DType.F16, DType(TABLE_FORMAT.dtype))
 
 
-def check_steps(plan: Plan, ranks: int = 1) -> None:
-    """ranks: that compute the plan's collectives together.
+def check_steps(plan: Plan, ranks: int = 1, stages: int = 1) -> None:
+    """ranks: that compute the plan's collectives together; stages: that pass rows on.
 
     Raise EngineError for an input that nobody gives, or the first step that no session of any target could run.
     """
     require_known_inputs(plan)
-    checker = _Checker(plan, ranks)
+    checker = _Checker(plan, ranks, stages)
     for step in plan.steps:
         if (found := checker.problem(step)) is not None:
             raise EngineError("the engine's plan is invalid", where=f"kernel call {step.name}", got=found, hint=REBUILD)
 
 
 class _Checker:
-    def __init__(self, plan: Plan, ranks: int) -> None:
-        self._plan, self._ranks = plan, ranks
+    def __init__(self, plan: Plan, ranks: int, stages: int) -> None:
+        self._plan, self._ranks, self._stages = plan, ranks, stages
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
         self._given = {each.name for each in plan.inputs}
@@ -50,7 +50,9 @@ class _Checker:
             return found
         if op.collective is not None and step.attrs["ranks"] != self._ranks:
             return f"{step.attrs['ranks']} ranks compute it together, and {self._ranks} are here"
-        if len(step.outputs) != len(op.outputs) or not step.outputs[0]:
+        if op.transfer is not None and step.attrs["stages"] != self._stages:
+            return f"{step.attrs['stages']} pipeline stages compute the model, and {self._stages} are here"
+        if len(step.outputs) != len(op.outputs) or (op.outputs and not step.outputs[0]):
             return f"gives {len(op.outputs)} outputs, got {len(step.outputs)}"
         checks: Sequence[Callable[[Step, Op], str | None]] = (
             self._cache,

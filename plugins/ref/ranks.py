@@ -1,5 +1,5 @@
-"""All ranks of an engine in one process: each step of every rank, then the next one. So the ranks meet at collectives
-without waiting, and what they compute is what any arrangement of processes computes."""
+"""All ranks of an engine in one process: each step of every rank of a pipeline stage, then the next one; then the next
+stage. So no rank waits for another one, and what they compute is what any arrangement of processes computes."""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import Plan, Step
-from ingot.plugins.ref.session import RefSession
+from ingot.plan import Attr, Plan, Step
+from ingot.plugins.interpreter import Interpreter
+from ingot.plugins.op import Array
+from ingot.plugins.ref.session import Arena, RefSession
 from ingot.plugins.registry import find_op
 from ingot.plugins.sequences import Sequences, step_result
 from ingot.plugins.target import SessionOptions
@@ -25,13 +27,15 @@ class RanksSession:
         self, plans: Sequence[Plan], weights: Sequence[npt.NDArray[np.uint8]], options: SessionOptions
     ) -> None:
         """Raises EngineError for plans that do not go together, CapacityError."""
-        _require_alike(plans)
-        self._plans = plans
+        stages = _stages(plans)
+        for first, own in stages:
+            _require_alike(own, first)
+        self._plans, self._stages = plans, [range(first, first + len(own)) for first, own in stages]
         self._sequences = Sequences()
         self.num_blocks = options.num_blocks
         with contextlib.ExitStack() as opened:
             self._ranks = [
-                opened.enter_context(contextlib.closing(RefSession(plan, own, options, ranks=len(plans))))
+                opened.enter_context(contextlib.closing(RefSession(plan, own, options, ranks=len(plans) // len(stages), stages=len(stages))))
                 for plan, own in zip(plans, weights, strict=True)
             ]
             self._opened = opened.pop_all()
@@ -48,15 +52,11 @@ class RanksSession:
         """One pass over the steps of all ranks, then the draws."""
         batch = self._sequences.complete(batch)
         begun = [rank.begin(batch) for rank in self._ranks]
-        for steps in zip(*(plan.steps for plan in self._plans), strict=True):
-            collective = find_op(steps[0].op).collective
-            if collective is None:
-                for step, (interpreter, arena) in zip(steps, begun, strict=True):
-                    arena.update(interpreter.compute(step, arena))
-                continue
-            together = collective([arena[step.inputs[0]] for step, (_, arena) in zip(steps, begun, strict=True)])
-            for step, (_, arena) in zip(steps, begun, strict=True):
-                arena.update({step.outputs[0]: together})
+        sent: dict[tuple[int, Attr], Array] = {}  # to the next stage: by place among its ranks, and message
+        for ranks in self._stages:
+            own = [begun[rank] for rank in ranks]
+            for steps in zip(*(self._plans[rank].steps for rank in ranks), strict=True):
+                _compute(steps, own, sent)
         return step_result(self._sequences, batch, begun[0][1][self._plans[0].logits])
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
@@ -68,20 +68,58 @@ class RanksSession:
         self._opened.close()
 
 
-def _require_alike(plans: Sequence[Plan]) -> None:
-    """Raises EngineError unless all ranks take the same steps and meet in the same collectives."""
+def _compute(
+    steps: Sequence[Step], ranks: Sequence[tuple[Interpreter, Arena]], sent: dict[tuple[int, Attr], Array]
+) -> None:
+    """The same step of every rank of a stage. sent: what has left the stage before; gets what leaves this one."""
+    op = find_op(steps[0].op)
+    if op.collective is not None:
+        together = op.collective([arena[step.inputs[0]] for step, (_, arena) in zip(steps, ranks, strict=True)])
+        for step, (_, arena) in zip(steps, ranks, strict=True):
+            arena.update({step.outputs[0]: together})
+        return
+    for place, (step, (interpreter, arena)) in enumerate(zip(steps, ranks, strict=True)):
+        if op.transfer is None:
+            arena.update(interpreter.compute(step, arena))
+        elif op.inputs:
+            sent[place, step.attrs["message"]] = op.transfer([arena[step.inputs[0]]])
+        else:
+            arena.update({step.outputs[0]: sent.pop((place, step.attrs["message"]))})
+
+
+def _stages(plans: Sequence[Plan]) -> list[tuple[int, Sequence[Plan]]]:
+    """First rank and plans of each pipeline stage, in the order of the stages: the last one's ranks come first. Raises
+    EngineError where one is not in its place."""
+    stages = plans[0].stage[1]
+    each = len(plans) // stages
+    for rank, plan in enumerate(plans):
+        expected = stages - 1 - rank // max(each, 1), stages
+        if plan.stage != expected or each * stages != len(plans):
+            raise EngineError(
+                "the rank files of the engine do not belong together",
+                where=f"rank {rank}",
+                expected=f"stage {expected[0]} of {expected[1]} of {len(plans)} ranks",
+                got=f"stage {plan.stage[0]} of {plan.stage[1]}",
+                hint=REBUILD,
+            )
+    return [(first, plans[first : first + each]) for first in range(len(plans) - each, -1, -each)]
+
+
+def _require_alike(plans: Sequence[Plan], number: int) -> None:
+    """Raises EngineError unless all ranks of a stage take the same steps and meet in the same collectives. number: of
+    the first one."""
 
     def meets(step: Step) -> tuple[object, ...]:
         collective = find_op(step.op).collective is not None
         return (step.op, tuple(step.attrs.items()) if collective else ())
 
     first = [meets(step) for step in plans[0].steps]
-    for rank, plan in enumerate(plans):
+    for rank, plan in enumerate(plans, number):
         if [meets(step) for step in plan.steps] != first or plan.limits != plans[0].limits:
             raise EngineError(
                 "the rank files of the engine do not belong together",
                 where=f"rank {rank}",
-                expected="the steps and limits of rank 0",
+                expected=f"the steps and limits of rank {number}",
                 hint=REBUILD,
             )
         sizes = [(group.window, group.layers, group.tokens_per_block) for group in plan.caches]

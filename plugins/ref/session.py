@@ -30,9 +30,11 @@ class RefSession:
 
     most_steps = 1
 
-    def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, *, ranks: int = 1) -> None:
-        """ranks: that compute its collectives together. Raises EngineError where it cannot run, CapacityError."""
-        check_steps(plan, ranks)
+    def __init__(
+        self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, *, ranks: int = 1, stages: int = 1
+    ) -> None:
+        """ranks, stages: that compute the model together. Raises EngineError where it cannot run, CapacityError."""
+        check_steps(plan, ranks, stages)
         self._logits, self._steps = plan.logits, plan.steps
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         read = {name for step in plan.steps for name in step.inputs}  # not the machine code of another target

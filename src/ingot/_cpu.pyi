@@ -29,15 +29,32 @@ class MpiGroup(RankGroup):
     """Ranks of several machines. calls: addresses and handles, see mpi_group.h."""
 
     def __init__(
-        self, calls: tuple[int, int, int, int, int], rank: int, count: int, slot_bytes: int, timeout: float
+        self,
+        calls: tuple[int, ...],
+        rank: int,
+        count: int,
+        slot_bytes: int,
+        timeout: float,
+        stages: int,
+        message_bytes: int,
     ) -> None: ...
 
 class Window(RankGroup):
     """Ranks of one machine, which share the memory of a file."""
 
-    def __init__(self, path: str, rank: int, count: int, slot_bytes: int, batch_words: int, timeout: float) -> None: ...
+    def __init__(
+        self,
+        path: str,
+        rank: int,
+        count: int,
+        slot_bytes: int,
+        batch_words: int,
+        timeout: float,
+        stages: int,
+        message_bytes: int,
+    ) -> None: ...
     @staticmethod
-    def bytes(count: int, slot_bytes: int, batch_words: int) -> int: ...
+    def bytes(count: int, slot_bytes: int, batch_words: int, stages: int, message_bytes: int) -> int: ...
 
 def isa_levels() -> list[tuple[str, str, bool]]: ...
 def cores() -> list[tuple[int, int]]: ...

@@ -143,7 +143,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
         f"weights     {format_bytes(plan.weight_bytes)} packed",
         *(
-            f"rank        {each['file']}: {format_bytes(each['weight_bytes'])} of weights, "
+            f"rank        {each['file']}: {_place(each)}{format_bytes(each['weight_bytes'])} of weights, "
             f"{format_bytes(each['kv_bytes_per_token'])} of KV cache a token"
             for each in ranks
         ),
@@ -179,11 +179,22 @@ def _ranks(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
     return [
         {
             "file": rank_file(rank, manifest.files),
+            "stage": plan.stage[0],
+            "stages": plan.stage[1],
+            "tp_rank": rank % (manifest.ranks // plan.stage[1]),
+            "cache_layers": plan.num_layers,
             "weight_bytes": plan.weight_bytes,
             "kv_bytes_per_token": sum(_bytes_per_token(group) for group in plan.caches),
         }
         for rank, plan in enumerate(plans)
     ]
+
+
+def _place(rank: Mapping[str, Any]) -> str:
+    """Of a rank among pipeline stages, if there are several."""
+    if rank["stages"] == 1:
+        return ""
+    return f"stage {rank['stage']} of {rank['stages']}, rank {rank['tp_rank']} of it, {rank['cache_layers']} layers, "
 
 
 def _buffer_words(plan: Plan) -> str:

@@ -36,7 +36,7 @@ _WAYS = {
     "swap_space": "leave it out: what is preempted is computed again",
     "cpu_offload_gb": "leave it out: weights lie in one memory",
     "seed": "SamplingParams(seed=...)",
-    "pipeline_parallel_size": "leave it out: ranks share each layer, see ingot build --tp_size",
+    "pipeline_parallel_size": "leave it out: an engine gets its stages when it is built, see ingot build --pp_size",
     "data_parallel_size": "open one LLM per process",
     "enforce_eager": "leave it out: kernels are compiled before, and no graph is captured",
     "max_seq_len_to_capture": "leave it out: no graph is captured",

@@ -291,10 +291,18 @@ class Plan:
     steps: tuple[Step, ...]
     arena_bytes: Bytes
     weight_bytes: Bytes
-    logits: Name
+    logits: str
     sum_parts: Count = 1
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """Number of the pipeline stage whose steps these are, and of how many. A single one makes all."""
+        for step in self.steps:
+            if step.op in ("send", "recv"):
+                return int(step.attrs["stage"]), int(step.attrs["stages"])
+        return 0, 1
 
     @property
     def tokens_per_block(self) -> int:

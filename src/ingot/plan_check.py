@@ -129,6 +129,8 @@ def _arena(plan: Plan) -> Iterable[tuple[str, str]]:
     if plan.arena_bytes != end:
         yield "arena_bytes", f"{plan.arena_bytes}, its buffers end at {end}"
     logits = next((each for each in plan.buffers if each.name == plan.logits), None)
+    if not plan.logits:  # of a pipeline stage that is not the last
+        return
     if logits is None or (logits.rows, logits.cols, logits.dtype) != (Rows.LOGITS, plan.vocab_size, DType.F32):
         yield "logits", f"{plan.logits} is not a buffer of logit rows with {plan.vocab_size} columns of f32"
 
@@ -162,8 +164,9 @@ def _places(weight: Weight, unit_bytes: int) -> list[tuple[int, int, str]]:
 
 def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
     """Steps read weights, all inputs, and buffers whose bytes a step before has written and none has written over."""
-    if not plan.steps or plan.logits not in plan.steps[-1].outputs:
-        yield "steps", f"the last one of {len(plan.steps)} does not write {plan.logits}"
+    if not plan.steps or (plan.logits not in plan.steps[-1].outputs if plan.logits else plan.steps[-1].op != "send"):
+        yield "steps", f"the last one of {len(plan.steps)} does not write {plan.logits or 'logits, nor send its rows on'}"
+    yield from _stages(plan)
     constant = {each.name for each in plan.inputs} | {each.name for each in plan.weights}
     meeting, written = overlaps(plan), set[str]()
     for step in plan.steps:
@@ -179,6 +182,21 @@ def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
             written.add(name)
     read = {name for step in plan.steps for name in step.inputs}
     yield from ((f"inputs.{each.name}", "no kernel call reads it") for each in plan.inputs if each.name not in read)
+
+
+def _stages(plan: Plan) -> Iterable[tuple[str, str]]:
+    """A stage gets its rows from the one before it and passes rows on to the next one; messages are numbered."""
+    stage, stages = plan.stage
+    for op, expected in (("recv", stage > 0), ("send", stage + 1 < stages)):
+        found = [step for step in plan.steps if step.op == op]
+        if bool(found) != expected:
+            yield "steps", f"{len(found)} {op} steps in stage {stage} of {stages}"
+        for number, step in enumerate(found):
+            given = step.attrs.get("stage"), step.attrs.get("stages"), step.attrs.get("message")
+            if given != (stage, stages, number):
+                yield f"steps.{step.name}", f"{given}, expected {(stage, stages, number)}: stage, stages, message"
+    if bool(plan.logits) != (stage + 1 == stages):
+        yield "logits", f"{plan.logits or 'none'} in stage {stage} of {stages}"
 
 
 def overlaps(plan: Plan) -> dict[str, set[str]]:

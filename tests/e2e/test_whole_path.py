@@ -316,7 +316,7 @@ def test_precision_by_any_of_its_names(
         (["--activations", "int8"], "int8 activations are not supported for float weights"),
         (["--kv_cache_dtype", "fp8"], "CPUs compute no fp8"),
         (["--tp_size", "2", "--target", "cuda/sm90"], "--tp_size 2 is not supported on cuda/sm90"),
-        (["--pp_size", "2"], "--pp_size 2 is not supported"),
+        (["--pp_size", "2", "--target", "cuda/sm90"], "--pp_size 2 is not supported on cuda/sm90"),
         (["--config", "recipe.toml"], "the recipe cannot be read"),
         (["--timing_cache", "f", "--no_autotune"], "timing_cache cannot be combined with no_autotune"),
         (["--max_beam_width", "4"], "beam search"),

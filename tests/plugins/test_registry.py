@@ -85,4 +85,4 @@ def test_what_works_row_by_row() -> None:
     assert found >= {"matmul", "moe_route", "moe_down", "layer_norm", "softcap", "mix_streams", "take_columns"}
     others = {"embedding", "gather_rows", "rope_table", "rope_query", "rope_kv_write", "paged_attention", "sample"}
     assert not found & (others | {"latent_kv_write", "latent_attention", "causal_conv", "linear_attention"})
-    assert not found & {"all_reduce", "all_gather"}
+    assert not found & {"all_reduce", "all_gather", "send", "recv"}

@@ -32,7 +32,7 @@ class PipeLink:
         except (EOFError, OSError) as error:
             raise RankError("another rank has ended") from error
 
-    def mpi_calls(self) -> None:
+    def mpi_calls(self, stages: int) -> None:
         """MPI has started nothing here."""
 
     def leave(self) -> None:

@@ -38,7 +38,9 @@ struct PlanMemory {
   std::string isa;             // kernels of higher levels are refused
   RankGroup* group = nullptr;  // of the ranks that compute the plan together
 
-  std::map<std::string, Meeting> meetings = {};  // by step
+  std::map<std::string, Meeting> meetings = {};                  // by step
+  std::map<std::string, Message> messages = {};                  // by step
+  std::pair<int64_t, size_t> sends = {0, 0}, receives = {0, 0};  // how many there are, and their bytes
   // What a step finds in a slot of the ranks instead of the arena, by step and buffer: the steps that make what a
   // collective takes write it where the ranks meet.
   std::map<std::pair<std::string, std::string>, std::byte*> in_slots = {};
@@ -49,7 +51,7 @@ struct PlanMemory {
   }
 };
 
-// Finds the meetings of a plan's steps, and what lies in slots.
+// Finds the meetings and messages of a plan's steps, and what lies in slots.
 void place_meetings(const PlanSpec& plan, PlanMemory& memory);
 
 // Throws std::invalid_argument that names the step or buffer and what is wrong.

@@ -157,10 +157,28 @@ StateSlots Binder::layer_state(int64_t numbers) const {
 
 RankGroup* Binder::group() const {
   const int64_t ranks = attr_int("ranks", 2, RankGroup::kMostRanks);
-  check(memory_.group != nullptr && memory_.group->count() == ranks,
+  check(memory_.group != nullptr && memory_.group->places() == ranks,
         std::to_string(ranks) + " ranks compute it together, and " +
-            std::to_string(memory_.group == nullptr ? 1 : memory_.group->count()) + " are here");
+            std::to_string(memory_.group == nullptr ? 1 : memory_.group->places()) + " are here");
   return memory_.group;
+}
+
+RankGroup* Binder::stages() const {
+  const int64_t stages = attr_int("stages", 2, RankGroup::kMostRanks);
+  const int64_t stage = attr_int("stage", 0, stages - 1);
+  RankGroup* const group = memory_.group;
+  check(group != nullptr && group->stages() == stages && group->stage() == stage,
+        "it is of pipeline stage " + std::to_string(stage) + " of " + std::to_string(stages) + ", this process is of " +
+            (group == nullptr ? "0 of 1" : std::to_string(group->stage()) + " of " + std::to_string(group->stages())));
+  return group;
+}
+
+const Message& Binder::message() const {
+  stages();
+  const Message& found = memory_.messages.at(step_->name);
+  check(attr_int("message", 0, kMaxCount) == found.index,
+        "message " + std::to_string(found.index) + " has another number");
+  return found;
 }
 
 const Meeting& Binder::meeting(const BufferSpec* x, int64_t cols) const {
@@ -195,6 +213,19 @@ size_t first_maker(const std::vector<StepSpec>& steps, const std::string& x, siz
   return last;
 }
 
+// Those that a stage gets are numbered apart from those that it passes on, and lie as the stage before has them.
+void place_message(const PlanSpec& plan, const StepSpec& step, PlanMemory& memory) {
+  const bool sends = !step.inputs.empty();
+  const std::string& name = sends ? step.inputs[0] : step.outputs.empty() ? step.name : step.outputs[0];
+  const auto buffer = std::ranges::find(plan.buffers, name, &BufferSpec::name);
+  auto& [count, end] = sends ? memory.sends : memory.receives;
+  memory.messages[step.name] = {.index = count++, .offset = end, .name = step.name.c_str()};
+  if (buffer == plan.buffers.end()) return;  // its binding says so
+  end += static_cast<size_t>(round_up(product(buffer_rows(plan, *buffer), buffer->cols, sizeof(float)), kAlignment));
+  if (end > memory.group->message_bytes())
+    throw std::invalid_argument("step " + step.name + ": the stages' messages are too small for " + name);
+}
+
 }  // namespace
 
 void place_meetings(const PlanSpec& plan, PlanMemory& memory) {
@@ -205,6 +236,7 @@ void place_meetings(const PlanSpec& plan, PlanMemory& memory) {
     const StepSpec& step = plan.steps[i];
     const Kernel* const kernel = find_kernel(step.kernel);
     const Op* const op = kernel == nullptr ? nullptr : find_op(*kernel);
+    if (op != nullptr && op->passes_rows) place_message(plan, step, memory);
     if (op == nullptr || !op->meets_ranks || step.inputs.empty()) continue;
     const std::string& x = step.inputs[0];
     const int slot = static_cast<int>(number % RankGroup::kSlots);

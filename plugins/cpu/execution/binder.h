@@ -30,7 +30,8 @@ struct Op {
   void (*bind)(const Binder& step, BoundStep& bound);  // checks the step and fills the struct of its kernels
   bool shares_by_rows = false;      // its kernels take nothing from the team but their share of the rows
   bool takes_private_rows = false;  // x may lie in the memory of each thread, computed by itself
-  bool meets_ranks = false;         // its kernels wait for the other ranks
+  bool meets_ranks = false;         // its kernels wait for the other ranks of the stage
+  bool passes_rows = false;         // its kernels pass rows from stage to stage
   bool norms_rows = false;          // those of its kernels that prepare rows, into scratch, norm each one where told to
   int32_t (*tactics)(const Kernel& kernel) = nullptr;  // how many ways a plan may choose from; null: there is one
 };
@@ -121,6 +122,10 @@ class Binder {
   RankGroup* group() const;
   const Meeting& meeting(const BufferSpec* x, int64_t cols) const;
   const float* to_be_copied(const BufferSpec* x) const;  // x; null where it lies in the slot already
+
+  // The stages that compute the model together, of which the step names this one; and what the step passes on.
+  RankGroup* stages() const;
+  const Message& message() const;
 
   const BufferSpec* optional_buffer(const std::string& name, int64_t cols) const {
     return name.empty() ? nullptr : buffer(name, cols);

@@ -172,6 +172,7 @@ void check_plan(const PlanSpec& plan) {
             where + "lies outside the arena");
     if (buffer.name == plan.logits) logits = &buffer;
   }
+  if (plan.logits.empty()) return;  // of a pipeline stage that is not the last
   require(logits != nullptr && logits->rows == "logits" && logits->cols == plan.limits.vocab_size,
           "the plan's logits must be a buffer of logit rows with vocab_size columns");
 }

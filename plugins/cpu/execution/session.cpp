@@ -75,7 +75,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
       arena_(static_cast<size_t>(plan_.arena_bytes), static_cast<size_t>(plan_.arena_bytes) >= kHugePage),
       group_(std::move(group)),
       batch_(plan_.limits, plan_.caches),
-      sampler_(plan_.limits.max_batch_size, find_buffer(plan_.logits, 0).cols),
+      sampler_(plan_.limits.max_batch_size, plan_.limits.vocab_size),
       hides_(std::ranges::any_of(plan_.inputs, [](const InputSpec& each) { return each.name == "whole_rows"; })) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads)
     throw std::invalid_argument("threads must be 1 to " + std::to_string(ThreadPool::kMaxThreads));
@@ -94,8 +94,8 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   own_ = Region(static_cast<size_t>(threads) * kPrivateRowElements * sizeof(float), false);
   sample_ = sample_kernel(isa);
   if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
-  const BufferSpec& logits = find_buffer(plan_.logits, 0);
-  logits_ = reinterpret_cast<const float*>(arena_.data() + logits.offset);
+  if (!plan_.logits.empty())
+    logits_ = reinterpret_cast<const float*>(arena_.data() + find_buffer(plan_.logits, 0).offset);
   ThreadPool::instance().start(threads);
 }
 
@@ -120,6 +120,7 @@ DrawResult Session::run(const BatchView& view, const DrawsView& draws, const std
                         const std::function<bool()>& interrupted, std::vector<float>* logits) {
   const auto held = lock();
   require_open();
+  if (logits_ == nullptr) throw std::invalid_argument("only the last pipeline stage gives logits");
   if (ahead) check_ahead(view, draws, *ahead, logits != nullptr);
   DrawResult drawn;
   bool ended = step(view, draws, interrupted, logits != nullptr, drawn);
@@ -158,7 +159,8 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
   sampler_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
   if (hides_ && !logits_wanted && taps_.empty()) sampler_.leave_best_only(batch_.whole_rows);
   sample_args_ = sampler_.arguments(logits_, drawn);
-  if (group_ != nullptr) group_->begin_step(packed_batch());
+  if (group_ != nullptr) group_->announce(packed_batch());
+  if (group_ != nullptr) group_->begin_step();
   compute_batch(interrupted);
   return sampler_.record(drawn, hides_);  // whatever this step has left out
 }
@@ -276,6 +278,7 @@ void Session::execute(const Team& team) {
     // a chunk in the middle of a prompt needs no logits; kernels count on at least one row
     if (batch_.rows > 0 || !step.counts_logits) compute(step, call, mine);
     if (team.index == 0) {
+      if (group_ != nullptr) group_->beat();
       taken_[call.step] = team.items_taken();
       const bool asked = pause_or_interrupted();
       interrupted_late_ = interrupted_late_ || (asked && group_ != nullptr);  // the other ranks are in the step, too

@@ -16,8 +16,8 @@ struct AllGatherArgs {
   float* y;        // [rows, columns]
   int64_t rows, columns;
 
-  int64_t first(int rank) const { return columns * rank / group->count(); }
-  int64_t most() const { return (columns + group->count() - 1) / group->count(); }  // of one rank
+  int64_t first(int rank) const { return columns * rank / group->places(); }
+  int64_t most() const { return (columns + group->places() - 1) / group->places(); }  // of one rank
 };
 
 }  // namespace ingot

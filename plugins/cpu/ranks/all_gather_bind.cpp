@@ -12,14 +12,14 @@ void bind_all_gather(const Binder& step, BoundStep& bound) {
   step.same_rows(x, y);
   step.apart(y, x, false);
   bound.counts_logits = x->rows == "logits";
-  const int ranks = step.group()->count();
+  const int ranks = step.group()->places();
   const AllGatherArgs args{.group = step.group(),
                            .meeting = step.meeting(x, (columns + ranks - 1) / ranks),
                            .x = step.to_be_copied(x),
                            .y = step.at(y),
                            .rows = 0,
                            .columns = columns};
-  const int rank = args.group->rank();
+  const int rank = args.group->place();
   const int64_t own = args.first(rank + 1) - args.first(rank);
   step.check(x->cols == own, "rank " + std::to_string(rank) + " must have " + std::to_string(own) + " of " +
                                  std::to_string(columns) + " columns, has " + std::to_string(x->cols));

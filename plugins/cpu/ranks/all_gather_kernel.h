@@ -10,11 +10,11 @@ namespace ingot {
 namespace {
 
 void all_gather(const AllGatherArgs& args, const Team& team) {
-  const int own = args.group->rank();
+  const int own = args.group->place();
   const int64_t numbers = args.rows * (args.first(own + 1) - args.first(own));
   const size_t bytes = static_cast<size_t>(args.rows * args.most()) * sizeof(float);
   if (!args.group->bring(team, args.meeting, args.x, numbers, bytes)) return;
-  for (int rank = 0; rank < args.group->count(); ++rank) {
+  for (int rank = 0; rank < args.group->places(); ++rank) {
     const int64_t first = args.first(rank), count = args.first(rank + 1) - first;
     const float* part = args.group->of(args.meeting.slot, rank);
     const Team::Range mine = team.share(count);

@@ -29,7 +29,7 @@ void all_reduce(const AllReduceArgs& args, const Team& team) {
   if (!args.group->bring(team, args.meeting, args.x, size, static_cast<size_t>(size) * sizeof(float))) return;
   const Team::Range mine = team.share(size);
   for (int64_t i = mine.begin; i < mine.end; i += kTogether)
-    add_parts(args, 0, args.group->count(), i, std::min(kTogether, mine.end - i), args.y + i);
+    add_parts(args, 0, args.group->places(), i, std::min(kTogether, mine.end - i), args.y + i);
 }
 
 }  // namespace

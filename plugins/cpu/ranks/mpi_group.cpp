@@ -28,20 +28,25 @@ void require(int code, const char* what) {
 
 }  // namespace
 
-MpiGroup::MpiGroup(const MpiCalls& calls, int rank, int count, int64_t slot_bytes, double timeout)
-    : calls_(calls), rank_(rank), count_(count), slot_bytes_(static_cast<size_t>(slot_bytes)), timeout_(timeout) {
-  if (count < 2 || count > kMostRanks || rank < 0 || rank >= count || slot_bytes < 0 || slot_bytes > INT_MAX ||
-      !(timeout > 0))
-    throw std::invalid_argument("a group has 2 to " + std::to_string(kMostRanks) + " ranks, and slots below 2 GiB");
+MpiGroup::MpiGroup(const MpiCalls& calls, int rank, int count, int64_t slot_bytes, double timeout, int stages,
+                   int64_t message_bytes)
+    : RankGroup(rank, count, stages),
+      calls_(calls),
+      slot_bytes_(static_cast<size_t>(slot_bytes)),
+      message_bytes_(static_cast<size_t>(message_bytes)),
+      timeout_(timeout) {
+  if (slot_bytes < 0 || slot_bytes > INT_MAX || message_bytes < 0 || message_bytes > INT_MAX || !(timeout > 0))
+    throw std::invalid_argument("slots and messages of ranks that MPI connects have less than 2 GiB");
   const size_t bytes = std::max<size_t>(slot_bytes_ * kSlots, 64);
   own_ = Region(bytes, false);
-  all_ = Region(bytes * static_cast<size_t>(count), false);
+  all_ = Region(bytes * static_cast<size_t>(places()), false);
+  messages_ = Region(std::max<size_t>(message_bytes_ * kSteps, 64), false);
 }
 
-const float* MpiGroup::of(int slot, int rank) const {
-  const auto at = static_cast<size_t>(slot), place = static_cast<size_t>(rank);
-  return reinterpret_cast<const float*>(all_.data() + at * slot_bytes_ * static_cast<size_t>(count_) +
-                                        place * brought_[at]);
+const float* MpiGroup::of(int slot, int place) const {
+  const auto at = static_cast<size_t>(slot);
+  return reinterpret_cast<const float*>(all_.data() + at * slot_bytes_ * static_cast<size_t>(places()) +
+                                        static_cast<size_t>(place) * brought_[at]);
 }
 
 bool MpiGroup::meet(const Team& team, const Meeting& meeting, size_t bytes) {
@@ -52,7 +57,7 @@ bool MpiGroup::meet(const Team& team, const Meeting& meeting, size_t bytes) {
     const int size = static_cast<int>(bytes);
     const int code = std::bit_cast<Call>(calls_.iallgather)(own(meeting.slot), size, calls_.byte,
                                                             const_cast<float*>(of(meeting.slot, 0)), size, calls_.byte,
-                                                            calls_.comm, &request);
+                                                            calls_.stage_comm, &request);
     if (code != 0)
       fail("MPI_Iallgather says error " + std::to_string(code));
     else
@@ -62,15 +67,63 @@ bool MpiGroup::meet(const Team& team, const Meeting& meeting, size_t bytes) {
   return !failed();
 }
 
-void MpiGroup::begin_step(std::span<const int32_t> batch) {
+bool MpiGroup::send(const Team& team, const Message& message, const float* x, int64_t n) {
+  const auto step = static_cast<size_t>(step_ % kSteps), index = static_cast<size_t>(message.index);
+  if (team.index == 0 && !failed()) {
+    sent_[step].resize(std::max(sent_[step].size(), index + 1));
+    if (sent_[step][index] != 0) wait(sent_[step][index], message.name);  // of the step whose messages lay there
+  }
+  team.barrier();
+  std::byte* const to = messages_.data() + step * message_bytes_ + message.offset;
+  const Team::Range own = team.share(n);
+  std::copy(x + own.begin, x + own.end, reinterpret_cast<float*>(to) + own.begin);
+  team.barrier();
+  if (team.index == 0 && !failed()) {
+    using Call = int (*)(const void*, int, uintptr_t, int, int, uintptr_t, uintptr_t*);
+    const int code = std::bit_cast<Call>(calls_.isend)(to, static_cast<int>(n * 4), calls_.byte, rank() - places(),
+                                                       static_cast<int>(index), calls_.comm, &sent_[step][index]);
+    if (code != 0) fail("MPI_Isend says error " + std::to_string(code));
+  }
+  return !failed();
+}
+
+bool MpiGroup::receive(const Team& team, const Message& message, float* y, int64_t n) {
+  if (team.index == 0 && !failed()) {
+    using Call = int (*)(void*, int, uintptr_t, int, int, uintptr_t, uintptr_t*);
+    uintptr_t request = 0;
+    const int code = std::bit_cast<Call>(calls_.irecv)(y, static_cast<int>(n * 4), calls_.byte, rank() + places(),
+                                                       static_cast<int>(message.index), calls_.comm, &request);
+    if (code != 0)
+      fail("MPI_Irecv says error " + std::to_string(code));
+    else
+      wait(request, message.name);
+  }
+  team.barrier();
+  return !failed();
+}
+
+void MpiGroup::announce(std::span<const int32_t> batch) {
+  if (failed()) throw RankError(failure());
+  Announced& next = announced_[static_cast<size_t>(++announced_steps_ % kBatches)];
+  if (!wait_for(next)) throw RankError(failure());
+  next.size = std::ssize(batch);
+  next.batch.assign(batch.begin(), batch.end());
+  broadcast(&next.size, sizeof(next.size), next.requests[0]);
+  broadcast(next.batch.data(), batch.size_bytes(), next.requests[1]);
+  next.under_way = true;
+}
+
+// MPI moves a batch on only while this rank calls it, which it does for messages or collectives of the step.
+void MpiGroup::begin_step() {
   if (failed()) throw RankError(failure());
   ++step_;
-  batch_size_ = std::ssize(batch);
-  uintptr_t request = 0;
-  broadcast(&batch_size_, sizeof(batch_size_), request);
-  if (!wait(request, "the beginning")) throw RankError(failure());
-  broadcast(const_cast<int32_t*>(batch.data()), batch.size_bytes(), request);
-  if (!wait(request, "the beginning")) throw RankError(failure());
+  if (!wait_for(announced_[static_cast<size_t>(step_ % kBatches)])) throw RankError(failure());
+}
+
+bool MpiGroup::wait_for(Announced& announced) {
+  if (!announced.under_way) return true;
+  announced.under_way = false;
+  return std::ranges::all_of(announced.requests, [&](Request& each) { return wait(each, "the beginning"); });
 }
 
 NextStep MpiGroup::next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) {
@@ -95,7 +148,9 @@ NextStep MpiGroup::next_step(std::vector<int32_t>& batch, const std::function<bo
 }
 
 void MpiGroup::close() {
-  if (rank_ != 0 || failed()) return;
+  if (rank() != 0 || failed()) return;
+  for (Announced& each : announced_)
+    if (!wait_for(each)) return;
   batch_size_ = kNoMore;
   uintptr_t request = 0;
   broadcast(&batch_size_, sizeof(batch_size_), request);
@@ -129,7 +184,7 @@ bool MpiGroup::wait(uintptr_t& request, const char* name) {
         std::this_thread::sleep_for(kShort);
         if (seconds_since(begin) < timeout_) continue;
         fail("a rank did not come to " + std::string(name) + " of step " + std::to_string(step_) + ": rank " +
-             std::to_string(rank_) + " waited " + std::to_string(static_cast<int64_t>(seconds_since(begin))) + " s");
+             std::to_string(rank()) + " waited " + std::to_string(static_cast<int64_t>(seconds_since(begin))) + " s");
         return false;
       }
     }

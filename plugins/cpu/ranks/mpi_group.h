@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 #include "execution/memory.h"
 #include "ranks/rank_group.h"
@@ -15,22 +16,27 @@
 namespace ingot {
 
 struct MpiCalls {
-  uintptr_t iallgather, ibcast, test;  // MPI_Iallgather, MPI_Ibcast, MPI_Test
-  uintptr_t comm, byte;                // a communicator of all ranks, MPI_BYTE
+  uintptr_t iallgather, ibcast, isend, irecv, test;  // MPI_Iallgather, MPI_Ibcast, MPI_Isend, MPI_Irecv, MPI_Test
+  uintptr_t comm, stage_comm, byte;                  // communicators of all ranks and of those of this stage, MPI_BYTE
 };
 
 class MpiGroup final : public RankGroup {
  public:
-  // timeout: seconds that a rank may be late. Throws std::invalid_argument, std::bad_alloc.
-  MpiGroup(const MpiCalls& calls, int rank, int count, int64_t slot_bytes, double timeout);
+  // timeout: seconds that a rank may be late. message_bytes: as of WindowShape. Throws std::invalid_argument,
+  // std::bad_alloc.
+  MpiGroup(const MpiCalls& calls, int rank, int count, int64_t slot_bytes, double timeout, int stages,
+           int64_t message_bytes);
 
-  int rank() const override { return rank_; }
-  int count() const override { return count_; }
   size_t slot_bytes() const override { return slot_bytes_; }
   std::byte* own(int slot) override { return own_.data() + static_cast<size_t>(slot) * slot_bytes_; }
-  const float* of(int slot, int rank) const override;
+  const float* of(int slot, int place) const override;
   bool meet(const Team& team, const Meeting& meeting, size_t bytes) override;
-  void begin_step(std::span<const int32_t> batch) override;
+  size_t message_bytes() const override { return message_bytes_; }
+  bool send(const Team& team, const Message& message, const float* x, int64_t n) override;
+  bool receive(const Team& team, const Message& message, float* y, int64_t n) override;
+  void beat() override {}
+  void announce(std::span<const int32_t> batch) override;
+  void begin_step() override;
   NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) override;
   void close() override;
   void fail(const std::string& words) override;
@@ -39,15 +45,29 @@ class MpiGroup final : public RankGroup {
   void require_all() override;  // MPI ends all processes when one has ended
 
  private:
+  using Request = uintptr_t;
+
+  // A batch that is on its way to the other ranks.
+  struct Announced {
+    int64_t size = 0;
+    std::vector<int32_t> batch;
+    std::array<Request, 2> requests{};  // of both
+    bool under_way = false;
+  };
+
   void broadcast(void* data, size_t bytes, uintptr_t& request) const;
+  bool wait_for(Announced& announced);
   bool done(uintptr_t& request) const;
   // False, and the group has failed: the others have not come in time.
   bool wait(uintptr_t& request, const char* name);
 
   MpiCalls calls_;
-  int rank_, count_;
-  size_t slot_bytes_;
+  size_t slot_bytes_, message_bytes_;
   double timeout_;
+  Region messages_;                                // [kSteps]: what goes to the next stage
+  std::array<std::vector<Request>, kSteps> sent_;  // by message, while they are under way
+  std::array<Announced, kBatches> announced_;      // of the first rank
+  int64_t announced_steps_ = 0;
   Region own_, all_;                      // [slots], [slots][ranks]: what this rank brings, and what all have brought
   std::array<size_t, kSlots> brought_{};  // bytes of each rank in the last meeting of a slot
   int64_t batch_size_ = 0;

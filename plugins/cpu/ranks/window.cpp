@@ -15,15 +15,19 @@
 #include <cstring>
 #include <ctime>
 #include <system_error>
+#include <utility>
 
 namespace ingot {
 namespace {
 
 constexpr size_t kPage = 4096, kMostWords = 2000;
+constexpr size_t kHeadBytes = 4096 + kMostWords + RankGroup::kMostRanks * 256;
 constexpr int kPolls = 300;
 constexpr int64_t kSliceNs = 50'000'000;    // of a sleep, after which a rank looks whether the others are still there
 constexpr int64_t kMostMeetings = 1 << 16;  // of a step; the numbers of all steps wrap around
 constexpr const char* kBegin = "the beginning";  // of a step, where its batch is handed over
+
+uint32_t step_number(int64_t step) { return static_cast<uint32_t>(step * kMostMeetings); }
 
 size_t in_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -55,33 +59,40 @@ std::string rank_word(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
-struct alignas(64) Window::Line {
-  std::atomic<uint32_t> arrived{0};
-  std::atomic<int32_t> sleepers{0};  // who wait for this rank
+struct alignas(64) Window::Word {
+  std::atomic<uint32_t> value{0};
+  std::atomic<int32_t> sleepers{0};  // who wait for it
+};
+
+struct Window::Line {
+  Word arrived;      // the last meeting that the rank has come to
+  Word sent, taken;  // the last message that it has passed on, and that the next stage has read
+  alignas(64) std::atomic<uint32_t> beats{0};
 };
 
 struct Window::Head {
   std::atomic<uint32_t> failed{0};  // 1: the words are being written; 2: they are there
   char words[kMostWords];
-  alignas(64) int64_t batch_size;  // of the step that begins; -1: there are no more
+  Word announced;                            // the last step whose batch is there
+  alignas(64) int64_t batch_size[kBatches];  // -1: there are no more steps
   Line lines[kMostRanks];
 };
 
+size_t WindowShape::batches_begin() const { return in_pages(kHeadBytes); }
+size_t WindowShape::batch_stride() const { return in_pages(static_cast<size_t>(batch_words) * sizeof(int32_t)); }
+size_t WindowShape::slots_begin() const { return batches_begin() + RankGroup::kBatches * batch_stride(); }
 size_t WindowShape::slot_stride() const { return in_pages(static_cast<size_t>(std::max<int64_t>(slot_bytes, 1))); }
-size_t WindowShape::slots_begin() const {
-  return in_pages(sizeof(uint64_t) * 512 + kMostWords + RankGroup::kMostRanks * 64) +
-         in_pages(static_cast<size_t>(batch_words) * sizeof(int32_t));
-}
-size_t WindowShape::bytes() const {
+size_t WindowShape::messages_begin() const {
   return slots_begin() + static_cast<size_t>(RankGroup::kSlots * count) * slot_stride();
+}
+size_t WindowShape::messages_stride() const { return in_pages(static_cast<size_t>(message_bytes)); }
+size_t WindowShape::bytes() const {
+  return messages_begin() + static_cast<size_t>(RankGroup::kSteps * count) * messages_stride();
 }
 
 Window::Window(const std::string& path, int rank, const WindowShape& shape, double timeout)
-    : rank_(rank), shape_(shape), timeout_(timeout) {
-  if (shape.count < 2 || shape.count > kMostRanks || rank < 0 || rank >= shape.count)
-    throw std::invalid_argument("a window is for 2 to " + std::to_string(kMostRanks) + " ranks, got number " +
-                                std::to_string(rank) + " of " + std::to_string(shape.count));
-  if (shape.slot_bytes < 0 || shape.batch_words < 1 || !(timeout > 0))
+    : RankGroup(rank, shape.count, shape.stages), shape_(shape), timeout_(timeout) {
+  if (shape.slot_bytes < 0 || shape.batch_words < 1 || shape.message_bytes < 0 || !(timeout > 0))
     throw std::invalid_argument("a window has slots, room for a batch and a time to wait");
   file_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
   const auto refused = [&](const std::string& what) {
@@ -102,7 +113,7 @@ Window::Window(const std::string& path, int rank, const WindowShape& shape, doub
   void* memory = mmap(nullptr, shape.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
   if (memory == MAP_FAILED) throw refused("");
   memory_ = static_cast<std::byte*>(memory);
-  static_assert(sizeof(Head) <= sizeof(uint64_t) * 512 + kMostWords + kMostRanks * 64);
+  static_assert(sizeof(Head) <= kHeadBytes);
   head_ = reinterpret_cast<Head*>(memory_);  // all zeros are a good one
 }
 
@@ -115,93 +126,153 @@ std::byte* Window::at(int slot, int rank) const {
   return memory_ + shape_.slots_begin() + static_cast<size_t>(slot * shape_.count + rank) * shape_.slot_stride();
 }
 
-int32_t* Window::batch() const {
-  return reinterpret_cast<int32_t*>(memory_ + shape_.slots_begin() -
-                                    in_pages(static_cast<size_t>(shape_.batch_words) * sizeof(int32_t)));
+std::byte* Window::messages_of(int rank) const {
+  const auto place = static_cast<size_t>((step_ % kSteps) * shape_.count + rank);
+  return memory_ + shape_.messages_begin() + place * shape_.messages_stride();
 }
 
-uint32_t Window::number(int64_t meeting) const { return static_cast<uint32_t>(step_ * kMostMeetings + meeting); }
+int32_t* Window::batch(int64_t step) const {
+  const auto place = static_cast<size_t>(step % kBatches);
+  return reinterpret_cast<int32_t*>(memory_ + shape_.batches_begin() + place * shape_.batch_stride());
+}
+
+uint32_t Window::number(int64_t meeting) const { return step_number(step_) + static_cast<uint32_t>(meeting); }
 
 bool Window::meet(const Team& team, const Meeting& meeting, size_t) {
   if (failed()) return false;
-  if (team.index == 0) arrive(number(meeting.number));
-  return wait_for_all(number(meeting.number), meeting.name);
+  if (team.index == 0) store(head_->lines[rank()].arrived, number(meeting.number));
+  return meet_all(number(meeting.number), meeting.name);
 }
 
-void Window::begin_step(std::span<const int32_t> batch) {
+// Every thread comes to the barriers, also where its wait has failed: others may have waited in vain or not.
+bool Window::send(const Team& team, const Message& message, const float* x, int64_t n) {
+  Line& mine = head_->lines[rank()];
+  uint32_t& before = sent_[static_cast<size_t>(step_ % kSteps)];
+  const bool free = !failed() && (message.index > 0 || wait_for(mine.taken, rank() - places(), before, message.name,
+                                                                Patience::kWhileItComputes) == Waited::kCame);
+  if (free) {
+    const Team::Range own = team.share(n);
+    std::copy(x + own.begin, x + own.end, reinterpret_cast<float*>(messages_of(rank()) + message.offset) + own.begin);
+  }
+  team.barrier();
+  if (free && team.index == 0) {
+    before = number(message.index + 1);
+    store(mine.sent, before);
+  }
+  return free;
+}
+
+bool Window::receive(const Team& team, const Message& message, float* y, int64_t n) {
+  const int from = rank() + places();
+  Line& its = head_->lines[from];
+  const uint32_t wanted = number(message.index + 1);
+  const bool came =
+      !failed() && wait_for(its.sent, from, wanted, message.name, Patience::kWhileItComputes) == Waited::kCame;
+  if (came) {
+    const Team::Range own = team.share(n);
+    const auto* x = reinterpret_cast<const float*>(messages_of(from) + message.offset);
+    std::copy(x + own.begin, x + own.end, y + own.begin);
+  }
+  team.barrier();
+  if (came && team.index == 0) store(its.taken, wanted);
+  return came;
+}
+
+void Window::beat() { head_->lines[rank()].beats.fetch_add(1, std::memory_order_relaxed); }
+
+void Window::announce(std::span<const int32_t> batch) {
   if (std::ssize(batch) > shape_.batch_words)
     throw std::invalid_argument("the batch is too large for the ranks' window");
   if (failed()) throw RankError(failure());
-  std::ranges::copy(batch, this->batch());
-  head_->batch_size = std::ssize(batch);
+  const int64_t step = announced_ + 1;
+  for (int other = 0; other < count() && step > kBatches; ++other)  // that have copied what lay there
+    if (other != rank() && wait_for(head_->lines[other].arrived, other, step_number(step - kBatches), kBegin,
+                                    Patience::kWhileItComputes) != Waited::kCame)
+      throw RankError(failure());
+  std::ranges::copy(batch, this->batch(step));
+  head_->batch_size[step % kBatches] = std::ssize(batch);
+  announced_ = step;
+  store(head_->announced, step_number(step));
+}
+
+void Window::begin_step() {
+  if (failed()) throw RankError(failure());
   ++step_;
-  arrive(number(0));
-  if (!wait_for_all(number(0), kBegin)) throw RankError(failure());
+  store(head_->lines[rank()].arrived, number(0));
+  if (!meet_all(number(0), kBegin)) throw RankError(failure());
 }
 
 NextStep Window::next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) {
   ++step_;
-  const Waited waited = wait_for(0, number(0), kBegin, &interrupted);
+  const Waited waited = wait_for(head_->announced, 0, number(0), kBegin, Patience::kForEver, &interrupted);
   if (waited == Waited::kInterrupted) --step_;
   if (waited == Waited::kInterrupted) return NextStep::kInterrupted;
   if (waited == Waited::kFailed || failed()) throw RankError(failure());
-  const int64_t size = head_->batch_size;
+  const int64_t size = head_->batch_size[step_ % kBatches];
   if (size < 0) return NextStep::kNone;
-  batch.assign(this->batch(), this->batch() + std::min(size, shape_.batch_words));
-  arrive(number(0));
-  if (!wait_for_all(number(0), kBegin)) throw RankError(failure());
+  const int32_t* const begin = this->batch(step_);
+  batch.assign(begin, begin + std::min(size, shape_.batch_words));
+  store(head_->lines[rank()].arrived, number(0));
+  if (!meet_all(number(0), kBegin)) throw RankError(failure());
   return NextStep::kBegun;
 }
 
 void Window::close() {
-  if (rank_ != 0 || failed()) return;
-  head_->batch_size = -1;
-  ++step_;
-  arrive(number(0));
+  if (rank() != 0 || failed()) return;
+  head_->batch_size[++announced_ % kBatches] = -1;
+  store(head_->announced, step_number(announced_));
 }
 
-void Window::arrive(uint32_t number) {
-  Line& mine = head_->lines[rank_];
-  mine.arrived.store(number);
-  if (mine.sleepers.load() > 0) wake_sleepers(mine.arrived);
+void Window::store(Word& word, uint32_t number) {
+  word.value.store(number);
+  if (word.sleepers.load() > 0) wake_sleepers(word.value);
 }
 
-bool Window::wait_for_all(uint32_t number, const char* name) {
-  for (int rank = 0; rank < shape_.count; ++rank)
-    if (rank != rank_ && wait_for(rank, number, name, nullptr) != Waited::kCame) return false;
+bool Window::meet_all(uint32_t number, const char* name) {
+  const int first = rank() - place();
+  for (int other = first; other < first + places(); ++other)
+    if (other != rank() &&
+        wait_for(head_->lines[other].arrived, other, number, name, Patience::kTimeout) != Waited::kCame)
+      return false;
   return true;
 }
 
-Window::Waited Window::wait_for(int rank, uint32_t number, const char* name, const std::function<bool()>* interrupted) {
-  Line& line = head_->lines[rank];
-  const auto came = [&] { return static_cast<int32_t>(line.arrived.load(std::memory_order_acquire) - number) >= 0; };
+Window::Waited Window::wait_for(Word& word, int rank, uint32_t number, const char* name, Patience patience,
+                                const std::function<bool()>* interrupted) {
+  const auto came = [&] { return static_cast<int32_t>(word.value.load(std::memory_order_acquire) - number) >= 0; };
   for (int poll = 0; poll < kPolls; ++poll) {
     if (came()) return Waited::kCame;
     _mm_pause();
   }
-  const int64_t begin = now_ns();
+  int64_t begin = now_ns();
+  uint32_t beats = head_->lines[rank].beats.load(std::memory_order_relaxed);
   for (int64_t look = begin + kSliceNs;;) {
-    line.sleepers.fetch_add(1);
-    const uint32_t seen = line.arrived.load();
-    if (static_cast<int32_t>(seen - number) < 0 && !failed()) sleep_while(line.arrived, seen);
-    line.sleepers.fetch_sub(1);
+    word.sleepers.fetch_add(1);
+    const uint32_t seen = word.value.load();
+    if (static_cast<int32_t>(seen - number) < 0 && !failed()) sleep_while(word.value, seen);
+    word.sleepers.fetch_sub(1);
     if (came()) return Waited::kCame;
     if (failed()) return Waited::kFailed;
     const int64_t now = now_ns();
     if (now < look) continue;
     look = now + kSliceNs;
+    if (patience == Patience::kWhileItComputes) {
+      beat();  // who waits for this rank waits for the other one
+      const uint32_t last = std::exchange(beats, head_->lines[rank].beats.load(std::memory_order_relaxed));
+      if (last != beats) begin = now;
+    }
     if (!is_here(rank) && !came()) {
-      fail(rank_word(rank) + " has ended; " + rank_word(rank_) + " waited for it at " + place(name));
-    } else if (interrupted != nullptr && (*interrupted)()) {
-      return Waited::kInterrupted;
-    } else if (interrupted == nullptr && static_cast<double>(now - begin) > 1e9 * timeout_) {
-      fail(rank_word(rank) + " did not come to " + place(name) + ": " + rank_word(rank_) + " waited " +
+      fail(rank_word(rank) + " has ended; " + rank_word(this->rank()) + " waited for it at " + where(name));
+    } else if (patience == Patience::kForEver) {
+      if ((*interrupted)()) return Waited::kInterrupted;
+    } else if (static_cast<double>(now - begin) > 1e9 * timeout_) {
+      fail(rank_word(rank) + " did not come to " + where(name) + ": " + rank_word(this->rank()) + " waited " +
            std::to_string(static_cast<int64_t>(static_cast<double>(now - begin) * 1e-9)) + " s");
     }
   }
 }
 
-std::string Window::place(const char* name) const { return std::string(name) + " of step " + std::to_string(step_); }
+std::string Window::where(const char* name) const { return std::string(name) + " of step " + std::to_string(step_); }
 
 bool Window::is_here(int rank) const {
   struct flock lock = byte_lock(rank);
@@ -210,8 +281,8 @@ bool Window::is_here(int rank) const {
 
 void Window::require_all() {
   if (failed()) throw RankError(failure());
-  for (int rank = 0; rank < shape_.count; ++rank)
-    if (rank != rank_ && !is_here(rank)) throw RankError(rank_word(rank) + " has ended");
+  for (int other = 0; other < count(); ++other)
+    if (other != rank() && !is_here(other)) throw RankError(rank_word(other) + " has ended");
 }
 
 void Window::fail(const std::string& words) {
@@ -221,7 +292,10 @@ void Window::fail(const std::string& words) {
   std::memcpy(head_->words, words.data(), length);
   head_->words[length] = '\0';
   head_->failed.store(2);
-  for (int rank = 0; rank < shape_.count; ++rank) wake_sleepers(head_->lines[rank].arrived);
+  for (int rank = 0; rank < count(); ++rank)
+    for (Word* word : {&head_->lines[rank].arrived, &head_->lines[rank].sent, &head_->lines[rank].taken})
+      wake_sleepers(word->value);
+  wake_sleepers(head_->announced.value);
 }
 
 bool Window::failed() const { return head_->failed.load(std::memory_order_acquire) != 0; }

@@ -5,6 +5,7 @@
 // The kernel gives it up when the process ends, however it ends: so the others find out.
 #pragma once
 
+#include <array>
 #include <atomic>
 
 #include "ranks/rank_group.h"
@@ -15,9 +16,15 @@ struct WindowShape {
   int count;            // of ranks
   int64_t slot_bytes;   // that a rank brings to a meeting, at most
   int64_t batch_words;  // int32 numbers of a step's batch, at most
+  int stages = 1;
+  int64_t message_bytes = 0;  // that a rank passes on in a step, at most
 
+  size_t batch_stride() const;
+  size_t batches_begin() const;
   size_t slot_stride() const;
   size_t slots_begin() const;
+  size_t messages_stride() const;
+  size_t messages_begin() const;
   size_t bytes() const;  // of the file
 };
 
@@ -30,13 +37,18 @@ class Window final : public RankGroup {
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  int rank() const override { return rank_; }
-  int count() const override { return shape_.count; }
   size_t slot_bytes() const override { return static_cast<size_t>(shape_.slot_bytes); }
-  std::byte* own(int slot) override { return at(slot, rank_); }
-  const float* of(int slot, int rank) const override { return reinterpret_cast<const float*>(at(slot, rank)); }
+  std::byte* own(int slot) override { return at(slot, rank()); }
+  const float* of(int slot, int place) const override {
+    return reinterpret_cast<const float*>(at(slot, rank() - this->place() + place));
+  }
   bool meet(const Team& team, const Meeting& meeting, size_t bytes) override;
-  void begin_step(std::span<const int32_t> batch) override;
+  size_t message_bytes() const override { return static_cast<size_t>(shape_.message_bytes); }
+  bool send(const Team& team, const Message& message, const float* x, int64_t n) override;
+  bool receive(const Team& team, const Message& message, float* y, int64_t n) override;
+  void beat() override;
+  void announce(std::span<const int32_t> batch) override;
+  void begin_step() override;
   NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) override;
   void close() override;
   void fail(const std::string& words) override;
@@ -45,27 +57,33 @@ class Window final : public RankGroup {
   void require_all() override;
 
  private:
+  struct Word;
   struct Line;
   struct Head;
   enum class Waited { kCame, kFailed, kInterrupted };
+  enum class Patience { kTimeout, kWhileItComputes, kForEver };
 
   std::byte* at(int slot, int rank) const;
-  int32_t* batch() const;
+  std::byte* messages_of(int rank) const;  // in this step
+  int32_t* batch(int64_t step) const;
   uint32_t number(int64_t meeting) const;
-  void arrive(uint32_t number);
-  // interrupted: of a wait without an end; null: of `timeout_`, after which the group fails.
-  Waited wait_for(int rank, uint32_t number, const char* name, const std::function<bool()>* interrupted);
-  bool wait_for_all(uint32_t number, const char* name);
+  void store(Word& word, uint32_t number);
+  // Until a word of `rank` has come to a number. kTimeout: the group fails after `timeout_`; kWhileItComputes: counted
+  // from when the rank last computed; kForEver: until `interrupted`.
+  Waited wait_for(Word& word, int rank, uint32_t number, const char* name, Patience patience,
+                  const std::function<bool()>* interrupted = nullptr);
+  bool meet_all(uint32_t number, const char* name);
   bool is_here(int rank) const;
-  std::string place(const char* name) const;
+  std::string where(const char* name) const;
 
-  int rank_;
   WindowShape shape_;
   double timeout_;
   int file_ = -1;
   std::byte* memory_ = nullptr;
   Head* head_ = nullptr;
-  int64_t step_ = 0;  // that runs, or ran last; the first is 1
+  int64_t step_ = 0;                     // that runs, or ran last; the first is 1
+  int64_t announced_ = 0;                // of the first rank: the last step that the others know
+  std::array<uint32_t, kSteps> sent_{};  // the last message of the step whose messages lay there
 };
 
 }  // namespace ingot

@@ -101,7 +101,11 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     type=positive,
     help="Divide each layer among this many ranks (processes), on CPU targets and ref. Default: 1.",
 )
-@click.option("--pp_size", type=positive, help="Divide the layers among this many ranks. Only 1 is supported.")
+@click.option(
+    "--pp_size",
+    type=positive,
+    help="Divide the layers among this many pipeline stages of --tp_size ranks each, on CPU targets and ref. Default: 1.",
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -196,7 +200,7 @@ def _build(
 
 def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsole) -> BuildConfig:
     """The options that became something; the rest is refused with a reason."""
-    tp_size = _tp_size(options, defaults)
+    tp_size, pp_size = (_ranks(name, options, defaults) for name in ("tp_size", "pp_size"))
     recipe = Recipe.load(options["config"]) if options["config"] is not None else Recipe()
     precision = _precision(options, recipe, defaults)
     activations = _activations(options, recipe, precision)
@@ -226,6 +230,7 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
         layers=recipe.layers,
         autotune=not options["no_autotune"],
         tp_size=tp_size,
+        pp_size=pp_size,
         **{name: options[name] for name in kept},
     )
 
@@ -242,20 +247,18 @@ def _agreed(option: str, given: str | None, recipe: str | None) -> str | None:
     return given if given is not None else recipe
 
 
-def _tp_size(options: dict[str, Any], defaults: BuildDefaults) -> int:
-    """Raises UsageError for ranks that do not exist yet."""
+def _ranks(name: str, options: dict[str, Any], defaults: BuildDefaults) -> int:
+    """--tp_size or --pp_size. Raises UsageError for targets that have one rank only."""
     ranked = all(isinstance(target, (RunsRanks, JoinsRanks)) for target in find_targets(options["target"]))
-    for name in ("tp_size", "pp_size"):
-        size = options[name] or getattr(defaults, name) or 1
-        if size > 1 and not (name == "tp_size" and ranked):
-            on = f" on {options['target']}" if name == "tp_size" else ""
-            way = "CPU targets and ref support more" if on else f"--tp_size {size} divides every layer (CPU targets)"
-            raise UsageError(
-                f"--{name} {size} is not supported{on}" + ("" if options[name] else "; it was set by ingot convert"),
-                expected="1",
-                hint=f"give --{name} 1; {way}",
-            )
-    return options["tp_size"] or defaults.tp_size or 1
+    size: int = options[name] or getattr(defaults, name) or 1
+    if size > 1 and not ranked:
+        said = "" if options[name] else "; it was set by ingot convert"
+        raise UsageError(
+            f"--{name} {size} is not supported on {options['target']}{said}",
+            expected="1",
+            hint=f"give --{name} 1; CPU targets and ref support more",
+        )
+    return size
 
 
 def _precision(options: dict[str, Any], recipe: Recipe, defaults: BuildDefaults) -> str:

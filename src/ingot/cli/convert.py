@@ -57,7 +57,7 @@ from ingot.convert.convert import convert
 @click.option(
     "--pp_size",
     type=click.IntRange(min=1),
-    help="Make this the default --pp_size of `ingot build`. Only 1 is supported.",
+    help="Make this the default --pp_size of `ingot build`.",
 )
 @log_level
 def command(

@@ -204,6 +204,7 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
 ELSEWHERE = {
     "all_reduce",
     "all_gather",
+    *("send", "recv"),  # tests/e2e/test_pipeline_parallel.py
     "rope_kv_write",
     "moe_gate_up",
     "moe_down",

@@ -17,7 +17,7 @@ CPU_OPS = {  # no GPU target has kernels of them
     *("causal_conv", "linear_attention", "gated_norm", "sigmoid_gate"),
     *("head_matmul", "latent_attention", "latent_kv_write"),
     "rope_query",
-    *("all_gather", "all_reduce"),  # nor have CPU targets
+    *("all_gather", "all_reduce", "recv", "send"),  # nor have CPU targets
 }
 
 
