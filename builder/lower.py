@@ -196,7 +196,10 @@ class Lowering:
         """The Plan of this program, or of what passes have made of it, under these limits."""
         rows = {Rows.TOKENS: limits.max_num_tokens, Rows.LOGITS: limits.max_logit_rows}
         buffers, arena_bytes = plan_arena(
-            program.values, [_use(step) for step in program.steps], rows, [] if program.logits is None else [program.logits]
+            program.values,
+            [_use(step) for step in program.steps],
+            rows,
+            [] if program.logits is None else [program.logits],
         )
         weights, weight_bytes = place_weights(self.uses, slice_count(self.uses))
         names = [buffer.name for buffer in buffers]

@@ -186,8 +186,7 @@ def _plan_target(
         sample=sample,
         whole=whole,
     )
-    further = (
-dataclasses.replace(first, lowering=each, plan=its, sample=None) for each, its in planned[1:])
+    further = (dataclasses.replace(first, lowering=each, plan=its, sample=None) for each, its in planned[1:])
     return dataclasses.replace(first, further=tuple(further))
 
 

@@ -56,10 +56,14 @@ class StepReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """So far: steps, and the time they were in the session. The rest of a busy executor's time is the host's work."""
+    """So far: steps, and the time they were in the session. The rest of a busy executor's time is the host's work.
+
+    overlapped  steps that pipeline stages began while another step was under way
+    """
 
     steps: int = 0
     session_seconds: float = 0.0
+    overlapped: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ import bisect
 import dataclasses
 import operator
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
@@ -36,10 +36,12 @@ class TpotBudget:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Step:
-    """A step in the making: what it computes, and the tokens and rows of logits that are left."""
+    """A step in the making: what it computes, the tokens and rows of logits that are left, and how many requests it may
+    have."""
 
     tokens: int
     rows: int
+    requests: int
     chunks: dict[Request, int] = dataclasses.field(default_factory=dict)
     decode_rows: int = 0
 
@@ -78,6 +80,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by order
         self.preempted_for_others = self.preempted_for_itself = 0
         self.preempted_tokens = self.prefix_hit_tokens = 0
+        self._busy: Collection[Request] = ()
 
     @property
     def most_running(self) -> int:
@@ -101,12 +104,20 @@ class Scheduler:
         _remove(self.running if request.blocks.count else self.waiting, request)
         self._blocks.release(request.blocks)
 
-    def schedule(self) -> dict[Request, int]:
-        """The next step: number of pending tokens to compute per request, all at least 1. Reserves their blocks."""
-        step = _Step(tokens=self._limits.max_num_tokens, rows=self._limits.max_logit_rows)
+    def schedule(self, busy: Collection[Request] = (), stages: int = 1) -> dict[Request, int]:
+        """The next step: number of pending tokens to compute per request, all at least 1. Reserves their blocks.
+
+        busy    requests of steps under way, which keep their blocks and wait for their results: no step has them now
+        stages  so many steps are to be under way: each gets its part of the requests
+        """
+        share = -(-(len(self.running) + len(self.waiting)) // stages)
+        step = _Step(tokens=self._limits.max_num_tokens, rows=self._limits.max_logit_rows, requests=share)
+        self._busy = busy
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
+            if request in busy:
+                continue
             (decoding if request.num_tokens - request.num_computed == 1 else prefilling).append(request)
         if self._mixed:
             self._decode(step, decoding)
@@ -149,7 +160,7 @@ class Scheduler:
 
     def _decode(self, step: _Step, requests: list[Request]) -> None:
         """Requests with a single pending token: each takes one token and one row. The loop of every step: kept lean."""
-        size, room = self._blocks.tokens_per_block, min(step.tokens, step.rows)
+        size, room = self._blocks.tokens_per_block, min(step.tokens, step.rows, step.requests)
         for request in requests:
             if len(step.chunks) == room:
                 break
@@ -172,13 +183,19 @@ class Scheduler:
 
     def _continue(self, step: _Step, requests: list[Request]) -> None:
         for request in requests:
+            if len(step.chunks) >= step.requests:
+                break
             if request.blocks.count and (count := self._chunk(request, step, self._blocks.reach(request.blocks))):
                 self._blocks.cover(request.blocks, request.num_computed + count)
                 step.add(request, count)
 
     def _admit(self, step: _Step) -> None:
         place = 0
-        while place < len(self.waiting) and len(self.running) < self._limits.max_batch_size:
+        while (
+            place < len(self.waiting)
+            and len(self.running) < self._limits.max_batch_size
+            and len(step.chunks) < step.requests
+        ):
             request = self.waiting[place]
             hits = self._blocks.lookup(request.blocks, request.tokens, request.first_logit_position())
             if hits is None:  # soon it finds more; those behind it need not wait for that
@@ -218,9 +235,13 @@ class Scheduler:
         return max(count, 0) if first else 0
 
     def _reserve(self, request: Request) -> bool:
-        """Blocks for all known tokens of a running request; may preempt later ones, in the end the request itself."""
+        """Blocks for all known tokens of a running request. May preempt later ones, in the end the request itself; that
+        one waits instead while others are under way, which may give blocks soon."""
         while not self._blocks.reserve([(request.blocks, request.num_tokens)]):
             later = self.running[bisect.bisect_right(self.running, request.order, key=_order) :]
+            later = [other for other in later if other not in self._busy] if self._busy else later
+            if not later and self._busy:
+                return False
             if not later:
                 self.preempted_for_itself += 1
                 self._preempt(request)

@@ -10,6 +10,8 @@ As long as nobody comes or goes, the requests that decode are the same in the ne
 
 - sessions of a device submit it while the step before computes: the host's work costs no time,
 - other sessions compute several short steps in one call: the host's work would cost small models much.
+
+Pipeline stages compute several steps at once, each of other requests (`steps_in_flight.py`).
 """
 
 import logging
@@ -37,7 +39,8 @@ from ingot.runtime.step_batch import (
     follow,
     keep_results,
 )
-from ingot.step_io import Ahead, Session, StepResult, SubmittingSession
+from ingot.runtime.steps_in_flight import StepsInFlight
+from ingot.step_io import Ahead, PipelineSession, Session, StepResult, SubmittingSession
 
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
@@ -57,6 +60,8 @@ class StepLoop:
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
         self._sequences = Sequences(session, scheduler.most_running)
         self._device = session if isinstance(session, SubmittingSession) else None
+        pipelined = isinstance(session, PipelineSession) and session.stages > 1
+        self._flight = StepsInFlight(session) if pipelined else None
         self._submitted: ScheduledStep | None = None  # what the session begins after the step that it is asked for
         self._steady_until = 0.0  # the next step is as the last one, if nobody comes or goes; time.perf_counter()
         self._result_at = 0.0  # when the last step ended, time.perf_counter()
@@ -76,7 +81,7 @@ class StepLoop:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return self._scheduler.has_work or self._submitted is not None
+        return self._scheduler.has_work or self._submitted is not None or bool(self._flight)
 
     def require_fits(self, requests: Iterable[Request]) -> None:
         """Raise CapacityError if not even an empty cache holds one of the requests. From any thread."""
@@ -117,7 +122,7 @@ class StepLoop:
         if not self.has_work:
             return False
         start = time.perf_counter()
-        step, ahead = (self._submitted, None) if self._submitted is not None else self._schedule()
+        step, ahead = (self._submitted, None) if self._submitted is not None else self._next_step()
         begin = self._result_at if self._submitted is not None else time.perf_counter()
         kinds = count_kinds(step.chunks)
         outcomes = self._run(step, ahead)
@@ -138,7 +143,11 @@ class StepLoop:
             session_seconds=taken / num_steps,
             finish_seconds=after / num_steps if self._submitted is None else 0.0,  # else the next step computes
         )
-        self.work = Work(steps=self.work.steps + num_steps, session_seconds=self.work.session_seconds + taken)
+        self.work = Work(
+            steps=self.work.steps + num_steps,
+            session_seconds=self.work.session_seconds + taken,
+            overlapped=0 if self._flight is None else self._flight.overlapped,
+        )
         self._account(report)
         if self._scheduler.tpot_budget is not None and len(outcomes) == 1:
             seconds = report.schedule_seconds + report.session_seconds + report.finish_seconds
@@ -201,6 +210,19 @@ class StepLoop:
             most = 1 if report.session_seconds > _LONG_STEP else min(fitting, self._session.most_steps)
             self._most_steps = min(most, 2 * report.steps)
 
+    def _next_step(self) -> tuple[ScheduledStep, Ahead | None]:
+        """The next step to run. Pipeline stages that would idle begin further ones, of requests that are in none."""
+        flight, scheduler = self._flight, self._scheduler
+        if flight is None or (not flight and (self._doubtful or len(scheduler.running) + len(scheduler.waiting) == 1)):
+            return self._schedule()
+        while len(flight) < flight.stages and not self._doubtful:
+            chunks = scheduler.schedule(flight.requests, flight.stages)
+            if not chunks:
+                break
+            flight.announce(self._assemble(chunks))
+        assert flight, "the oldest request can always advance"
+        return flight.pop(), None
+
     def _schedule(self) -> tuple[ScheduledStep, Ahead | None]:
         """The next step, and how many like it may follow in the same call."""
         chunks = self._scheduler.schedule()
@@ -236,7 +258,7 @@ class StepLoop:
             self._doubtful.difference_update(step.chunks)
             return outcomes
         except BaseException as error:
-            self._drop()
+            self._drop(error)
             self._sequences.end(step.chunks)
             if self._blocks.keeps_states:
                 return self._start_over(step, error)
@@ -263,9 +285,15 @@ class StepLoop:
         device.submit(following.batch)
         return following
 
-    def _drop(self) -> None:
+    def _drop(self, error: BaseException) -> None:
+        """Forget what is under way beside the step that has failed: its requests compute it again."""
         if self._device is not None:
             self._device.drop()
+        if self._flight is not None and not isinstance(error, RankError):
+            for other in self._flight.settle():
+                self._sequences.end(other.chunks)
+                if self._blocks.keeps_states:
+                    self._scheduler.preempt([request for request in other.chunks if not request.finished])
         self._submitted, self._steady_until = None, 0.0
 
     def _start_over(self, step: ScheduledStep, error: BaseException) -> list[Outcome]:

@@ -205,7 +205,9 @@ class _View:
                 continue
             if all(values[each].rows is Rows.TOKENS and values[each].dtype is DType.F32 for each in crossing):
                 widths[at] = sum(values[each].cols for each in crossing)
-        runs = [[at for _, at in run] for _, run in itertools.groupby(enumerate(widths), lambda pair: pair[1] - pair[0])]
+        runs = [
+            [at for _, at in run] for _, run in itertools.groupby(enumerate(widths), lambda pair: pair[1] - pair[0])
+        ]
         most = max((min(widths[at] for at in run) for run in runs), default=0)
         return [at for at, width in widths.items() if width <= most]
 

@@ -214,6 +214,19 @@ RunResult run(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
   return run_result(std::move(drawn), logits_out);
 }
 
+void announce(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32_t> past_lengths,
+              const InTables& block_tables, In<int32_t> logit_rows, In<int32_t> slots) {
+  const ingot::BatchView view{.ids = span_of(ids),
+                              .query_starts = span_of(query_starts),
+                              .past_lengths = span_of(past_lengths),
+                              .block_tables = {block_tables.data(), block_tables.size()},
+                              .logit_rows = span_of(logit_rows),
+                              .table_width = static_cast<int64_t>(block_tables.shape(2))};
+  const std::span<const int32_t> where = span_of(slots);
+  const nb::gil_scoped_release release;
+  self.announce(view, where);
+}
+
 void follow(Session& self) {
   try {
     const nb::gil_scoped_release release;
@@ -328,6 +341,10 @@ void bind_session(nb::module_& m) {
       .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
            "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")
       .def("end", &Session::end, "slot"_a, Released(), "Forget the sequence in a slot.")
+      .def("announce", &announce, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
+           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "slots"_a.noconvert(),
+           "Give a batch to earlier pipeline stages before its run.")
+      .def("settle", &Session::settle, Released(), "Compute announced steps that have not run; nothing is drawn.")
       .def("run", &run, "ids"_a.noconvert(), "query_starts"_a.noconvert(), "past_lengths"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "slots"_a.noconvert(), "draws"_a.noconvert(),
            "known"_a.noconvert().none(), "want_logits"_a, "ahead"_a.noconvert().none(),

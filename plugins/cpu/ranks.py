@@ -81,7 +81,9 @@ def _brought(plan: Plan, step: Step) -> int:
 def _message_bytes(plan: Plan) -> int:
     """That a rank passes on in one step of the plan, at most: each buffer ends on a cache line."""
     cols = {buffer.name: buffer.cols for buffer in plan.buffers}
-    sent = [plan.limits.max_num_tokens * cols[step.inputs[0]] * _FLOAT for step in plan.steps if step.op == send.OP.name]
+    sent = [
+        plan.limits.max_num_tokens * cols[step.inputs[0]] * _FLOAT for step in plan.steps if step.op == send.OP.name
+    ]
     return sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sent)
 
 

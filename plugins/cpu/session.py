@@ -165,9 +165,10 @@ class CpuSession:
 class CpuRankSession(CpuSession):
     """That of one of several ranks, whose processes meet in a group."""
 
-    def __init__(self, alone: CpuSession, group: "_cpu.RankGroup", link: RankLink) -> None:
+    def __init__(self, alone: CpuSession, group: "_cpu.RankGroup", link: RankLink, stages: int) -> None:
         super().__init__(alone.native, alone.caches, alone.num_blocks)
         self._group: _cpu.RankGroup | None = group
+        self._stages = stages
         self._link = link
         atexit.register(self._leave)  # others would wait for a process that takes its time to end
 
@@ -175,6 +176,23 @@ class CpuRankSession(CpuSession):
         """With the other ranks. Raises RankError where one of them is lost."""
         with rank_errors():
             return super().run(batch, ahead)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages, which may compute as many steps at once."""
+        return self._stages
+
+    def announce(self, batch: StepBatch) -> None:
+        """See `PipelineSession`. Raises RequestError for a batch that breaks the contract, RankError."""
+        with rank_errors(), contract("the session cannot run this batch"):
+            self.native.announce(
+                batch.ids, batch.query_starts, batch.past_lengths, batch.block_tables, batch.logit_rows, batch.slots
+            )
+
+    def settle(self) -> None:
+        """See `PipelineSession`. Raises RankError."""
+        with rank_errors(), contract("the session cannot end its steps"):
+            self.native.settle()
 
     def follow(self) -> None:
         """Compute the first rank's steps until it closes. Raises RankError."""

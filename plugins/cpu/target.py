@@ -175,7 +175,7 @@ class CpuTarget:
         """The same for one rank of several processes."""
         self._require_machine()
         group = open_group(plan, link, options)
-        return CpuRankSession(open_native(plan, weights, options, self._level, group), group, link)
+        return CpuRankSession(open_native(plan, weights, options, self._level, group), group, link, plan.stage[1])
 
     def _require_machine(self) -> None:
         require_native()

@@ -35,7 +35,11 @@ class RanksSession:
         self.num_blocks = options.num_blocks
         with contextlib.ExitStack() as opened:
             self._ranks = [
-                opened.enter_context(contextlib.closing(RefSession(plan, own, options, ranks=len(plans) // len(stages), stages=len(stages))))
+                opened.enter_context(
+                    contextlib.closing(
+                        RefSession(plan, own, options, ranks=len(plans) // len(stages), stages=len(stages))
+                    )
+                )
                 for plan, own in zip(plans, weights, strict=True)
             ]
             self._opened = opened.pop_all()

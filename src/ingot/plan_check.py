@@ -165,7 +165,10 @@ def _places(weight: Weight, unit_bytes: int) -> list[tuple[int, int, str]]:
 def _steps(plan: Plan) -> Iterable[tuple[str, str]]:
     """Steps read weights, all inputs, and buffers whose bytes a step before has written and none has written over."""
     if not plan.steps or (plan.logits not in plan.steps[-1].outputs if plan.logits else plan.steps[-1].op != "send"):
-        yield "steps", f"the last one of {len(plan.steps)} does not write {plan.logits or 'logits, nor send its rows on'}"
+        yield (
+            "steps",
+            f"the last one of {len(plan.steps)} does not write {plan.logits or 'logits, nor send its rows on'}",
+        )
     yield from _stages(plan)
     constant = {each.name for each in plan.inputs} | {each.name for each in plan.weights}
     meeting, written = overlaps(plan), set[str]()

@@ -275,6 +275,26 @@ class SubmittingSession(Session, Protocol):
 
 
 @runtime_checkable
+class PipelineSession(Session, Protocol):
+    """A session whose pipeline stages work at different steps at once.
+
+    stages  so many steps may be under way, no sequence in two of them; 1: none but the one that runs
+    """
+
+    @property
+    def stages(self) -> int: ...
+
+    def announce(self, batch: StepBatch) -> None:
+        """Have earlier stages begin a step before its `run`, which must come in the order of announcements. What `run`
+        draws then may be less than the batch says."""
+        ...
+
+    def settle(self) -> None:
+        """End the steps that were announced and have not run: what they would draw is lost."""
+        ...
+
+
+@runtime_checkable
 class TapSession(Session, Protocol):
     """A session whose inside can be looked at, for verification. Running without taps costs what it always did."""
 

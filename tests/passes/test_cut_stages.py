@@ -74,7 +74,9 @@ def test_stages_pass_on_what_others_read() -> None:
 
 def test_what_a_later_stage_reads_travels_through_those_between() -> None:
     made = program((0, 1, 2))
-    far = Draft(name="far", op="add", kernel="", inputs=(made.steps[-1].inputs[0], 1), outputs=(len(made.values),), attrs={})
+    far = Draft(
+        name="far", op="add", kernel="", inputs=(made.steps[-1].inputs[0], 1), outputs=(len(made.values),), attrs={}
+    )
     head = Draft(name="head", op="matmul", kernel="", inputs=(len(made.values), "w"), outputs=(made.logits,), attrs={})
     values = (*made.values, Value(rows=Rows.TOKENS, cols=COLS))
     made = Program(steps=(*made.steps[:-1], far, head), values=values, logits=made.logits)

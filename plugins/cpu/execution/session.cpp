@@ -27,6 +27,7 @@ const Kernel* sample_kernel(std::string_view isa) {
 }
 
 constexpr int64_t kCheckNs = 100'000'000;
+constexpr int64_t kMostAnnounced = RankGroup::kBatches - 1;
 constexpr int32_t kLastDrawn = -1;     // LAST_DRAWN of src/ingot/step_io.py
 constexpr size_t kHugeKv = 16u << 20;  // in smaller caches, unused blocks would share large pages with used ones
 
@@ -52,6 +53,14 @@ size_t shared_bytes(std::vector<BoundStep>& steps, const LimitsSpec& limits, con
     if (step.kernel->scratch != nullptr) bytes = std::max(bytes, step.kernel->scratch(step.args.data()));
   }
   return bytes;
+}
+
+// All but the tokens, which may have been left to the session.
+bool same_step(const BatchView& one, const BatchView& other) {
+  return one.ids.size() == other.ids.size() && std::ranges::equal(one.query_starts, other.query_starts) &&
+         std::ranges::equal(one.past_lengths, other.past_lengths) &&
+         std::ranges::equal(one.logit_rows, other.logit_rows) && one.table_width == other.table_width &&
+         std::ranges::equal(one.block_tables, other.block_tables);
 }
 
 void check_ahead(const BatchView& batch, const DrawsView& draws, const AheadView& ahead, bool logits_wanted) {
@@ -121,6 +130,7 @@ DrawResult Session::run(const BatchView& view, const DrawsView& draws, const std
   const auto held = lock();
   require_open();
   if (logits_ == nullptr) throw std::invalid_argument("only the last pipeline stage gives logits");
+  if (ahead && !announced_.empty()) throw std::invalid_argument("an announced step runs by itself");
   if (ahead) check_ahead(view, draws, *ahead, logits != nullptr);
   DrawResult drawn;
   bool ended = step(view, draws, interrupted, logits != nullptr, drawn);
@@ -143,9 +153,15 @@ DrawResult Session::run(const BatchView& view, const DrawsView& draws, const std
 // Adds what the step draws to `drawn`; whether a sequence has ended with it.
 bool Session::step(const BatchView& view, const DrawsView& draws, const std::function<bool()>& interrupted,
                    bool logits_wanted, DrawResult& drawn) {
-  put_last_tokens(view, draws.slots);
   BatchView complete = view;
-  complete.ids = ids_;
+  if (announced_.empty()) {
+    put_last_tokens(view, draws.slots);
+    complete.ids = ids_;
+  } else {
+    packed_ = announced_.front();
+    complete = unpacked_batch();
+    if (!same_step(complete, view)) throw std::invalid_argument("steps run in the order in which they were announced");
+  }
   batch_.assign(complete);
   if (draws.slots.size() != view.past_lengths.size())
     throw std::invalid_argument("slots must have one entry per sequence");
@@ -159,7 +175,8 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
   sampler_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
   if (hides_ && !logits_wanted && taps_.empty()) sampler_.leave_best_only(batch_.whole_rows);
   sample_args_ = sampler_.arguments(logits_, drawn);
-  if (group_ != nullptr) group_->announce(packed_batch());
+  if (group_ != nullptr && announced_.empty()) group_->announce(packed_batch());
+  if (!announced_.empty()) announced_.pop_front();
   if (group_ != nullptr) group_->begin_step();
   compute_batch(interrupted);
   return sampler_.record(drawn, hides_);  // whatever this step has left out
@@ -180,6 +197,37 @@ void Session::compute_batch(const std::function<bool()>& interrupted) {
   stamp();
   if (group_ != nullptr && group_->failed()) throw RankError(group_->failure());
   if (last_step_.decided() || interrupted_late_) throw StepInterrupted{};
+}
+
+void Session::announce(const BatchView& view, std::span<const int32_t> slots) {
+  const auto held = lock();
+  require_open();
+  if (group_ == nullptr || group_->rank() != 0 || group_->stages() == 1)
+    throw std::invalid_argument("steps are announced to the stages before the last, by rank 0");
+  if (std::ssize(announced_) == kMostAnnounced) throw std::invalid_argument("too many steps are under way");
+  put_last_tokens(view, slots);
+  BatchView complete = view;
+  complete.ids = ids_;
+  batch_.assign(complete);
+  group_->announce(packed_batch());
+  announced_.push_back(packed_);
+}
+
+void Session::settle() {
+  const auto held = lock();
+  require_open();
+  compute_announced();
+}
+
+void Session::compute_announced() {
+  while (!announced_.empty()) {
+    packed_ = announced_.front();
+    announced_.pop_front();
+    batch_.assign(unpacked_batch());
+    sampler_.lay_out({}, {}, std::nullopt, batch_.rows);
+    group_->begin_step();
+    compute_batch([] { return false; });
+  }
 }
 
 void Session::follow(const std::function<bool()>& interrupted) {
@@ -393,7 +441,13 @@ void Session::require_open() const {
 
 void Session::close() {
   const auto held = lock();
-  if (!closed_ && group_ != nullptr) group_->close();
+  if (!closed_ && group_ != nullptr && !group_->failed()) {
+    try {
+      compute_announced();        // the other ranks are in the middle of it
+    } catch (const RankError&) {  // nobody waits for more
+    }
+    group_->close();
+  }
   closed_ = true;
   memory_ = {};
   steps_.clear();

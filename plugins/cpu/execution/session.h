@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -61,6 +62,12 @@ class Session {
   // [logit rows, vocab_size].
   DrawResult run(const BatchView& view, const DrawsView& draws, const std::optional<AheadView>& ahead,
                  const std::function<bool()>& interrupted, std::vector<float>* logits);
+  // Of the first of several ranks: gives a batch to the others before it runs, so that earlier pipeline stages compute
+  // it while this one ends the steps before. Its `run` must come in the order of announcements, and no sequence may be
+  // in two steps that are under way. Throws as `run`.
+  void announce(const BatchView& view, std::span<const int32_t> slots);
+  // Computes what has been announced and has not run. Nothing is drawn.
+  void settle();
   // For ranks after the first: computes what the first rank's session is asked for, until that closes. Throws
   // RankError, StepInterrupted.
   void follow(const std::function<bool()>& interrupted);
@@ -100,6 +107,7 @@ class Session {
   bool step(const BatchView& view, const DrawsView& draws, const std::function<bool()>& interrupted, bool logits_wanted,
             DrawResult& drawn);
   void compute_batch(const std::function<bool()>& interrupted);
+  void compute_announced();
   std::span<const int32_t> packed_batch();
   BatchView unpacked_batch() const;
   void put_last_tokens(const BatchView& view, std::span<const int32_t> slots);
@@ -122,7 +130,8 @@ class Session {
   Region own_;  // [threads][kPrivateRowElements] floats: what a norm that each thread computes for itself leaves to
                 // products
   std::shared_ptr<RankGroup> group_;
-  std::vector<int32_t> packed_;  // the step's batch, as it goes to other ranks
+  std::vector<int32_t> packed_;                 // the step's batch, as it goes to other ranks
+  std::deque<std::vector<int32_t>> announced_;  // that have not run, the oldest first
   Batch batch_;
   std::vector<int32_t> ids_, draw_slots_;  // of the step: its tokens; where the sequences are that draw
   PlanMemory memory_;

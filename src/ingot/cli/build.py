@@ -104,7 +104,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--pp_size",
     type=positive,
-    help="Divide the layers among this many pipeline stages of --tp_size ranks each, on CPU targets and ref. Default: 1.",
+    help="Divide the layers among this many pipeline stages of --tp_size ranks each, "
+    "on CPU targets and ref. Default: 1.",
 )
 @click.option(
     "--config",

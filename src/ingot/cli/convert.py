@@ -54,11 +54,7 @@ from ingot.convert.convert import convert
     help="With --use_weight_only: make this the default instead. int8 is w8, int4 is w4g128.",
 )
 @click.option("--tp_size", type=click.IntRange(min=1), help="Make this the default --tp_size of `ingot build`.")
-@click.option(
-    "--pp_size",
-    type=click.IntRange(min=1),
-    help="Make this the default --pp_size of `ingot build`.",
-)
+@click.option("--pp_size", type=click.IntRange(min=1), help="Make this the default --pp_size of `ingot build`.")
 @log_level
 def command(
     model_dir: Path | None,

@@ -1,0 +1,85 @@
+"""Steps that pipeline stages compute at once: no request is in two of them.
+
+stage 0   A0  B0  A1  B1  A2          A, B: requests of two steps under way, which take turns
+stage 1       A0  B0  A1  B1          a request's next token follows the one that the last stage draws
+"""
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+
+from ingot.runtime.request import Request
+from ingot.runtime.step_batch import ScheduledStep
+from ingot.step_io import KnownTokens, PipelineSession
+
+
+class StepsInFlight:
+    """In the order in which they were announced.
+
+    overlapped  how many have been announced while another one was under way
+    """
+
+    def __init__(self, session: PipelineSession) -> None:
+        self._session, self._steps = session, deque[ScheduledStep]()
+        self.overlapped = 0
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def stages(self) -> int:
+        """How many there may be."""
+        return self._session.stages
+
+    @property
+    def requests(self) -> set[Request]:
+        """Those of all steps."""
+        return {request for step in self._steps for request in step.chunks}
+
+    def announce(self, step: ScheduledStep) -> None:
+        """Have the first stage begin it."""
+        self._session.announce(step.batch)
+        self.overlapped += bool(self._steps)
+        self._steps.append(step)
+
+    def pop(self) -> ScheduledStep:
+        """The oldest, which must run now; without the draws of requests that have ended since."""
+        return without_ended(self._steps.popleft())
+
+    def settle(self) -> list[ScheduledStep]:
+        """End all of them without results, also one that has been popped and did not run. Gives those that were not
+        popped."""
+        self._session.settle()
+        steps = list(self._steps)
+        self._steps.clear()
+        return steps
+
+
+def without_ended(step: ScheduledStep) -> ScheduledStep:
+    """A step that draws nothing, and keeps nothing, of requests that have ended since it was made."""
+    if not any(request.finished for request in step.chunks):
+        return step
+    place = len(step.sampled) - len(step.processed)
+    draws = [
+        (request, row)
+        for request, row in zip(step.sampled, step.batch.draws.tolist(), strict=False)
+        if not request.finished
+    ]
+    processed = [
+        (request, row)
+        for request, row in zip(step.sampled[place:], step.processed, strict=True)
+        if not request.finished
+    ]
+    kept = [i for i, (request, _, _) in enumerate(step.known) if not request.finished]
+    known = step.batch.known
+    if known is not None:
+        known = KnownTokens(row=known.row[kept], token=known.token[kept], top=known.top[kept]) if kept else None
+    batch = dataclasses.replace(step.batch, draws=np.array([row for _, row in draws], dtype=np.int32), known=known)
+    return dataclasses.replace(
+        step,
+        sampled=(*(request for request, _ in draws), *(request for request, _ in processed)),
+        processed=tuple(row for _, row in processed),
+        known=tuple(step.known[i] for i in kept),
+        batch=batch,
+    )
