@@ -104,13 +104,13 @@ class Scheduler:
         _remove(self.running if request.blocks.count else self.waiting, request)
         self._blocks.release(request.blocks)
 
-    def schedule(self, busy: Collection[Request] = (), stages: int = 1) -> dict[Request, int]:
+    def schedule(self, busy: Collection[Request] = (), most: int | None = None) -> dict[Request, int]:
         """The next step: number of pending tokens to compute per request, all at least 1. Reserves their blocks.
 
-        busy    requests of steps under way, which keep their blocks and wait for their results: no step has them now
-        stages  so many steps are to be under way: each gets its part of the requests
+        busy  requests of steps under way, which keep their blocks and wait for their results: no step has them now
+        most  requests that the step may have; None: as many as limits allow
         """
-        share = -(-(len(self.running) + len(self.waiting)) // stages)
+        share = self._limits.max_batch_size if most is None else most
         step = _Step(tokens=self._limits.max_num_tokens, rows=self._limits.max_logit_rows, requests=share)
         self._busy = busy
         decoding: list[Request] = []

@@ -60,8 +60,9 @@ class StepLoop:
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
         self._sequences = Sequences(session, scheduler.most_running)
         self._device = session if isinstance(session, SubmittingSession) else None
-        pipelined = isinstance(session, PipelineSession) and session.stages > 1
-        self._flight = StepsInFlight(session) if pipelined else None
+        self._flight: StepsInFlight | None = None
+        if isinstance(session, PipelineSession) and session.stages > 1:
+            self._flight = StepsInFlight(session)
         self._submitted: ScheduledStep | None = None  # what the session begins after the step that it is asked for
         self._steady_until = 0.0  # the next step is as the last one, if nobody comes or goes; time.perf_counter()
         self._result_at = 0.0  # when the last step ended, time.perf_counter()
@@ -216,7 +217,8 @@ class StepLoop:
         if flight is None or (not flight and (self._doubtful or len(scheduler.running) + len(scheduler.waiting) == 1)):
             return self._schedule()
         while len(flight) < flight.stages and not self._doubtful:
-            chunks = scheduler.schedule(flight.requests, flight.stages)
+            known, busy = len(scheduler.running) + len(scheduler.waiting), flight.requests
+            chunks = scheduler.schedule(busy, flight.share(known))
             if not chunks:
                 break
             flight.announce(self._assemble(chunks))

@@ -37,6 +37,11 @@ class StepsInFlight:
         """Those of all steps."""
         return {request for step in self._steps for request in step.chunks}
 
+    def share(self, known: int) -> int:
+        """Requests that the next step may have, of all that are known: every stage is to have as many."""
+        idle, free = known - sum(len(step.chunks) for step in self._steps), self.stages - len(self._steps)
+        return min(-(-known // self.stages), -(-max(idle, 0) // free))
+
     def announce(self, step: ScheduledStep) -> None:
         """Have the first stage begin it."""
         self._session.announce(step.batch)

@@ -25,8 +25,9 @@ PROMPT = ("--prompt", "The prince", "--max_output_len", "12", "--temperature", "
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("mpirun")
     convert(ConvertOptions(model_dir=SHIPPED, output_dir=work / "c"))
-    for name, ranks in (("whole", 1), ("e", 2)):
-        build(BuildConfig(target="cpu", tp_size=ranks, sum_parts=2, autotune=False), work / "c", work / name)
+    for name, ranks, stages in (("whole", 1, 1), ("e", 2, 1), ("stages", 1, 2)):
+        config = BuildConfig(target="cpu", tp_size=ranks, pp_size=stages, sum_parts=2, autotune=False)
+        build(config, work / "c", work / name)
     return work / "e"
 
 
@@ -35,10 +36,10 @@ def ingot(*args: object, launcher: tuple[str, ...] = ()) -> "subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("collectives", ["shm", "mpi"])
-def test_the_text_of_one_rank(collectives: str, engine: Path) -> None:
+@pytest.mark.parametrize(("name", "collectives"), [("e", "shm"), ("e", "mpi"), ("stages", "shm"), ("stages", "mpi")])
+def test_the_text_of_one_rank(name: str, collectives: str, engine: Path) -> None:
     expected = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT)
-    found = ingot("run", "--engine_dir", engine, *PROMPT, "--collectives", collectives)
+    found = ingot("run", "--engine_dir", engine.with_name(name), *PROMPT, "--collectives", collectives)
     assert found.returncode == 0, found.stderr
     assert found.stdout == expected.stdout
     assert "starting 2 ranks: " in found.stderr
@@ -54,14 +55,15 @@ def test_refusals(engine: Path) -> None:
     assert "2 processes are started for an engine of one rank" in found.stderr
 
 
-def test_benchmarks(engine: Path, tmp_path: Path) -> None:
-    args = ("--engine_dir", engine, "--json")
+@pytest.mark.parametrize(("name", "ops"), [("e", {"all_reduce", "all_gather"}), ("stages", {"recv"})])
+def test_benchmarks(name: str, ops: set[str], engine: Path, tmp_path: Path) -> None:
+    args = ("--engine_dir", engine.with_name(name), "--json")
     short = ("--input_len", 20, "--batch_size", 2, "--repetitions", 1)
     found = ingot("bench", "kernels", *args, *short)
     assert found.returncode == 0, found.stderr
     report = json.loads(found.stdout)
     assert report["ranks"] == 2
-    assert {"all_reduce", "all_gather"} <= {op["name"] for op in report["phases"][1]["ops"]}
+    assert ops <= {op["name"] for op in report["phases"][1]["ops"]}
     rows = [{"arrival": n / 100, "input_len": 40 + n, "output_len": 8} for n in range(4)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     trace = ("--trace", tmp_path / "t.jsonl", "--num_requests", 4, "--ttft_ms", 1e-3)

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.runtime import RuntimeConfig
 from ingot.convert.family import find_family
 from ingot.engine import open_engine, read_manifest, read_plan
-from ingot.errors import BuildError, EngineError, UsageError
+from ingot.errors import BuildError, EngineError, RankError, UsageError
 from ingot.inspect import inspect
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
@@ -40,11 +43,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "falcon_h1": {},  # states beside attention in each layer
     "olmo2": {},  # norms over all heads, which --tp_size refuses
 }
-LAYOUTS = {"llama": ((1, 2), (2, 1), (2, 2), (1, 4)), "gpt2": ((2, 2), (1, 4))}
+LAYOUTS = {"llama": ((1, 2), (1, 4), (2, 2)), "gpt2": ((2, 2),)}
 CASES = [
     ("llama", "f32", "auto"),
-    ("gpt2", "f32", "auto"),
-    ("llama", "w4g32", "int8"),
+    pytest.param("gpt2", "f32", "auto", marks=pytest.mark.slow),
+    pytest.param("llama", "w4g32", "int8", marks=pytest.mark.slow),
     ("gemma3_text", "bf16", "auto"),
     ("mixtral", "w8", "int8"),
     ("qwen3_5_text", "f32", "auto"),
@@ -80,29 +83,36 @@ def processes() -> Iterator[RankProcesses]:
 def test_any_cut_gives_the_same_bits(
     name: str, precision: str, activations: str, tmp_path: Path, processes: RankProcesses
 ) -> None:
-    """On `ref` and on CPUs, alone, in chunks, after a prefix hit."""
+    """Alone, in chunks, after a prefix hit."""
     checkpoint, layouts = made(tmp_path, name), LAYOUTS.get(name, ((1, 2),))
     parts = 2 if any(tp > 1 for tp, _ in layouts) else None
     config = BuildConfig(
-        precision=precision, activations=activations, sum_parts=parts, tokens_per_block=16, autotune=False
+        target="cpu", precision=precision, activations=activations, sum_parts=parts, tokens_per_block=16, autotune=False
     )
-    for target in ("ref", "cpu"):
-        own = dataclasses.replace(config, target=target)
-        build(own, checkpoint, tmp_path / "whole")
-        with ModelRunner.from_dir(tmp_path / "whole") as runner:
-            expected = bits(runner, PROMPTS)
-        for tp, pp in layouts:
-            build(dataclasses.replace(own, tp_size=tp, pp_size=pp), checkpoint, tmp_path / "e")
-            for most in (None, 7):
-                limits = RuntimeConfig(max_num_tokens=most, rank_timeout=20)
-                if target == "cpu":
-                    with processes.runner(tmp_path / "e", tp * pp, limits) as runner:
-                        assert bits(runner, PROMPTS) == expected
-                        assert bits(runner, PROMPTS) == expected, "now the cache has the prompts"
-                    assert processes.said == [None] * (tp * pp - 1)
-                else:
-                    with ModelRunner.from_dir(tmp_path / "e", max_num_tokens=most) as runner:
-                        assert bits(runner, PROMPTS) == expected
+    build(config, checkpoint, tmp_path / "whole")
+    with ModelRunner.from_dir(tmp_path / "whole") as runner:
+        expected = bits(runner, PROMPTS)
+    for tp, pp in layouts:
+        build(dataclasses.replace(config, tp_size=tp, pp_size=pp), checkpoint, tmp_path / "e")
+        with processes.runner(tmp_path / "e", tp * pp) as runner:
+            assert bits(runner, PROMPTS) == expected
+            assert bits(runner, PROMPTS) == expected, "now the cache has the prompts"
+        assert processes.said == [None] * (tp * pp - 1)
+    small = RuntimeConfig(max_num_tokens=7, rank_timeout=20, threads=2)
+    with processes.runner(tmp_path / "e", tp * pp, small) as runner:
+        assert bits(runner, PROMPTS) == expected
+
+
+@pytest.mark.parametrize(("name", "precision", "activations"), CASES[:1] + CASES[3:7])
+def test_the_reference_computes_all_stages(name: str, precision: str, activations: str, tmp_path: Path) -> None:
+    checkpoint = made(tmp_path, name)
+    config = BuildConfig(target="ref", precision=precision, activations=activations, tokens_per_block=16)
+    found = []
+    for stages in (1, 2):
+        build(dataclasses.replace(config, pp_size=stages), checkpoint, tmp_path / f"e{stages}")
+        with ModelRunner.from_dir(tmp_path / f"e{stages}") as runner:
+            found.append(bits(runner, PROMPTS))
+    assert found[0] == found[1]
 
 
 def test_ranks_hold_their_layers(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -166,3 +176,88 @@ def test_refused_layouts(checkpoint: Path, tmp_path: Path) -> None:
     ingot("build", *args, "--target", "ref", "--refit").fails("--refit cannot be combined", code=2)
     ingot("build", *args, "--target", "ref").succeeds()
     assert "all hashes match" in ingot("verify", tmp_path / "e").succeeds().out
+
+
+@pytest.fixture(scope="module")
+def cpu_engine(checkpoint: Path) -> Path:
+    config = BuildConfig(target="cpu", precision="f32", tokens_per_block=16, autotune=False)
+    build(config, checkpoint, checkpoint.parent / "alone")
+    build(dataclasses.replace(config, pp_size=2), checkpoint, checkpoint.parent / "two")
+    return checkpoint.parent / "two"
+
+
+def test_stages_compute_several_steps_at_once(cpu_engine: Path, processes: RankProcesses) -> None:
+    """Also where requests are preempted, and where one leaves."""
+    random = np.random.default_rng(4)
+    prompts = [random.integers(0, 61, length).tolist() for length in (1, 20, 17, 5, 13)]
+    with ModelRunner.from_dir(cpu_engine.with_name("alone")) as runner:
+        expected = bits(runner, prompts, 40)
+    with processes.runner(cpu_engine, 2) as runner:
+        assert bits(runner, prompts, 40) == expected
+        work = runner.executor.work()
+        assert work.overlapped > work.steps // 2
+    block = max(read_plan(cpu_engine, rank).block_bytes for rank in range(2))
+    with processes.runner(cpu_engine, 2, RuntimeConfig(rank_timeout=20, kv_cache_memory=2 * 8 * block)) as runner:
+        assert bits(runner, prompts, 40) == expected
+        assert runner.stats()["preemptions"] > 0
+        stream = runner.generate(prompts[:3], max_new_tokens=30, end_id=-1, streaming=True)
+        next(stream)
+        stream.close()
+        assert bits(runner, prompts, 40) == expected
+    assert processes.said == [None]
+
+
+def test_a_stage_that_is_stopped(cpu_engine: Path, pair: RankProcesses) -> None:
+    pid = pair.processes[0].pid
+    assert pid is not None
+    with pair.runner(cpu_engine, 2, RuntimeConfig(rank_timeout=1)) as runner:
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(RankError, match=r"rank 1 did not come to stage1\.recv0 of step 1: rank 0 waited 1 s"):
+            runner.generate(PROMPTS, max_new_tokens=4)
+        assert time.monotonic() - began < 10
+        os.kill(pid, signal.SIGCONT)
+    assert "rank 1 did not come" in str(pair.said[0])
+
+
+def test_a_stage_that_is_slow(cpu_engine: Path, pair: RankProcesses) -> None:
+    """Longer than --rank_timeout, but it computes."""
+    with pair.runner(cpu_engine, 2) as runner:
+        expected = runner.generate(PROMPTS, max_new_tokens=2, end_id=-1).tolist()
+    with pair.runner(cpu_engine, 2, RuntimeConfig(rank_timeout=0.5), delay=0.1) as runner:
+        began = time.monotonic()
+        assert runner.generate(PROMPTS, max_new_tokens=2, end_id=-1).tolist() == expected
+        assert time.monotonic() - began > 2
+
+
+def test_a_stage_that_is_killed(cpu_engine: Path, pair: RankProcesses) -> None:
+    pid = pair.processes[0].pid
+    assert pid is not None
+    with pair.runner(cpu_engine, 2) as runner:
+        runner.generate(PROMPTS, max_new_tokens=2)
+        pair.session.native.set_step_delay(0.002)
+        stream = runner.generate(PROMPTS, max_new_tokens=20, end_id=-1, streaming=True)
+        next(stream)
+        os.kill(pid, signal.SIGKILL)
+        pair.processes[0].join()
+        with pytest.raises(RankError, match="rank 1 has ended"):
+            list(stream)
+        assert "rank 1 has ended" in str(runner.executor.failure)
+    assert pair.said == ["it has ended"]
+
+
+def test_stages_that_cannot_open(cpu_engine: Path, tmp_path: Path, processes: RankProcesses) -> None:
+    shutil.copytree(cpu_engine, tmp_path / "missing")
+    (tmp_path / "missing" / "rank1.engine").unlink()
+    with pytest.raises(RankError, match=r"rank1\.engine"), processes.runner(cpu_engine, 2, others=tmp_path / "missing"):
+        pass
+    assert "rank1.engine" in str(processes.said[0])
+    with pytest.raises(UsageError, match=r"2 ranks(.|\n)*mpirun -n 2"):
+        ModelRunner.from_dir(cpu_engine)
+
+
+@pytest.fixture
+def pair() -> Iterator[RankProcesses]:
+    made = RankProcesses(1)
+    yield made
+    made.close()

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ingot.configs.runtime import RuntimeConfig
 from ingot.errors import IngotError, RankError
+from ingot.plugins.cpu.session import CpuRankSession
 from ingot.runtime import ModelRunner
 from ingot.runtime.session import load_engine
 
@@ -40,14 +42,21 @@ class PipeLink:
 
 
 def _work(pipe: Connection) -> None:
-    """Takes one engine after another: (directory, config, rank, count)."""
+    """Takes one engine after another: (directory, config, rank, count, seconds that each kernel call lasts longer)."""
+    follow = CpuRankSession.follow
     while True:
         try:
-            directory, config, rank, count = pipe.recv()
+            directory, config, rank, count, delay = pipe.recv()
         except EOFError:
             return
+
+        def slowly(session: CpuRankSession, delay: float = delay) -> None:
+            session.slow_down(delay)
+            follow(session)
+
         try:
-            load_engine(directory, config, PipeLink(rank, count, [pipe]))
+            with mock.patch.object(CpuRankSession, "follow", slowly):
+                load_engine(directory, config, PipeLink(rank, count, [pipe]))
         except SystemExit:
             pipe.send(None)
         except IngotError as error:
@@ -75,12 +84,18 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def runner(
-        self, engine: Path, ranks: int, config: RuntimeConfig | None = None, others: Path | None = None
+        self,
+        engine: Path,
+        ranks: int,
+        config: RuntimeConfig | None = None,
+        others: Path | None = None,
+        delay: float = 0.0,
     ) -> Iterator[ModelRunner]:
-        """The first rank's. others: the engine that the others open, where it is another one."""
+        """The first rank's. others: the engine that the others open, where it is another one; delay: seconds that each
+        of their kernel calls lasts longer."""
         config, pipes = config or RuntimeConfig(rank_timeout=20), self._pipes[: ranks - 1]
         for index, pipe in enumerate(pipes):
-            pipe.send((others or engine, config, index + 1, ranks))
+            pipe.send((others or engine, config, index + 1, ranks, delay))
         try:
             loaded = load_engine(engine, config, PipeLink(0, ranks, pipes))
             self.session: Any = loaded.session

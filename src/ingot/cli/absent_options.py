@@ -13,7 +13,7 @@ _KV = "the type of the KV cache is the build's: ingot build --kv_cache_dtype int
 _CONFIG = (
     "the model's config.json decides; a config.json without weights: ingot convert --config FILE --random_weights SEED"
 )
-_RANKS = "only --tp_size divides an engine among ranks"
+_RANKS = "only --tp_size and --pp_size divide an engine among ranks"
 _DRAFT = "speculative decoding does not exist yet"
 _TENSORRT = "ingot's own compiler has no such setting; see `ingot build --help`"
 _META = "convert the model to a Hugging Face directory first; --model_dir takes it"

@@ -69,7 +69,7 @@ def compare(
             where=str(directory),
             expected="an engine of one rank",
             got=f"{ranks} ranks",
-            hint="compare an engine built with the same --sum_parts and without --tp_size: it has the same bits",
+            hint="compare an engine of one rank, built with the same --sum_parts: it has the same bits",
         )
     target = comparable_targets(directory, options).best()
     with (

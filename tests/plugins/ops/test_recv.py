@@ -2,11 +2,11 @@
 
 import pytest
 
-from ingot.plan import Rows
+from ingot.plan import Attr, Rows
 from ingot.plugins.registry import find_op
 from tests.plugins.ops.calls import evaluate, make_batch
 
-PLACE = {"stage": 1, "stages": 2, "message": 0, "columns": 7}
+PLACE: dict[str, Attr] = {"stage": 1, "stages": 2, "message": 0, "columns": 7}
 
 
 def test_what_it_gives() -> None:

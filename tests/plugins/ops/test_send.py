@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from ingot.plan import Attr
 from ingot.plugins.registry import find_op
 from tests.plugins.ops.calls import evaluate, make_batch, random_array
 
-PLACE = {"stage": 0, "stages": 2, "message": 0}
+PLACE: dict[str, Attr] = {"stage": 0, "stages": 2, "message": 0}
 
 
 def test_the_next_stage_gets_the_same_numbers() -> None:
