@@ -39,8 +39,8 @@ from ingot.runtime.step_batch import (
     follow,
     keep_results,
 )
-from ingot.runtime.steps_in_flight import StepsInFlight
-from ingot.step_io import Ahead, PipelineSession, Session, StepResult, SubmittingSession
+from ingot.runtime.steps_in_flight import steps_in_flight
+from ingot.step_io import Ahead, Session, StepResult, SubmittingSession
 
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
@@ -60,9 +60,7 @@ class StepLoop:
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
         self._sequences = Sequences(session, scheduler.most_running)
         self._device = session if isinstance(session, SubmittingSession) else None
-        self._flight: StepsInFlight | None = None
-        if isinstance(session, PipelineSession) and session.stages > 1:
-            self._flight = StepsInFlight(session)
+        self._flight = steps_in_flight(session)
         self._submitted: ScheduledStep | None = None  # what the session begins after the step that it is asked for
         self._steady_until = 0.0  # the next step is as the last one, if nobody comes or goes; time.perf_counter()
         self._result_at = 0.0  # when the last step ended, time.perf_counter()
@@ -181,22 +179,7 @@ class StepLoop:
 
     def stats(self) -> Stats:
         """Where things stand now."""
-        return Stats(
-            blocks_total=self._blocks.num_blocks,
-            blocks_used=self._blocks.num_used,
-            blocks_cached=self._blocks.num_cached,
-            blocks_by_group=[
-                GroupBlocks(window=pool.window, total=pool.num_blocks, used=pool.num_used, cached=pool.num_cached)
-                for pool in self._blocks.pools
-            ],
-            requests_running=len(self._scheduler.running),
-            requests_waiting=len(self._scheduler.waiting),
-            preemptions=self._scheduler.preemptions,
-            preempted_for_others=self._scheduler.preempted_for_others,
-            preempted_for_itself=self._scheduler.preempted_for_itself,
-            preempted_tokens=self._scheduler.preempted_tokens,
-            prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
-        )
+        return _stats(self._blocks, self._scheduler)
 
     def step_log(self) -> list[list[int]]:
         """[prefill tokens, decode rows] of each step, the most recent 100,000."""
@@ -212,17 +195,10 @@ class StepLoop:
             self._most_steps = min(most, 2 * report.steps)
 
     def _next_step(self) -> tuple[ScheduledStep, Ahead | None]:
-        """The next step to run. Pipeline stages that would idle begin further ones, of requests that are in none."""
-        flight, scheduler = self._flight, self._scheduler
-        if flight is None or (not flight and (self._doubtful or len(scheduler.running) + len(scheduler.waiting) == 1)):
+        """The next step to run; stages that would idle begin further ones."""
+        flight = self._flight
+        if flight is None or not flight.fill(self._scheduler, self._assemble, alone=bool(self._doubtful)):
             return self._schedule()
-        while len(flight) < flight.stages and not self._doubtful:
-            known, busy = len(scheduler.running) + len(scheduler.waiting), flight.requests
-            chunks = scheduler.schedule(busy, flight.share(known))
-            if not chunks:
-                break
-            flight.announce(self._assemble(chunks))
-        assert flight, "the oldest request can always advance"
         return flight.pop(), None
 
     def _schedule(self) -> tuple[ScheduledStep, Ahead | None]:
@@ -288,14 +264,11 @@ class StepLoop:
         return following
 
     def _drop(self, error: BaseException) -> None:
-        """Forget what is under way beside the step that has failed: its requests compute it again."""
+        """Forget what is under way beside the step that has failed."""
         if self._device is not None:
             self._device.drop()
         if self._flight is not None and not isinstance(error, RankError):
-            for other in self._flight.settle():
-                self._sequences.end(other.chunks)
-                if self._blocks.keeps_states:
-                    self._scheduler.preempt([request for request in other.chunks if not request.finished])
+            self._flight.drop(self._sequences, self._scheduler if self._blocks.keeps_states else None)
         self._submitted, self._steady_until = None, 0.0
 
     def _start_over(self, step: ScheduledStep, error: BaseException) -> list[Outcome]:
@@ -375,6 +348,25 @@ class StepLoop:
         news, self._news = self._news, {}
         for outlet, own in news.items():
             outlet.put(own)
+
+
+def _stats(blocks: BlockManager, scheduler: Scheduler) -> Stats:
+    return Stats(
+        blocks_total=blocks.num_blocks,
+        blocks_used=blocks.num_used,
+        blocks_cached=blocks.num_cached,
+        blocks_by_group=[
+            GroupBlocks(window=pool.window, total=pool.num_blocks, used=pool.num_used, cached=pool.num_cached)
+            for pool in blocks.pools
+        ],
+        requests_running=len(scheduler.running),
+        requests_waiting=len(scheduler.waiting),
+        preemptions=scheduler.preemptions,
+        preempted_for_others=scheduler.preempted_for_others,
+        preempted_for_itself=scheduler.preempted_for_itself,
+        preempted_tokens=scheduler.preempted_tokens,
+        prefix_hit_tokens=scheduler.prefix_hit_tokens,
+    )
 
 
 def _in_words(error: Exception) -> IngotError:

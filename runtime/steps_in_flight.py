@@ -6,12 +6,15 @@ stage 1       A0  B0  A1  B1          a request's next token follows the one tha
 
 import dataclasses
 from collections import deque
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from ingot.runtime.request import Request
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.sequences import Sequences
 from ingot.runtime.step_batch import ScheduledStep
-from ingot.step_io import KnownTokens, PipelineSession
+from ingot.step_io import KnownTokens, PipelineSession, Session
 
 
 class StepsInFlight:
@@ -42,6 +45,30 @@ class StepsInFlight:
         idle, free = known - sum(len(step.chunks) for step in self._steps), self.stages - len(self._steps)
         return min(-(-known // self.stages), -(-max(idle, 0) // free))
 
+    def fill(
+        self, scheduler: Scheduler, assemble: Callable[[Mapping[Request, int]], ScheduledStep], *, alone: bool
+    ) -> bool:
+        """Begin steps of requests that are in none, while stages would idle. alone: begin none. False: no step is under
+        way, and the next one is not to be announced."""
+        known = len(scheduler.running) + len(scheduler.waiting)
+        if not self._steps and (alone or known == 1):
+            return False
+        while len(self._steps) < self.stages and not alone:
+            chunks = scheduler.schedule(self.requests, self.share(known))
+            if not chunks:
+                break
+            self.announce(assemble(chunks))
+        assert self._steps, "the oldest request can always advance"
+        return True
+
+    def drop(self, sequences: Sequences, scheduler: Scheduler | None) -> None:
+        """End what is under way without results: its requests compute it again. scheduler: of a model with states,
+        which cannot be moved back; then they begin again."""
+        for step in self.settle():
+            sequences.end(step.chunks)
+            if scheduler is not None:
+                scheduler.preempt([request for request in step.chunks if not request.finished])
+
     def announce(self, step: ScheduledStep) -> None:
         """Have the first stage begin it."""
         self._session.announce(step.batch)
@@ -59,6 +86,12 @@ class StepsInFlight:
         steps = list(self._steps)
         self._steps.clear()
         return steps
+
+
+def steps_in_flight(session: Session) -> StepsInFlight | None:
+    """None for a session without stages."""
+    several = session if isinstance(session, PipelineSession) else None
+    return None if several is None or several.stages == 1 else StepsInFlight(several)
 
 
 def without_ended(step: ScheduledStep) -> ScheduledStep:

@@ -92,8 +92,8 @@ class CutStages:
 def find_cuts(
     program: Program, uses: Sequence[WeightUse], caches: Sequence[CacheGroup], tokens: int, stages: int
 ) -> tuple[int, ...]:
-    """Where stages end: the index of the step behind each but the last. Of all cuts that part no layer's steps and take
-    little along, those whose largest stage has the fewest bytes. tokens: whose keys and values count beside weights.
+    """Where stages end: the index of the step behind each but the last. No layer's steps are parted, little is taken
+    along, and the largest stage has as few bytes as then can be. tokens: whose keys and values count beside weights.
 
     Raises BuildError where the model cannot be cut so often.
     """
@@ -102,7 +102,7 @@ def find_cuts(
 
     @functools.cache
     def best(at: int, left: int) -> tuple[int, tuple[int, ...]] | None:
-        """Of the steps from place `at` on in `left` stages: bytes of the largest one, and where the others end."""
+        """Bytes of the largest of `left` stages that have the steps from place `at` on, and where the others end."""
         if left == 1:
             rest = held.get((at, len(places) - 1))
             return None if rest is None else (rest, ())
@@ -224,7 +224,8 @@ def _compacted(steps: Sequence[Draft], program: Program, *, last: bool) -> Progr
         outputs = tuple(None if value is None else number[value] for value in step.outputs)
         return dataclasses.replace(step, inputs=inputs, outputs=outputs)
 
-    return Program(
+    return dataclasses.replace(
+        program,
         steps=tuple(map(renumbered, steps)),
         values=tuple(program.values[value] for value in used),
         logits=number[program.logits] if last and program.logits is not None else None,

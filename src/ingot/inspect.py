@@ -191,7 +191,7 @@ def _ranks(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _place(rank: Mapping[str, Any]) -> str:
-    """Of a rank among pipeline stages, if there are several."""
+    """Where a rank is among pipeline stages, if there are several."""
     if rank["stages"] == 1:
         return ""
     return f"stage {rank['stage']} of {rank['stages']}, rank {rank['tp_rank']} of it, {rank['cache_layers']} layers, "

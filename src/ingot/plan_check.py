@@ -193,7 +193,7 @@ def _stages(plan: Plan) -> Iterable[tuple[str, str]]:
     for op, expected in (("recv", stage > 0), ("send", stage + 1 < stages)):
         found = [step for step in plan.steps if step.op == op]
         if bool(found) != expected:
-            yield "steps", f"{len(found)} {op} steps in stage {stage} of {stages}"
+            yield "steps", f"{len(found)} kernel calls of {op} in stage {stage} of {stages}"
         for number, step in enumerate(found):
             given = step.attrs.get("stage"), step.attrs.get("stages"), step.attrs.get("message")
             if given != (stage, stages, number):

@@ -278,7 +278,7 @@ class SubmittingSession(Session, Protocol):
 class PipelineSession(Session, Protocol):
     """A session whose pipeline stages work at different steps at once.
 
-    stages  so many steps may be under way, no sequence in two of them; 1: none but the one that runs
+    stages  how many steps may be under way, no sequence in two of them; 1: none but the one that runs
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Steps that pipeline stages compute at once: no request in two of them, each token once, whoever leaves or fails."""
+"""Steps that pipeline stages compute at once: no request in two of them, each token once, whatever leaves or fails."""
 
 import dataclasses
 import random

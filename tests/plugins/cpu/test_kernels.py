@@ -202,8 +202,7 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
 }
 # below, test_moe.py, test_paged_attention.py, test_sample.py; products of quantised weights: test_matmul_quantised.py
 ELSEWHERE = {
-    "all_reduce",
-    "all_gather",
+    *("all_reduce", "all_gather"),
     *("send", "recv"),  # tests/e2e/test_pipeline_parallel.py
     "rope_kv_write",
     "moe_gate_up",
