@@ -60,6 +60,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A worker gets whole files, unless --dist says otherwise: fixtures and references of a file are made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--real-gpu", action="store_true", help="tests of CUDA kernels use this machine's GPU of sm_90")
     parser.addoption(

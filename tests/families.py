@@ -8,12 +8,11 @@ transformers and the support page are tried with all of them.
 import dataclasses
 import enum
 import functools
-from collections.abc import Collection, Iterable, Iterator
-
-import pytest
+from collections.abc import Iterator
 
 from ingot.configs.read import Section
 from ingot.convert.family import family_names, find_family, read_model
+from tests.spanning import often
 
 Feature = tuple[str, object]
 
@@ -47,11 +46,6 @@ def covering_families(without: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 def _model(name: str) -> object:
     return read_model(Section(find_family(name).tiny, "config.json"), None)[1]
-
-
-def often(names: Iterable[object], chosen: Collection[object]) -> list[object]:
-    """For pytest.mark.parametrize: those that are not chosen are slow."""
-    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def covering_first() -> list[object]:

@@ -19,7 +19,7 @@ from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_blocks import IDS, write_llama
 from tests.convert.quantised.test_formats import CASES
 from tests.convert.test_golden import logits_of_graph
-from tests.families import often
+from tests.spanning import often
 
 HALF = 2.0**-12  # relative, of the numbers that float16 rounds, as root mean square
 # case → (precision of its products, what packing may change of a weight)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import ingot
-from tests.families import often
 from tests.oracle.llama_float64 import LlamaFloat64
+from tests.spanning import often
 
 pytestmark = pytest.mark.shared
 

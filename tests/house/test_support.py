@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ingot.convert.family import family_names, find_family
-from tests.families import covering_families, often
+from tests.families import covering_families
 from tests.house import support
 from tests.house.project import ROOT
 from tests.house.support import (
@@ -22,6 +22,7 @@ from tests.house.support import (
     table,
     wrapped,
 )
+from tests.spanning import often
 
 UPDATE = "run: python -m tests.house.support"
 

@@ -1,6 +1,7 @@
 """Products of w8 and w4 weights: exact where rows are rounded to int8, and the same bits in every company."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +30,7 @@ from tests.plugins.cpu.one_step import (
     runnable_isa,
 )
 from tests.plugins.ops.calls import random_grouped, random_rows, rows_of
+from tests.spanning import isa, precision, spanning
 
 pytestmark = pytest.mark.native
 
@@ -37,6 +39,8 @@ EXACT = [name for name in KERNELS if name.split(".")[1].endswith("a8")]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 63, 65)
 KS = (1, 17, 63, 64, 129, 172, 300)
 NS = (1, 15, 17, 40)
+BLOCKS = ((150, 70, 2200), (3, 1500, 70), (2, 40, 2200), (530, 20, 40), (300, 1792, 40))  # rows, N, K
+TILES = ((20, 300, 700), (9, 150, 1300), (288, 34, 5700), (520, 50, 3000))
 TOLERANCE = 4e-6  # of float sums, relative to the largest number of the result
 ROUNDING = 4e-7  # of activation functions
 
@@ -104,12 +108,13 @@ def test_what_the_specification_says_in_every_company(kernel: str) -> None:
         session.close()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    ("rows", "n", "k"), [(150, 70, 2200), (3, 1500, 70), (2, 40, 2200), (530, 20, 40), (300, 1792, 40)]
+    ("kernel", "shape"),
+    spanning(itertools.product(KERNELS, BLOCKS), precision, lambda kernel, shape: (isa(kernel), shape)),
 )
-def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
+def test_products_of_many_blocks(kernel: str, shape: tuple[int, int, int]) -> None:
     """More rows, panels and k than one block holds, more y than L2; the same bits on any threads and for fewer rows."""
+    rows, n, k = shape
     weight = Quantised.of(_rows(kernel, n, k, n))
     inputs: list[Input] = [_normal(1, rows, k), weight, None, None]
     attrs, batch = _attrs(kernel, weight.group), plain_batch(rows)
@@ -123,10 +128,17 @@ def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None
         assert again.tobytes() == first.tobytes()
 
 
-@pytest.mark.parametrize("kernel", [name for name in KERNELS if "amx" in name])
-@pytest.mark.parametrize(("rows", "n", "k"), [(20, 300, 700), (9, 150, 1300), (288, 34, 5700), (520, 50, 3000)])
-def test_products_on_tiles(kernel: str, rows: int, n: int, k: int) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    spanning(
+        itertools.product([name for name in KERNELS if "amx" in name], TILES),
+        precision,
+        lambda kernel, shape: (isa(kernel), shape),
+    ),
+)
+def test_products_on_tiles(kernel: str, shape: tuple[int, int, int]) -> None:
     """Few rows past panels without a stop; many that stay in L2 over the whole K, or half of them, or none."""
+    rows, n, k = shape
     weight = Quantised.of(_rows(kernel, n, k, n), gated=n == 50)
     inputs: list[Input] = [_normal(1, rows, k), weight, None, None]
     attrs, batch = _attrs(kernel, weight.group, "silu" if n == 50 else "none", n == 50), plain_batch(rows)
@@ -161,8 +173,10 @@ def test_the_largest_integers(kernel: str, group: int, k: int) -> None:
         assert _run(session, count).tobytes() == expected[:count].tobytes()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("rows", [1, 4, 6, 40])
+@pytest.mark.parametrize(
+    ("kernel", "rows"),
+    spanning(itertools.product(KERNELS, (1, 4, 6, 40)), precision, lambda kernel, rows: (isa(kernel), rows)),
+)
 def test_rows_that_int8_cannot_hold(kernel: str, rows: int) -> None:
     """NaN and infinity stay in their row; rows of zeros and of the smallest numbers are zero."""
     weight = Quantised.of(_rows(kernel, 17, 171, rows))

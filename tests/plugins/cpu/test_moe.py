@@ -26,6 +26,7 @@ from tests.plugins.cpu.one_step import (
     reference_outputs,
 )
 from tests.plugins.ops.calls import random_f8, random_grouped
+from tests.spanning import isa, precision, spanning
 
 pytestmark = pytest.mark.native
 
@@ -142,8 +143,7 @@ def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
             session.close()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize(("kernel", "rows"), spanning(itertools.product(KERNELS, (2, 40)), precision, isa))
 def test_experts_that_nobody_takes_are_not_read(kernel: str, rows: int) -> None:
     """Their weights are NaN, as are those of one row's input: neither meets another row."""
     inputs, attrs = _case(kernel, 6, 2, 33, 17, rows)
@@ -165,7 +165,7 @@ def test_experts_that_nobody_takes_are_not_read(kernel: str, rows: int) -> None:
     assert np.delete(dirty, 1, axis=0).tobytes() == np.delete(clean, 1, axis=0).tobytes()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_products_of_many_blocks(kernel: str) -> None:
     """More rows, panels and k of one expert than one block holds; nearly all rows take the same expert."""
     for k, n in ((1100, 40), (40, 700)):
@@ -201,7 +201,7 @@ def test_experts_of_few_and_of_many_rows(kernel: str, group: int) -> None:
         assert _run(session, 1).tobytes() == whole[row : row + 1].tobytes(), f"expert of {takers[int(ids[row])]} rows"
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_numbers_of_no_expert_touch_nothing_foreign(kernel: str) -> None:
     inputs, attrs = _case(kernel, 4, 2, 33, 17, rows=7)
     ids = inputs[1]
@@ -243,7 +243,7 @@ def _taken(kernel: str, tactics: str, rows: int) -> int:
     return taken
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_tactics_change_how_the_work_is_shared(kernel: str) -> None:
     """One row is few for every kernel, 40 are many."""
     gated = kernel.startswith("moe_gate_up.")

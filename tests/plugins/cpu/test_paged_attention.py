@@ -1,5 +1,6 @@
 """Attention against its reference, and the same bits whatever shares the call."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
 from tests.plugins.cpu.one_step import Packed, batch_of, native_outputs, open_step, reference_outputs
+from tests.spanning import spanning
 
 pytestmark = pytest.mark.native
 
@@ -21,6 +23,11 @@ HEAD_DIMS = (4, 8, 12, 16, 24, 48, 64, 80, 96, 128, 256, 512)
 FAR = 1 << 30  # a block that no memory has
 TOLERANCE = 8e-6  # absolute; values in the cache are of the order of 1
 ROUNDING = ("avx512bf16", "avx512bf16emu", "amx", "amxemu")  # these kernels round queries and weights to bf16
+
+
+def kernels_with(*values: object) -> list[object]:
+    """Each kernel with one of the values, and each value with one of the kernels; the others are slow."""
+    return spanning(itertools.product(KERNELS, values), lambda kernel, value: kernel, lambda kernel, value: value)
 
 
 class Sequences:
@@ -156,8 +163,7 @@ def test_the_dot_product_agrees_with_its_twin_bit_for_bit() -> None:
     assert made[0].tobytes() == made[1].tobytes()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("block_size", [16, 48, 80, 512])
+@pytest.mark.parametrize(("kernel", "block_size"), kernels_with(16, 48, 80, 512))
 def test_bits_do_not_depend_on_the_size_of_blocks(kernel: str, block_size: int) -> None:
     parts = [(0, 500, 40), (1, 0, 150), (2, 22, 1)]
     given, usual = (
@@ -176,9 +182,9 @@ def test_bits_do_not_depend_on_the_size_of_blocks(kernel: str, block_size: int) 
     given.check(parts)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 20), (5, 1, 64), (2, 2, 8)])
-def test_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, heads: int, kv_heads: int, dim: int) -> None:
+@pytest.mark.parametrize(("kernel", "shape"), kernels_with((6, 2, 20), (5, 1, 64), (2, 2, 8)))
+def test_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, dim = shape
     sequences = Sequences(kernel, [150, 40, 70], heads=heads, kv_heads=kv_heads, dim=dim)
     whole = sequences.run([(0, 0, 150)])[0]
     for threads in (1, 2):
@@ -239,8 +245,7 @@ def test_windows(kernel: str, window: int) -> None:
     sequences.check([(0, 0, 130), (1, 60, 5), (2, 32, 1), (3, 1, 16)], threads=2)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("window", [7, 40, 530])
+@pytest.mark.parametrize(("kernel", "window"), kernels_with(7, 40, 530))
 def test_windows_give_the_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, window: int) -> None:
     """Contexts of several splits, the first of which lie before the window."""
     sequences = Sequences(kernel, [1400, 70], heads=3, kv_heads=1, dim=16, window=window)
@@ -252,8 +257,7 @@ def test_windows_give_the_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, 
             np.testing.assert_array_equal(part.view(np.uint32), whole[begin : begin + new].view(np.uint32))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize(("kernel", "window"), kernels_with(0, 40))
 def test_sinks(kernel: str, window: int) -> None:
     """Against the reference; and the same bits alone, in chunks and where threads share the splits of a context."""
     sequences = Sequences(kernel, [1100, 17], heads=6, kv_heads=2, dim=24, window=window, softcap=2.0, sinks=True)
@@ -267,12 +271,10 @@ def test_sinks(kernel: str, window: int) -> None:
     assert np.abs(without.run(parts)[1] - sequences.run(parts)[1]).max() > 0.1
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(
-    ("bf16_bias", "window", "softcap", "growth"), [(0, 0, 0.0, 0.3), (1, 0, 0.0, 0.0), (0, 40, 2.0, 0.0)]
-)
-def test_slopes(kernel: str, bf16_bias: int, window: int, softcap: float, growth: float) -> None:
+@pytest.mark.parametrize(("kernel", "given"), kernels_with((0, 0, 0.0, 0.3), (1, 0, 0.0, 0.0), (0, 40, 2.0, 0.0)))
+def test_slopes(kernel: str, given: tuple[int, int, float, float]) -> None:
     """Against the reference; and the same bits alone, in chunks and where threads share the splits of a context."""
+    bf16_bias, window, softcap, growth = given
     facts: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": 24, "window": window, "softcap": softcap}
     sequences = Sequences(kernel, [1100, 17], **facts, slopes=True, bf16_bias=bf16_bias, growth=growth)
     parts = [(0, 1060, 40), (1, 0, 17)]

@@ -1,6 +1,8 @@
 """Tactics of matrix products: every way gives the same bits, and the native module can time it."""
 
 import dataclasses
+import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from ingot.plugins.op import Array
 from ingot.plugins.target import Product, Tunable
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
 from tests.plugins.ops.calls import random_rows, random_weight
+from tests.spanning import isa, precision, spanning
 
 pytestmark = pytest.mark.native
 
@@ -23,6 +26,7 @@ ROWS = (1, 4, 8, 20, 33, 230)
 WAYS = {name: 5 if ".amx" in name else 2 for name in KERNELS}
 
 
+@functools.lru_cache(maxsize=1)  # packed once for all runs of a test
 def _case(kernel: str, n: int, k: int, rows: int = max(ROWS)) -> tuple[list[Input], dict[str, Attr]]:
     dtype = kernel.split(".")[1]
     x = np.random.default_rng(n).standard_normal((rows, k)).astype(np.float32)
@@ -44,7 +48,7 @@ def _run(kernel: str, rows: int, tactics: str | None, threads: int) -> Array:
     return y
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_tactics_never_change_a_bit(kernel: str) -> None:
     whole = _run(kernel, max(ROWS), None, 2)
     for rows in ROWS:
@@ -52,7 +56,7 @@ def test_tactics_never_change_a_bit(kernel: str) -> None:
             assert _run(kernel, rows, tactics, threads).tobytes() == whole[:rows].tobytes(), f"{rows} rows"
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_tactics_change_how_the_work_is_cut(kernel: str) -> None:
     """Few rows pass over panels of their own, or take blocks in turn; one class has no say in another."""
     inputs, attrs = _case(kernel, 300, 40)
@@ -65,10 +69,20 @@ def test_tactics_change_how_the_work_is_cut(kernel: str) -> None:
     assert taken["1000"] > 0 == taken["0111"]
 
 
-@pytest.mark.parametrize("kernel", [name for name in KERNELS if WAYS[name] > 2])
-@pytest.mark.parametrize(("rows", "n", "k"), [(40, 70, 150), (75, 330, 1300), (300, 34, 5700)])
-def test_ways_over_k_never_change_a_bit(kernel: str, rows: int, n: int, k: int) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    spanning(
+        itertools.product(
+            [name for name in KERNELS if WAYS[name] > 2], ((40, 70, 150), (75, 330, 1300), (300, 34, 5700))
+        ),
+        precision,
+        isa,
+        lambda kernel, shape: (kernel.endswith("a8"), shape),
+    ),
+)
+def test_ways_over_k_never_change_a_bit(kernel: str, shape: tuple[int, int, int]) -> None:
     """Parts of K, small ones, and epilogues of their own: of a part of one step or many, and of sums that stay."""
+    rows, n, k = shape
     inputs, attrs = _case(kernel, n, k, rows)
     batch = plain_batch(rows)
     (whole,) = native_outputs(open_step(kernel, inputs, attrs, batch), batch)
