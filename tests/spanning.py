@@ -6,6 +6,8 @@ A fault in the code of a precision shows in any kernel of that precision, and on
 any kernel of that set: it needs no kernel of both.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 import pytest
@@ -42,6 +44,14 @@ def _id(case: Sequence[object]) -> str:
 
 def _real(case: Sequence[object]) -> tuple[object, ...]:
     return tuple(each.removesuffix("emu") if isinstance(each, str) else each for each in case)
+
+
+def pairs(count: int) -> list[Says]:
+    """Every two of a case's `count` values, together."""
+    return [
+        functools.partial(lambda first, second, *case: (case[first], case[second]), first, second)
+        for first, second in itertools.combinations(range(count), 2)
+    ]
 
 
 def precision(kernel: str, *_: object) -> str:

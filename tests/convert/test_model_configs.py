@@ -1,5 +1,6 @@
 """The configurations of models that people run: accepted in both spellings, or refused with a reason."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -142,14 +143,18 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
+@functools.cache
+def shared_configs(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+
+
 @pytest.mark.shared
 @pytest.mark.parametrize("name", family_names())
 def test_a_model_of_each_type_in_small(shared: Path, tmp_path: Path, name: str) -> None:
     """Random weights in the shape of one file of each type, as the command makes them: bf16, every weight there."""
-    configs = [json.loads(file.read_text()) for file in sorted((shared / "data" / "model_configs").glob("*.json"))]
     plain = (
         each
-        for each in configs
+        for each in shared_configs(shared / "data" / "model_configs")
         if each.get("model_type") == name and not each.get("quantization_config") and "text_config" not in each
     )
     config = next(plain, dict(find_family(name).tiny))

@@ -251,7 +251,7 @@ def check(name: str, *kinds: Changes, folder: Path | None = None, part: int = 1)
 @pytest.mark.parametrize("name", family_names())
 def test_nulls_absent_keys_switches_and_kinds_of_layers(name: str) -> None:
     """Each kind of change in several families."""
-    assert check(name, switches, part=4) >= 1
+    assert check(name, switches, part=8) >= 1
 
 
 @pytest.mark.slow

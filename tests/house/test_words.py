@@ -1,6 +1,7 @@
 """Plain words: README, docs, help texts and error messages do without the phrases that readers stumble over."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,14 +75,21 @@ def test_help_texts() -> None:
     assert [f"{title}: {found}" for title, text in helps() for found in stumbles(text)] == []
 
 
+@functools.cache
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """Every statement and call of the package that says something, read once."""
+    says = (ast.Raise, ast.Call, ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    trees = ((path, ast.parse(path.read_text())) for path in package_files())
+    return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, says)]
+
+
 def messages() -> Iterator[tuple[str, str]]:
     """Place → every text in an expression that is raised, and in the reasons that functions return."""
-    for path in package_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Raise) and node.exc is not None:
-                for inner in ast.walk(node.exc):
-                    if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                        yield f"{path}:{inner.lineno}", inner.value
+    for path, node in nodes():
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            for inner in ast.walk(node.exc):
+                if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                    yield f"{path}:{inner.lineno}", inner.value
 
 
 def test_error_messages() -> None:
@@ -93,14 +101,13 @@ SAYS = ("warn", "note", "detail", "say", "_say")
 
 def log_lines() -> Iterator[tuple[str, ast.expr, bool]]:
     """Place → the text of a line that a program logs or prints while it works; whether it goes to the log."""
-    for path in package_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not node.args:
-                continue
-            name, base = getattr(node.func, "attr", getattr(node.func, "id", "")), getattr(node.func, "value", None)
-            logs = getattr(base, "id", "") == "_LOG"
-            if logs or name in SAYS or (name == "append" and getattr(base, "id", "") == "notes"):
-                yield f"{path}:{node.lineno}", node.args[0], logs
+    for path, node in nodes():
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name, base = getattr(node.func, "attr", getattr(node.func, "id", "")), getattr(node.func, "value", None)
+        logs = getattr(base, "id", "") == "_LOG"
+        if logs or name in SAYS or (name == "append" and getattr(base, "id", "") == "notes"):
+            yield f"{path}:{node.lineno}", node.args[0], logs
 
 
 def test_log_lines() -> None:
@@ -121,12 +128,11 @@ def test_log_lines() -> None:
 
 def docstrings() -> Iterator[tuple[str, str]]:
     """Place → the docstring there."""
-    for path in package_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text:
-                    yield f"{path}:{getattr(node, 'lineno', 1)}", text
+    for path, node in nodes():
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield f"{path}:{getattr(node, 'lineno', 1)}", text
 
 
 def test_docstrings() -> None:

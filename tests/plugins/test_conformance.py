@@ -30,6 +30,7 @@ from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.conftest import gpu as gpu
 from tests.plugins.cuda.conftest import real_context as real_context
 from tests.plugins.tensorrt.emulated_target import EmulatedLibrary
+from tests.spanning import spanning
 
 pytestmark = pytest.mark.native
 
@@ -50,7 +51,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoint"
 
 
-@pytest.fixture(params=[*STEPWISE, *COMPILED])
+ALIKE = sorted([*STEPWISE, *COMPILED], key=lambda name: not name.endswith("/sm90"))  # the first of each kind, every day
+
+
+@pytest.fixture(params=spanning(ALIKE, lambda name: name.partition("/sm")[0]))
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A target that runs here."""
     found: str = request.param

@@ -1,6 +1,7 @@
 """Layers with windows: blocks behind them go back, and neither tokens nor bits tell."""
 
 import dataclasses
+import itertools
 import random
 from unittest import mock
 
@@ -19,6 +20,7 @@ from tests.runtime.fake_session import FakeSession, SubmittingSession, continued
 from tests.runtime.test_bit_identity import everything, generations
 from tests.runtime.tiny_engine import PoisonedSession, make_loop, poisoned_runner
 from tests.runtime.tiny_plan import TOKENS_PER_BLOCK, VOCAB, TinyModel, make_model
+from tests.spanning import pairs, spanning
 
 WINDOWS = (0, 21)  # of the two layers: the second one looks back further than a block, and not two
 LONG = 40
@@ -128,10 +130,13 @@ def test_a_long_context_takes_no_more_of_a_window_than_a_short_one() -> None:
     assert window_blocks(WINDOWS[1], TOKENS_PER_BLOCK) == 4, "what it may hold while a chunk is computed"
 
 
-@pytest.mark.parametrize("windows", [(0, 9), (0, 3, 17), (0, 1)])
-@pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("kind", [FakeSession, SubmittingSession])
+@pytest.mark.parametrize(
+    ("windows", "policy", "prefix_cache", "kind"),
+    spanning(
+        itertools.product([(0, 9), (0, 3, 17), (0, 1)], Policy, [True, False], [FakeSession, SubmittingSession]),
+        *pairs(4),
+    ),
+)
 def test_random_requests_end_with_their_tokens(
     windows: tuple[int, ...], policy: Policy, prefix_cache: bool, kind: type[FakeSession]
 ) -> None:

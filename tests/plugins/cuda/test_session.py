@@ -33,6 +33,7 @@ from tests.families import covering_families
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of
 from tests.plugins.gpu_families import REFUSED_FAMILIES
+from tests.spanning import often
 
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logits
 PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
@@ -102,7 +103,7 @@ def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision="f32"), "f32")
 
 
-@pytest.mark.parametrize("family", REFUSED_FAMILIES)
+@pytest.mark.parametrize("family", often(REFUSED_FAMILIES, covering_families()))
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
     words = r"no kernel (for op (moe_|scale|causal_conv|head_matmul)|that takes attention sinks|for \w+ that)"
     with pytest.raises(NoKernelError, match=words):

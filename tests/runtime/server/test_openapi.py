@@ -9,17 +9,18 @@ import httpx
 import hypothesis
 import jsonschema
 import pytest
-import schemathesis
-from schemathesis.checks import load_all_checks
 
 from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
 pytestmark = pytest.mark.native
-load_all_checks()
 
 
 @pytest.mark.filterwarnings("ignore::Warning:schemathesis", "ignore::Warning:jsonschema")
 def test_schemathesis(served: Served) -> None:
+    import schemathesis  # here, since it takes as long as hundreds of tests
+    from schemathesis.checks import load_all_checks
+
+    load_all_checks()
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     for result in schema.get_all_operations():
         operation: Any = result.ok()  # type: ignore[union-attr]
