@@ -39,7 +39,7 @@ def spanning(cases: Iterable[object], *says: Says) -> list[object]:
 
 
 def _id(case: Sequence[object]) -> str:
-    return "-".join(_id(each) if isinstance(each, tuple) else str(each) for each in case)
+    return "-".join(_id(each) if isinstance(each, tuple) else getattr(each, "__name__", str(each)) for each in case)
 
 
 def _real(case: Sequence[object]) -> tuple[object, ...]:
