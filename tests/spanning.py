@@ -8,16 +8,28 @@ any kernel of that set: it needs no kernel of both.
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
+from typing import TypeVar
 
 import pytest
 
+Case = TypeVar("Case")
 Says = Callable[..., Hashable]
 
 
 def often(names: Iterable[object], chosen: Collection[object]) -> list[object]:
     """For pytest.mark.parametrize: those that are not chosen are slow."""
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def covering(shows: Mapping[Case, Set[object]]) -> list[Case]:
+    """Few cases that show everything that is shown by any: always the first one of those with most that is new."""
+    left, chosen, missing = dict(shows), list[Case](), set[object]().union(*shows.values())
+    while missing:
+        best = max(left, key=lambda case: len(left[case] & missing))
+        chosen.append(best)
+        missing -= left.pop(best)
+    return chosen
 
 
 def spanning(cases: Iterable[object], *says: Says) -> list[object]:
@@ -27,12 +39,7 @@ def spanning(cases: Iterable[object], *says: Says) -> list[object]:
     those that they stand in for.
     """
     listed = [case if isinstance(case, tuple) else (case,) for case in cases]
-    left = {_real(case): {(index, each(*case)) for index, each in enumerate(says)} for case in listed}
-    chosen, missing = set[object](), set[object]().union(*left.values())
-    while missing:
-        best = max(left, key=lambda case: len(left[case] & missing))  # the first of the best
-        chosen.add(best)
-        missing -= left.pop(best)
+    chosen = covering({_real(case): {(index, each(*case)) for index, each in enumerate(says)} for case in listed})
     return [
         pytest.param(*case, id=_id(case), marks=() if _real(case) in chosen else pytest.mark.slow) for case in listed
     ]
@@ -44,6 +51,11 @@ def _id(case: Sequence[object]) -> str:
 
 def _real(case: Sequence[object]) -> tuple[object, ...]:
     return tuple(each.removesuffix("emu") if isinstance(each, str) else each for each in case)
+
+
+def values(count: int) -> list[Says]:
+    """Each of a case's `count` values."""
+    return [functools.partial(lambda place, *case: case[place], place) for place in range(count)]
 
 
 def pairs(count: int) -> list[Says]:

@@ -1,5 +1,6 @@
 """Packed weights: layouts, slices, alignment, rounding, and the count of values that are not finite."""
 
+import itertools
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.weights import read_weight
 from tests.handmade import checked
 from tests.passes.graphs import GraphMaker
+from tests.spanning import pairs, spanning
 
 RANDOM = np.random.default_rng(9)
 
@@ -76,13 +78,15 @@ def test_products_survive(
     assert packer.nonfinite == {}
 
 
-@pytest.mark.parametrize("group", [0, 32])
-@pytest.mark.parametrize("shape", [(1, 1), (15, 33), (70, 172)])
-@pytest.mark.parametrize(("slices", "block", "threads"), [(1, 1 << 20, 1), (3, 1, 3)])
+@pytest.mark.parametrize(
+    ("group", "shape", "cut"),
+    spanning(itertools.product([0, 32], [(1, 1), (15, 33), (70, 172)], [(1, 1 << 20, 1), (3, 1, 3)]), *pairs(3)),
+)
 def test_quantised_weights_survive(
-    monkeypatch: pytest.MonkeyPatch, group: int, shape: tuple[int, int], slices: int, block: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, group: int, shape: tuple[int, int], cut: tuple[int, int, int]
 ) -> None:
     """However the work is cut, each row is what the quantiser makes of it alone; a tied table is the head's twin."""
+    slices, block, threads = cut
     monkeypatch.setattr(pack, "BLOCK_BYTES", block)
     values = RANDOM.normal(0, 1, shape).astype(np.float32)
     gated = RANDOM.normal(0, 1, (2 * shape[0], shape[1])).astype(np.float32)

@@ -11,9 +11,8 @@ import torch
 
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
-from ingot.convert.family import find_family
+from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
-from tests.families import covering_first
 from tests.tiny import LLAMA3, TinyModel, load_model, logits_by_token, tiny_gpt2, tiny_llama, tiny_model
 
 TOLERANCE = 1e-5  # of the range of the logits
@@ -70,7 +69,7 @@ def test_gpt2(tmp_path: Path, name: str) -> None:
     assert_golden(model, tmp_path / "checkpoint", GPT2S[name].get("vocab", 61))
 
 
-@pytest.mark.parametrize("name", covering_first())  # tests/e2e/test_families.py runs an engine of each, every day
+@pytest.mark.parametrize("name", family_names())
 def test_every_family(tmp_path: Path, name: str) -> None:
     config = dict(find_family(name).tiny)
     assert_golden(tiny_model(tmp_path / "model", config), tmp_path / "checkpoint", 61)

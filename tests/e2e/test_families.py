@@ -13,7 +13,7 @@ from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.runtime.model_runner import ModelRunner
 from tests.builder.engines import engine_logits
-from tests.families import covering_families
+from tests.families import covering_families, covering_variants
 from tests.tiny import tiny_model
 
 TOLERANCE = 1e-4  # of the range of the logits
@@ -169,7 +169,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in family_names()] + list(VARIANTS.items())
 
 
-@pytest.mark.parametrize(("name", "changes"), CASES, ids=[f"{name}{'-variant' * bool(more)}" for name, more in CASES])
+DAILY = covering_variants(VARIANTS)  # the others differ in how files are read: tests/convert/test_golden.py reads all
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        pytest.param(
+            name,
+            more,
+            id=f"{name}{'-variant' * bool(more)}",
+            marks=() if (name, bool(more)) in DAILY else pytest.mark.slow,
+        )
+        for name, more in CASES
+    ],
+)
 def test_logits_and_tokens_are_those_of_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """One pass of transformers over the finished texts: they are greedy if each token is the likeliest after those
     before it."""

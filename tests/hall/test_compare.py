@@ -1,6 +1,7 @@
 """Sound engines agree with their source; an error planted in an engine is named at its step."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.families import covering_families
 from tests.hall.planted import Bytes, Edit, floats, panel, replant, swap_panels, with_attr
 from tests.hall.wrong_kernel import WrongKernel, spoil_one
 from tests.handmade import random_tensors, write_model
+from tests.spanning import spanning, values
 
 LLAMA = {**find_family("llama").tiny, "num_key_value_heads": 2, "head_dim": 16}
 OPTIONS = CompareOptions(tokens=40, threads=1)
@@ -171,11 +173,11 @@ PLANTED: list[tuple[Edit, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("edit", "step", "where"), PLANTED, ids=[edit.__name__ for edit, _, _ in PLANTED])
-@pytest.mark.parametrize("target", ["cpu", "ref"])
+@pytest.mark.parametrize(("planted", "target"), spanning(itertools.product(PLANTED, ("cpu", "ref")), *values(2)))
 def test_an_error_in_the_packed_bytes_is_named(
-    edit: Edit, step: str, where: str, target: str, llama: Built, tmp_path: Path
+    planted: tuple[Edit, str, str], target: str, llama: Built, tmp_path: Path
 ) -> None:
+    edit, step, where = planted
     engine = replant(llama.engine(f"{target}-bf16"), tmp_path / "engine", edit)
     with pytest.raises(EngineError, match=rf"first kernel call beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()

@@ -14,16 +14,29 @@ from ingot.runtime import ModelRunner
 from tests.runtime.tiny_engine import poisoned_runner
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 
+MADE = [  # the other two of test_windows.py are tried every day
+    pytest.param(("ref", DType.F32), id="ref-f32"),
+    pytest.param(("cpu", DType.I8), id="cpu-i8", marks=pytest.mark.native),
+    pytest.param(("ref", DType.I8), id="ref-i8", marks=pytest.mark.slow),
+    pytest.param(("cpu", DType.F32), id="cpu-f32", marks=[pytest.mark.native, pytest.mark.slow]),
+]
 
-@pytest.fixture(scope="module", params=["ref", pytest.param("cpu", marks=pytest.mark.native)])
-def target(request: pytest.FixtureRequest) -> Target:
-    return find_target(request.param)
+
+@pytest.fixture(scope="module", params=MADE)
+def made(request: pytest.FixtureRequest) -> tuple[str, DType]:
+    """Each target, with each kind of KV cache: of numbers, and of codes whose scales a lost bit would show."""
+    name, dtype = request.param
+    return name, dtype
 
 
-@pytest.fixture(scope="module", params=[DType.F32, DType.I8], ids=lambda dtype: dtype.value)
-def model(request: pytest.FixtureRequest, target: Target) -> TinyModel:
-    """With each kind of KV cache: of numbers, and of codes whose scales a lost bit would show."""
-    return make_model(None if target.name == "ref" else target, kv=request.param)
+@pytest.fixture(scope="module")
+def target(made: tuple[str, DType]) -> Target:
+    return find_target(made[0])
+
+
+@pytest.fixture(scope="module")
+def model(made: tuple[str, DType], target: Target) -> TinyModel:
+    return make_model(None if target.name == "ref" else target, kv=made[1])
 
 
 def everything(runner: ModelRunner, prompts: list[list[int]], count: int = 12) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,6 @@
 """Random schedules against a fake model: budgets kept, every request ends once and right, nobody waits for ever."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from ingot.runtime.step_loop import StepLoop
 from tests.runtime.fake_session import FakeSession, RepeatingSession, continued
 from tests.runtime.tiny_engine import make_loop, write_tiny
 from tests.runtime.tiny_plan import make_model
+from tests.spanning import pairs, spanning
+
+SESSIONS = (FakeSession, RepeatingSession)
 
 
 def limits(batch: int = 4, tokens: int = 16, rows: int = 8) -> Limits:
@@ -41,11 +45,12 @@ def expected(request: Request) -> list[int]:
     return continued(request.tokens[: request.num_prompt].tolist(), request.max_new_tokens)
 
 
-@pytest.mark.parametrize("kind", [FakeSession, RepeatingSession])
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("mixed", [True, False])
-@pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("policy", "seed", "mixed", "prefix_cache", "kind"),
+    spanning(
+        itertools.product(Policy, range(2), [True, False], [True, False], [FakeSession, RepeatingSession]), *pairs(5)
+    ),
+)
 def test_random_arrivals_end_once_and_right(
     policy: Policy, seed: int, mixed: bool, prefix_cache: bool, kind: type[FakeSession]
 ) -> None:

@@ -1,5 +1,6 @@
 """Layers with states: slots, snapshots, steps that fail or are interrupted. The states are the tokens themselves."""
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import StepBatch
 from tests.runtime.fake_session import FakeSession, RepeatingSession, continued
 from tests.runtime.tiny_engine import make_loop
+from tests.spanning import pairs, spanning
 
 SIZE = 4
 LIMITS = Limits(max_batch_size=5, max_input_len=40, max_seq_len=80, max_num_tokens=16, max_logit_rows=5)
@@ -38,9 +40,10 @@ def check(request: Request, count: int) -> None:
     assert request.generated().tolist() == continued(request.tokens[: request.num_prompt].tolist(), count)
 
 
-@pytest.mark.parametrize("session", [FakeSession, RepeatingSession])
-@pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("slots", [STATE_SLOTS, 7, 40])
+@pytest.mark.parametrize(
+    ("session", "policy", "slots"),
+    spanning(itertools.product([FakeSession, RepeatingSession], Policy, [STATE_SLOTS, 7, 40]), *pairs(3)),
+)
 def test_random_requests_end_with_their_tokens(session: type[FakeSession], policy: Policy, slots: int) -> None:
     rng = random.Random(slots)
     loop, scheduler, _ = make(session, slots, policy, blocks=20)

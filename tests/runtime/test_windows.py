@@ -26,17 +26,31 @@ WINDOWS = (0, 21)  # of the two layers: the second one looks back further than a
 LONG = 40
 
 
-@pytest.fixture(scope="module", params=["ref", pytest.param("cpu", marks=pytest.mark.native)])
-def target(request: pytest.FixtureRequest) -> Target:
-    return find_target(request.param)
+MADE = [  # the other two of test_bit_identity.py are tried every day
+    pytest.param(("ref", DType.I8), id="ref-i8"),
+    pytest.param(("cpu", DType.F32), id="cpu-f32", marks=pytest.mark.native),
+    pytest.param(("ref", DType.F32), id="ref-f32", marks=pytest.mark.slow),
+    pytest.param(("cpu", DType.I8), id="cpu-i8", marks=[pytest.mark.native, pytest.mark.slow]),
+]
 
 
-@pytest.fixture(scope="module", params=[DType.F32, DType.I8], ids=lambda dtype: dtype.value)
-def models(request: pytest.FixtureRequest, target: Target) -> tuple[TinyModel, TinyModel]:
+@pytest.fixture(scope="module", params=MADE)
+def made(request: pytest.FixtureRequest) -> tuple[str, DType]:
+    name, dtype = request.param
+    return name, dtype
+
+
+@pytest.fixture(scope="module")
+def target(made: tuple[str, DType]) -> Target:
+    return find_target(made[0])
+
+
+@pytest.fixture(scope="module")
+def models(made: tuple[str, DType], target: Target) -> tuple[TinyModel, TinyModel]:
     """The same with a group of its own for the window, and with one group that keeps everything."""
     kernels = None if target.name == "ref" else target
     freeing, keeping = (
-        make_model(kernels, kv=request.param, windows=WINDOWS, frees_windows=frees) for frees in (True, False)
+        make_model(kernels, kv=made[1], windows=WINDOWS, frees_windows=frees) for frees in (True, False)
     )
     assert (len(freeing.plan.caches), len(keeping.plan.caches)) == (2, 1)
     return freeing, keeping

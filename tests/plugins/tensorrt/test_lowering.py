@@ -36,6 +36,7 @@ from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of, in_groups
 from tests.plugins.gpu_families import REFUSED_FAMILIES
 from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
+from tests.spanning import often
 
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}  # of the range of the logits
 BLOCKS = 6
@@ -135,7 +136,7 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
     _compare(built, "bf16")
 
 
-@pytest.mark.parametrize("family", REFUSED_FAMILIES)
+@pytest.mark.parametrize("family", often(REFUSED_FAMILIES, covering_families()))
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
     words = r"no kernel (for op (moe_|scale|causal_conv|head_matmul)|that takes attention sinks|for \w+ that)"
     with pytest.raises(NoKernelError, match=words):
