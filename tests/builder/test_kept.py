@@ -19,7 +19,7 @@ from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_blocks import IDS, write_llama
 from tests.convert.quantised.test_formats import CASES
 from tests.convert.test_golden import logits_of_graph
-from tests.spanning import often
+from tests.spanning import often, spanning
 
 HALF = 2.0**-12  # relative, of the numbers that float16 rounds, as root mean square
 # case → (precision of its products, what packing may change of a weight)
@@ -73,7 +73,7 @@ def test_no_group_of_the_source_is_cut(group: int, kept: int) -> None:
     assert Grid(codes=codes, signed=False, group=group, scale=scale).engine_group == kept
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spanning(CASES, lambda name: str(KEPT.get(name))))
 def test_a_format(tmp_path: Path, name: str) -> None:
     """What cannot be kept is w8: column orders, groups of odd sizes, bytes."""
     settings, packer, _ = CASES[name]

@@ -221,13 +221,11 @@ QUANTISED: list[tuple[str, Edit, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("target", ["cpu", "ref"])
-@pytest.mark.parametrize(
-    ("precision", "edit", "step", "where"), QUANTISED, ids=[f"{each[0]}-{each[1].__name__}" for each in QUANTISED]
-)
+@pytest.mark.parametrize(("planted", "target"), spanning(itertools.product(QUANTISED, ("ref", "cpu")), *values(2)))
 def test_an_error_in_quantised_bytes_is_named(
-    target: str, precision: str, edit: Edit, step: str, where: str, llama: Built, tmp_path: Path
+    planted: tuple[str, Edit, str, str], target: str, llama: Built, tmp_path: Path
 ) -> None:
+    precision, edit, step, where = planted
     engine = replant(llama.engine(f"{target}-{precision}"), tmp_path / "engine", edit)
     with pytest.raises(EngineError, match=rf"first kernel call beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()

@@ -1,6 +1,7 @@
 """Models that amplify every rounding, experts that are nearly as good as others, NaN and infinities: a sound engine
 passes, and a fault is found all the same."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -31,9 +32,11 @@ from tests.hall.planted import Bytes, Edit, panel, replant, step_named, with_att
 from tests.hall.test_compare import LLAMA, OPTIONS, Built, built, run_on
 from tests.hall.wrong_kernel import WrongKernel
 from tests.handmade import random_tensors, write_model
+from tests.spanning import spanning, values
 
 MIXTRAL = {**find_family("mixtral").tiny, "num_hidden_layers": 4}
 NAN, INF = float("nan"), float("inf")
+STEPS = ("embed", "layers.0/qkv", "layers.0/rope_kv_write", "layers.1/attention", "lm_head")
 
 
 def changed(
@@ -158,11 +161,9 @@ FAULTS: list[tuple[Edit, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("edit", "step", "where"), FAULTS, ids=[edit.__name__ for edit, _, _ in FAULTS])
-@pytest.mark.parametrize("kind", ["cpu-w4g32", "ref-w8"])
-def test_a_fault_of_an_expert_is_named(
-    kind: str, edit: Edit, step: str, where: str, chaotic: Built, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("kind", "fault"), spanning(itertools.product(["cpu-w4g32", "ref-w8"], FAULTS), *values(2)))
+def test_a_fault_of_an_expert_is_named(kind: str, fault: tuple[Edit, str, str], chaotic: Built, tmp_path: Path) -> None:
+    edit, step, where = fault
     engine = replant(chaotic.engine(kind), tmp_path / "engine", edit)
     with pytest.raises(EngineError, match=rf"first kernel call beyond its tolerance is {step}\n(.|\n)*{where}"):
         compare(engine, chaotic.checkpoint, OPTIONS).raise_if_wrong()
@@ -229,8 +230,7 @@ def test_experts_that_a_token_does_not_take_do_not_spoil_it(name: str, kind: str
     assert (comparison.logits.positions > 0) == name.startswith("experts")
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("step", ["embed", "layers.0/qkv", "layers.0/rope_kv_write", "layers.1/attention", "lm_head"])
+@pytest.mark.parametrize(("step", "value"), spanning(itertools.product(STEPS, [NAN, INF, -INF]), *values(2)))
 def test_a_kernel_that_makes_nan_is_named(step: str, value: float, llama: Built) -> None:
     def spoil(values: Array) -> Array:
         values[-1, 3] = value

@@ -110,14 +110,22 @@ def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
         _engine(tmp_path, family, precision="f32")
 
 
-@pytest.mark.parametrize(("family", "precision"), [("llama", "w8"), ("qwen3", "w4g32"), ("gpt2", "w4g64")])
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("llama", "w8"), ("qwen3", "w4g32"), pytest.param("gpt2", "w4g64", marks=pytest.mark.slow)],
+)
 def test_engines_of_codes(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     """w4 has an lm_head of w8, both have tables of w8."""
     _compare(_engine(tmp_path, family, precision=precision), "bf16")
 
 
 @pytest.mark.parametrize(
-    ("family", "precision"), [("llama", "bf16"), ("llama", "f16"), ("qwen3", "f16"), ("gpt2", "bf16")]
+    ("family", "precision"),
+    [
+        ("qwen3", "f16"),
+        ("gpt2", "bf16"),
+        *(pytest.param("llama", precision, marks=pytest.mark.slow) for precision in ("bf16", "f16")),
+    ],
 )
 def test_sixteen_bit_engines(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision=precision), precision)

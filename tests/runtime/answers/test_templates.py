@@ -1,5 +1,6 @@
 """What chat templates write of calls is what our reader reads: rendered, cut into tokens, parsed back."""
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from ingot.runtime.tokenizer import Tokenizer
 from tests.runtime.answers.samples import TOKENS
 from tests.runtime.answers.templates import FAMILIES, Family
 from tests.runtime.byte_tokenizer import whole_byte_tokenizer
+from tests.spanning import spanning, values
 
 WEATHER = {
     "type": "object",
@@ -123,18 +125,17 @@ def test_every_row_has_a_template() -> None:
     assert set(FAMILIES) == {each.name for each in WIRE_FORMATS}
 
 
-@pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_calls_come_back(tmp_path: Path, name: str, tokens: Sequence[str]) -> None:
+@pytest.mark.parametrize(("name", "tokens"), spanning(itertools.product(FAMILIES, ["letters", "tokens"]), *values(2)))
+def test_calls_come_back(tmp_path: Path, name: str, tokens: str) -> None:
     """One, and several behind reasoning and text, where the format has such."""
     family = FAMILIES[name]
-    talk = conversation(tmp_path, family, tokens)
+    talk = conversation(tmp_path, family, TOKENS if tokens == "tokens" else ())
     assert talk.formats.names[0] == name, "the template shows its format"
     content = "" if name in ("llama3_json", "pythonic") else CONTENT
     parts = {"content": content} | ({"reasoning_content": REASONING} if family.thinks else {})
     check(talk, called(CALLS, **parts), family.turns[4], CALLS, halves=False)
     few: list[tuple[str, dict[str, Any]]] = [("get_time", {"tz": "CE\nT"}), ("get_weather", {"days": 3})]
-    check(talk, called(few, **parts), family.turns[4], few, halves=bool(tokens))
+    check(talk, called(few, **parts), family.turns[4], few, halves=tokens == "tokens")
     check(talk, called(few[1:]), family.turns[4], few[1:], halves=False)
 
 
