@@ -21,6 +21,7 @@ from ingot.runtime import ModelRunner
 from tests.builder.engines import engine_logits
 from tests.e2e.command import ingot
 from tests.handmade import write_model
+from tests.spanning import spanning, values
 
 QUANTISED = [
     ("w8", "int8"),
@@ -63,7 +64,9 @@ def bits(runner: ModelRunner, prompts: list[list[int]]) -> list[bytes]:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize(("precision", "activations"), [("f32", "auto"), ("bf16", "auto"), *QUANTISED])
+@pytest.mark.parametrize(
+    ("precision", "activations"), spanning([("f32", "auto"), ("bf16", "auto"), *QUANTISED], *values(2))
+)
 def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precision: str, activations: str) -> None:
     """Tokens that share a step take different experts; few rows and many go different ways through the kernels."""
     company_changes_nothing(checkpoint, tmp_path / "e", precision, activations)
@@ -93,11 +96,15 @@ def company_changes_nothing(checkpoint: Path, engine: Path, precision: str, acti
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("family", "precision", "activations"),
-    [  # each family in every other precision
-        (family, *kind)
-        for first, family in enumerate(["gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"])
-        for kind in QUANTISED[first % 2 :: 2]
-    ],
+    spanning(
+        (  # each family in every other precision
+            (family, *kind)
+            for first, family in enumerate(["gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"])
+            for kind in QUANTISED[first % 2 :: 2]
+        ),
+        lambda family, *kind: family,
+        lambda family, *kind: kind,
+    ),
 )
 def test_quantised_experts_follow_the_references(family: str, precision: str, activations: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", find_family(family).tiny)

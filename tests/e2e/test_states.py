@@ -212,7 +212,12 @@ def test_quantised_engines_stay_near_the_exact_one(
 
 
 @pytest.mark.parametrize(
-    "family", [kimi_linear.FAMILY, qwen3_5_moe_text.FAMILY, qwen3_next.FAMILY], ids=lambda family: family.name
+    "family",
+    [
+        kimi_linear.FAMILY,
+        *(pytest.param(each.FAMILY, marks=pytest.mark.slow) for each in (qwen3_5_moe_text, qwen3_next)),
+    ],
+    ids=lambda family: family.name,
 )
 def test_quantised_mixtures_stay_near_the_exact_one(family: Family, tmp_path: Path) -> None:
     """As above, of models whose tokens also choose experts."""
