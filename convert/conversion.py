@@ -125,12 +125,10 @@ def _without_choosers(names: Sequence[str]) -> tuple[str, ...]:
 
 def _conversion_from_gguf(path: Path, options: ConvertOptions) -> Conversion:
     source = open_gguf(path)
-    family, model, unknown = read_model(source.config, source.tensors)
+    _, model, unknown = read_model(source.config, source.tensors)
     assert not unknown, f"the architecture's row writes keys that the family does not read: {unknown}"
     model, remarks = choose_factors(source.adapted(model), source.config, options.rope_factors)
-    rows, drops = family.table(model, source.tensors)
-    rows = [source.reordered(row, model) for row in rows]
-    files, quantised = _weights(model, rows, drops, source.tensors, options)
+    files, quantised = _weights(model, source.rows(model), [], source.tensors, options)
     return Conversion(
         model=model,
         files=files,
@@ -140,7 +138,11 @@ def _conversion_from_gguf(path: Path, options: ConvertOptions) -> Conversion:
         tokenizer=source.tokenizer.tokenizer,
         settings=source.tokenizer.settings,
         generation=_generation(source.config, model.vocab_size),
-        warnings=(*_too_many_tokens(source.tokenizer.tokens, model.vocab_size), *remarks),
+        warnings=(
+            *_too_many_tokens(source.tokenizer.tokens, model.vocab_size),
+            *remarks,
+            *_without_drafts(source.drafts),
+        ),
     )
 
 

@@ -138,7 +138,7 @@ class Family:
         Rows of the weights that the model has, and of an lm_head, of which files of tied models may hold a copy.
         """
         layers = model.num_layers
-        filling = _filling(model, names)
+        filling = filling_of(model, names)
         rows, drops = list(self.rows), list(self.drops)
         if self.optional_prefix and not any(name.startswith(self.optional_prefix) for name in names):
             rows = [Row(row.name, rename(row.expr, self.optional_prefix, "")) for row in rows]
@@ -164,7 +164,8 @@ class Family:
         return [name for name in names if self.choosers and self.choosers in name]
 
 
-def _filling(model: ModelConfig, names: Collection[str]) -> Filling:
+def filling_of(model: ModelConfig, names: Collection[str]) -> Filling:
+    """What the model and the names of the source's tensors say of expressions in a table."""
     filling = Filling(heads=model.heads, experts=0 if model.moe is None else model.moe.experts, names=names)
     if isinstance(mamba := model.mixer, Mamba2Config):
         inner = mamba.heads * mamba.head_dim

@@ -76,8 +76,9 @@ def pieces_json(
     prefix: bool,
     byte_fallback: bool,
     added: list[dict[str, object]] | None = None,
+    merges: list[list[str]] | None = None,
 ) -> dict[str, object]:
-    """The tokenizer.json of byte pairs.
+    """The tokenizer.json of byte pairs, which are joined in the order of `merges`, or of the scores of what they make.
 
     bos: the token in front of every text. prefix: whether a space is put there. added: tokens that are found before
     anything is joined; None: those whose kind says so, in the text as it is written.
@@ -102,7 +103,7 @@ def pieces_json(
             "byte_fallback": byte_fallback,
             "ignore_merges": False,
             "vocab": vocab,
-            "merges": _merges(pieces, vocab),
+            "merges": _merges(pieces, vocab) if merges is None else merges,
         },
     }
 

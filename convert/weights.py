@@ -13,16 +13,18 @@
                                      family's table heads=0 means one head an expert, over all rows of a stack
     FirstRow(e)                      the only row of a matrix, as a vector
     Skip(e, rows=2)                  without its first rows
+    Swapped(e, outer=3, inner=2)     what lies as [outer, inner, n] along `axis`, from `begin` on → [inner, outer, n]
+    Shaped(e, (6, 1))                the same elements in another shape
+    LogOfMinus(e)                    log(-e), of float32
     PerExpert(e)                     in a family's table: a Stack with "{e}" in names replaced by 0, 1, 2, ...
     OneOf((e, f))                    in a family's table: the first whose first tensor is in the files
 
-A Take streams block by block, as do a Stack, a Concat of rows and a FirstRow, part after part; the others are made in
-memory.
+A Take streams block by block, as do a Stack, a Concat of rows, a FirstRow and a Shaped; the others are made in memory.
 """
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -117,6 +119,26 @@ class Skip:
 
 
 @dataclasses.dataclass(frozen=True)
+class Swapped:
+    of: "Expr"
+    outer: int
+    inner: int
+    axis: int = 0
+    begin: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaped:
+    of: "Expr"
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class LogOfMinus:
+    of: "Expr"
+
+
+@dataclasses.dataclass(frozen=True)
 class PerExpert:
     of: "Expr"
 
@@ -126,7 +148,8 @@ class OneOf:
     of: tuple["Expr", ...]
 
 
-Expr = Take | Transpose | Concat | Stack | Split | Regroup | KeyGroups | Unpair | FirstRow | Skip | PerExpert | OneOf
+_Rows = Regroup | KeyGroups | Unpair | FirstRow | Skip | Swapped | Shaped
+Expr = Take | Transpose | Concat | Stack | Split | _Rows | LogOfMinus | PerExpert | OneOf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,13 +192,11 @@ def sources(expr: Expr) -> tuple[str, ...]:
 
 def rename(expr: Expr, old: str, new: str) -> Expr:
     """The expression with `old` replaced by `new` in every tensor name."""
-    match expr:
-        case Take(name):
-            return Take(name.replace(old, new))
-        case Concat(of) | Stack(of) | OneOf(of):
-            return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in of))
-        case _:
-            return dataclasses.replace(expr, of=rename(expr.of, old, new))
+    if isinstance(expr, Take):
+        return Take(expr.name.replace(old, new))
+    if isinstance(expr, Concat | Stack | OneOf):
+        return dataclasses.replace(expr, of=tuple(rename(part, old, new) for part in expr.of))
+    return dataclasses.replace(expr, of=rename(expr.of, old, new))
 
 
 def filled(expr: Expr, filling: Filling) -> Expr:
@@ -184,11 +205,11 @@ def filled(expr: Expr, filling: Filling) -> Expr:
         case Take():
             return expr
         case Regroup(of):
-            return dataclasses.replace(expr, of=filled(of, filling), heads=filling.heads)
+            return dataclasses.replace(expr, of=filled(of, filling), heads=expr.heads or filling.heads)
         case KeyGroups(of, kinds):
             sizes = tuple(filling.key_sizes[kind] for kind in kinds)
             return dataclasses.replace(expr, of=filled(of, filling), groups=filling.key_groups, sizes=sizes)
-        case Transpose(of) | Split(of) | FirstRow(of) | Skip(of):
+        case Transpose(of) | Split(of) | FirstRow(of) | Skip(of) | Swapped(of) | Shaped(of) | LogOfMinus(of):
             return dataclasses.replace(expr, of=filled(of, filling))
         case Unpair(of, heads):
             return Unpair(filled(of, filling), heads=heads or filling.experts)
@@ -214,9 +235,14 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             if shape[axis] % parts:
                 raise _unfit(expr, f"axis {axis} divisible by {parts}", str(list(shape)))
             return dtype, (*shape[:axis], shape[axis] // parts, *shape[axis + 1 :])
-        case Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of) | Skip(of):
+        case Regroup(of) | KeyGroups(of) | Unpair(of) | FirstRow(of) | Skip(of) | Swapped(of) | Shaped(of):
             dtype, shape = infer(of, tensors)
             return dtype, _rows_of(expr, shape)
+        case LogOfMinus(of):
+            dtype, shape = infer(of, tensors)
+            if dtype is DType.F32:
+                return dtype, shape
+            raise _unfit(expr, DType.F32.value, dtype.value)
         case Concat(of, axis):
             dtype, shapes = _alike(expr, of, tensors, free_axis=axis)
             return dtype, (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
@@ -227,7 +253,7 @@ def infer(expr: Expr, tensors: Mapping[str, Tensor]) -> tuple[DType, Shape]:
             raise AssertionError("a family's table is filled in before its rows are made")
 
 
-def _rows_of(expr: Regroup | KeyGroups | Unpair | FirstRow | Skip, shape: Shape) -> Shape:
+def _rows_of(expr: _Rows, shape: Shape) -> Shape:
     """The shape of what has the rows of an expression in another order, or some of them."""
     match expr:
         case Regroup(_, parts, heads):
@@ -246,6 +272,13 @@ def _rows_of(expr: Regroup | KeyGroups | Unpair | FirstRow | Skip, shape: Shape)
             if shape[0] <= rows:
                 raise _unfit(expr, f"more than {rows} rows", str(list(shape)))
             return shape[0] - rows, *shape[1:]
+        case Swapped(_, outer, inner, axis, begin):
+            _shared_evenly(expr, shape, max(shape[axis] - begin, 1), outer, inner)
+            return shape
+        case Shaped(_, wanted):
+            if math.prod(shape) != math.prod(wanted):
+                raise _unfit(expr, f"as many numbers as {list(wanted)} has", str(list(shape)))
+            return wanted
 
 
 def _shared_evenly(expr: Expr, shape: Shape, rows: int, parts: int, heads: int) -> Shape:
@@ -293,7 +326,7 @@ def blocks(expr: Expr, tensors: Mapping[str, StoredTensor], block: int) -> Itera
             bits = read_elements(stack, matrix * size, (matrix + 1) * size).reshape(stack.shape[1:]).T.reshape(-1)
             yield from (bits[begin : begin + block] for begin in range(0, size, block))
     else:
-        whole = _evaluate(expr, tensors).reshape(-1)
+        whole = evaluate(expr, lambda name: read_rows(tensors[name]).reshape(tensors[name].shape)).reshape(-1)
         for begin in range(0, whole.size, block):
             yield whole[begin : begin + block]
 
@@ -318,37 +351,50 @@ def _stacked(expr: Expr, tensors: Mapping[str, StoredTensor]) -> StoredTensor | 
 
 def _consecutive_parts(expr: Expr) -> tuple[Expr, ...] | None:
     """The parts whose elements follow one another in the expression's, None where they are mixed."""
-    if isinstance(expr, FirstRow):
+    if isinstance(expr, FirstRow | Shaped):
         return (expr.of,)
     return expr.of if isinstance(expr, Stack) or (isinstance(expr, Concat) and expr.axis == 0) else None
 
 
-def _evaluate(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Bits:
+def evaluate(expr: Expr, leaf: Callable[[str], Bits]) -> Bits:
+    """The whole expression in memory. leaf: the elements of a stored tensor, or what stands for them."""
     match expr:
         case Take(name):
-            return read_rows(tensors[name]).reshape(tensors[name].shape)
-        case Transpose(of):
-            return _evaluate(of, tensors).swapaxes(-1, -2)
-        case Split(of, parts, index, axis):
-            return np.split(_evaluate(of, tensors), parts, axis=axis)[index]
-        case Regroup(of, parts, heads):
-            rows = _evaluate(of, tensors)
-            return rows.reshape(heads, parts, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
-        case KeyGroups(of, _, take, groups, sizes):
-            rows = _evaluate(of, tensors)
-            by_group = np.split(rows.reshape(groups, -1, *rows.shape[1:]), np.cumsum(sizes)[:-1], axis=1)
-            return np.concatenate([by_group[part].reshape(-1, *rows.shape[1:]) for part in take])
-        case Unpair(of, heads):
-            rows = _evaluate(of, tensors)
-            width = rows.shape[-1:] if rows.ndim > 1 else ()
-            return rows.reshape(heads, -1, 2, *width).swapaxes(1, 2).reshape(rows.shape)
-        case FirstRow(of):
-            return _evaluate(of, tensors).reshape(-1)
-        case Skip(of, rows):
-            return _evaluate(of, tensors)[rows:]
+            return leaf(name)
         case Concat(of, axis):
-            return np.concatenate([_evaluate(part, tensors) for part in of], axis=axis)
+            return np.concatenate([evaluate(part, leaf) for part in of], axis=axis)
         case Stack(of):
-            return np.stack([_evaluate(part, tensors) for part in of])
+            return np.stack([evaluate(part, leaf) for part in of])
         case PerExpert() | OneOf():
             raise AssertionError("a family's table is filled in before its rows are made")
+        case _:
+            return _moved(expr, evaluate(expr.of, leaf))
+
+
+def _moved(expr: Transpose | Split | _Rows | LogOfMinus, x: Bits) -> Bits:
+    """What an expression makes of its only part."""
+    match expr:
+        case Transpose():
+            return x.swapaxes(-1, -2)
+        case Split(_, parts, index, axis):
+            return np.split(x, parts, axis=axis)[index]
+        case Regroup(_, parts, heads):
+            return x.reshape(heads, parts, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+        case KeyGroups(_, _, take, groups, sizes):
+            by_group = np.split(x.reshape(groups, -1, *x.shape[1:]), np.cumsum(sizes)[:-1], axis=1)
+            return np.concatenate([by_group[part].reshape(-1, *x.shape[1:]) for part in take])
+        case Unpair(_, heads):
+            return x.reshape(heads, -1, 2, *(x.shape[-1:] if x.ndim > 1 else ())).swapaxes(1, 2).reshape(x.shape)
+        case FirstRow():
+            return x.reshape(-1)
+        case Skip(_, rows):
+            return x[rows:]
+        case Swapped(_, outer, inner, axis, begin):
+            head, rest = np.split(x, [begin], axis=axis)
+            parts = rest.reshape(*rest.shape[:axis], outer, inner, -1, *rest.shape[axis + 1 :])
+            return np.concatenate([head, parts.swapaxes(axis, axis + 1).reshape(rest.shape)], axis=axis)
+        case Shaped(_, shape):
+            return x.reshape(shape)
+        case LogOfMinus():
+            with np.errstate(divide="ignore", invalid="ignore"):  # what is no number is counted where it is written
+                return np.log(-x.view(np.float32))

@@ -9,12 +9,14 @@ import numpy as np
 
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
-from ingot.convert.gguf.architectures import Architecture, find_architecture
+from ingot.convert.gguf.architecture import Architecture
+from ingot.convert.gguf.architectures import find_architecture
 from ingot.convert.gguf.header import GgufTensor, Header, read_gguf_header
+from ingot.convert.gguf.rows import expert_name, gguf_rows, is_stack
 from ingot.convert.gguf.tokenizer import GgufTokenizer, read_gguf_tokenizer
 from ingot.convert.gguf.weights import as_weight, part_of_stack
 from ingot.convert.quantised.form import Quantised
-from ingot.convert.weights import Expr, Regroup, Row, Take, Unpair
+from ingot.convert.weights import Row
 from ingot.errors import CheckpointError, MissingModelError, UnsupportedModelError, spelled
 from ingot.tensor_file import StoredTensor, read_rows
 
@@ -22,6 +24,8 @@ SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_STILL = 1e29  # a factor of this size stands for a pair that does not turn
 _MOST_FACTORS = 1 << 16
 _MOST_LAYERS = 10_000
 _MOST_EXPERTS = 1 << 16
@@ -31,8 +35,9 @@ _WITHOUT_EFFECT = ("pooling_type", "rope.scaling.attn_factor", "expert_feed_forw
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GgufSource:
     """config     as config.json would say it
-    tensors    Hugging Face's name → the weight
+    tensors    llama.cpp's name → the weight, experts one by one
     files      all parts
+    drafts     tensors of layers that only draft tokens, which are left out
     """
 
     path: Path
@@ -41,7 +46,8 @@ class GgufSource:
     files: tuple[Path, ...]
     tokenizer: GgufTokenizer
     architecture: Architecture
-    names: frozenset[str]
+    stored: Mapping[str, GgufTensor]
+    drafts: tuple[str, ...]
     factors: tuple[float, ...]
 
     @property
@@ -51,27 +57,22 @@ class GgufSource:
 
     def adapted(self, model: ModelConfig) -> ModelConfig:
         """The model with what llama.cpp's converter has prepared, and with factors of its rotation."""
-        model = self.architecture.adapt(model, self.names)
+        model = self.architecture.adapt(model, self.stored)
         if not self.factors:
             return model
         if model.rope is None or len(self.factors) != model.rope.rotary_dim // 2:
             raise CheckpointError(
                 "the number of rotary factors does not fit the size of a head", where=f"{self.path}: {_FACTORS[0]}"
             )
-        return dataclasses.replace(model, rope=dataclasses.replace(model.rope, factors=self.factors))
+        turning = sum(factor < _STILL for factor in self.factors)
+        if turning < len(self.factors) and set(self.factors[:turning]) == {1.0}:  # the first pairs turn, as they are
+            return dataclasses.replace(model, rope=dataclasses.replace(model.rope, turning_pairs=turning))
+        factors = () if set(self.factors) == {1.0} else self.factors
+        return dataclasses.replace(model, rope=dataclasses.replace(model.rope, factors=factors))
 
-    def reordered(self, row: Row, model: ModelConfig) -> Row:
-        """Where a weight comes from, by the order of the rows in the file."""
-        return Row(row.name, self._reordered(row.expr, model))
-
-    def _reordered(self, expr: Expr, model: ModelConfig) -> Expr:
-        if isinstance(expr, Regroup) and self.architecture.regrouped:
-            return expr.of
-        if isinstance(expr, Take):
-            for part, heads in (("q_proj", model.heads), ("k_proj", model.kv_heads)):
-                if self.architecture.paired and f".self_attn.{part}." in expr.name:
-                    return Unpair(expr, heads=heads)
-        return expr
+    def rows(self, model: ModelConfig) -> list[Row]:
+        """Where each weight comes from."""
+        return gguf_rows(self.architecture, model, self.tensors)
 
 
 def is_gguf(path: Path) -> bool:
@@ -102,14 +103,17 @@ def open_gguf(path: Path) -> GgufSource:
     factors = _factors(stored)
     if "short" in factors:
         config["rope_scaling"] = _longrope(main, name, config, factors)
+    drafts = _drafts(main, name, stored)
+    tensors = dict(_tensors({key: tensor for key, tensor in stored.items() if key not in drafts}))
     return GgufSource(
         path=main.path,
         config=Section(config, str(main.path)),
-        tensors=dict(_tensors(stored, architecture)),
+        tensors=tensors,
+        drafts=drafts,
         files=tuple(header.path for header in headers),
         tokenizer=tokenizer,
         architecture=architecture,
-        names=frozenset(stored),
+        stored=stored,
         factors=factors.get("freqs", ()),
     )
 
@@ -187,7 +191,7 @@ def _config(
         raise CheckpointError(
             "the model has too many layers", where=keys.place("block_count"), expected=f"at most {_MOST_LAYERS:,}"
         )
-    config = architecture.config(keys, frozenset(stored))
+    config = architecture.config(keys, stored)
     for key in _WITHOUT_EFFECT:
         keys.has(key)
     if unread := keys.unread():
@@ -200,9 +204,7 @@ def _config(
     table = stored.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise CheckpointError("the GGUF file has no token table", where=str(main.path), expected="token_embd.weight")
-    moe = architecture.moe_type and "num_local_experts" in config
-    model_type = architecture.moe_type if moe else architecture.model_type
-    return {"model_type": model_type, "vocab_size": table.shape[0], **config, **tokenizer.ids}
+    return {"vocab_size": table.shape[0], **config, **tokenizer.ids}
 
 
 def _factors(stored: Mapping[str, GgufTensor]) -> dict[str, tuple[float, ...]]:
@@ -246,18 +248,21 @@ def _longrope(
     }
 
 
-def _tensors(
-    stored: Mapping[str, GgufTensor], architecture: Architecture
-) -> Iterator[tuple[str, StoredTensor | Quantised]]:
-    """Under Hugging Face's names; what has none keeps its own, and nobody claims it."""
+def _drafts(main: Header, name: str, stored: Mapping[str, GgufTensor]) -> tuple[str, ...]:
+    """Tensors of the last layers, where these only draft tokens (multi-token prediction)."""
+    count, layers = (main.settings.get(f"{name}.{key}", 0) for key in ("nextn_predict_layers", "block_count"))
+    if not count or not isinstance(count, int) or not isinstance(layers, int):
+        return ()
+    return tuple(key for key in stored if (match := _BLOCK.match(key)) and int(match[1]) >= layers - count)
+
+
+def _tensors(stored: Mapping[str, GgufTensor]) -> Iterator[tuple[str, StoredTensor | Quantised]]:
+    """Under llama.cpp's names, stacks of experts as one tensor for each."""
     for name, tensor in stored.items():
         if name in _FACTORS:
             continue
-        layer, expert, pattern = _pattern(name)
-        theirs = architecture.tensors.get(pattern, name).replace("{i}", layer)
-        if "{e}" in pattern or "{e}" not in theirs:
-            theirs = theirs.replace("{e}", expert)
-            yield theirs, as_weight(tensor, theirs)
+        if not is_stack(name):
+            yield name, as_weight(tensor, name)
             continue
         if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
             raise CheckpointError(
@@ -267,16 +272,5 @@ def _tensors(
                 got=str(list(tensor.shape)),
             )
         for index in range(tensor.shape[0]):
-            one = theirs.replace("{e}", str(index))
+            one = expert_name(name, index)
             yield one, as_weight(part_of_stack(tensor, index), one)
-
-
-def _pattern(name: str) -> tuple[str, str, str]:
-    """blk.3.ffn_up.7.weight → ("3", "7", "blk.{i}.ffn_up.{e}.weight")"""
-    parts = name.split(".")
-    layer = expert = ""
-    if len(parts) > 2 and parts[0] == "blk" and parts[1].isdecimal():
-        layer, parts[1] = parts[1], "{i}"
-        if len(parts) > 4 and parts[3].isdecimal():
-            expert, parts[3] = parts[3], "{e}"
-    return layer, expert, ".".join(parts)

@@ -1,6 +1,7 @@
 """The tokenizer inside a GGUF file → tokenizer.json, tokenizer_config.json and the ids that begin and end texts.
 
-    tokenizer.ggml.model   llama: sentencepiece's byte pairs, by scores; gpt2: byte-level byte pairs, by merges
+    tokenizer.ggml.model   llama: sentencepiece's byte pairs, by scores; gemma4: the same by merges; gpt2: byte-level
+                           byte pairs, by merges
     tokenizer.ggml.pre     of the second kind: the name of the expression that cuts a text into words
 
 A file says nothing else of how texts are cut, so an unknown name is refused, unless the model's own tokenizer.json lies
@@ -55,8 +56,15 @@ class Cut:
 _QWEN2 = Cut(words=QWEN_WORDS, normalizer="NFC")
 CUTS = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "exaone4"), Cut()),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Cut(words=_GPT4_WORDS, whole=True)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Cut(words=_GPT4_WORDS)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "falcon-h1", "lfm2"),
+        Cut(words=_GPT4_WORDS, whole=True),
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Cut(words=_GPT4_WORDS)),
+    **dict.fromkeys(("glm4", "glm5"), Cut(words=_GPT4_WORDS, whole=True)),
+    "qwen35": Cut(
+        words=QWEN_WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"), normalizer="NFC"
+    ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), _QWEN2),
     "stablelm2": Cut(words=QWEN_WORDS),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), Cut(digits=True)),
@@ -98,7 +106,7 @@ def read_gguf_tokenizer(header: Header) -> GgufTokenizer:
         settings["chat_template"] = template
     _require_plain(keys)
     beside = False
-    if kind == "llama":
+    if kind in ("llama", "gemma4"):
         found = _sentencepiece(keys, texts, kinds, named)
     elif kind == "gpt2" and keys.text("pre", "") in CUTS:
         found = _byte_level(keys, texts, kinds, named)
@@ -160,6 +168,7 @@ def _require_plain(keys: Section) -> None:
 def _sentencepiece(
     keys: Section, texts: Sequence[str], kinds: Sequence[int], named: dict[str, int]
 ) -> dict[str, object]:
+    merges = keys.words("merges") if keys.text("model") == "gemma4" else None
     scores = keys.numbers("scores")
     if len(scores) != len(texts):
         raise CheckpointError(
@@ -176,7 +185,18 @@ def _sentencepiece(
         bos=named.get("bos") if keys.boolean("add_bos_token", True) else None,
         prefix=keys.boolean("add_space_prefix", True),
         byte_fallback=_BYTE in kinds,
+        merges=None if merges is None else [_halves(each, keys) for each in merges],
     )
+
+
+def _halves(merge: str, keys: Section) -> list[str]:
+    """The two tokens of a merge, behind whose first letter the first space parts them."""
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise CheckpointError(
+            "a merge has not two tokens", where=keys.place("merges"), expected="two, with a space between", got=merge
+        )
+    return [merge[:at], merge[at + 1 :]]
 
 
 def _byte_level(keys: Section, texts: Sequence[str], kinds: Sequence[int], named: dict[str, int]) -> dict[str, object]:

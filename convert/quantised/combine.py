@@ -2,8 +2,25 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from ingot.convert.quantised.form import Quantised, stacked, unpaired
-from ingot.convert.weights import Concat, Expr, Stack, Take, Unpair, infer, sources
+from ingot.convert.quantised.order import with_columns_swapped, with_rows
+from ingot.convert.weights import (
+    Concat,
+    Expr,
+    KeyGroups,
+    Regroup,
+    Shaped,
+    Split,
+    Stack,
+    Swapped,
+    Take,
+    Unpair,
+    evaluate,
+    infer,
+    sources,
+)
 from ingot.errors import CheckpointError, UnsupportedModelError
 from ingot.tensor_file import StoredTensor
 
@@ -37,9 +54,27 @@ def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
         return [part for each in expr.of for part in _parts(each, tensors)]
     if isinstance(expr, Unpair):
         return [unpaired(part, expr.heads) for part in _parts(expr.of, tensors)]
+    if isinstance(expr, Shaped):
+        return _parts(expr.of, tensors)
+    if isinstance(expr, Swapped) and expr.axis == 1 and len(infer(expr.of, tensors)[1]) == 2 and not expr.begin:
+        return [with_columns_swapped(part, expr.outer, expr.inner) for part in _parts(expr.of, tensors)]
+    if (part := _of_one(expr, tensors)) is not None:
+        numbers = np.arange(part.rows).reshape(-1, 1)
+        return [with_rows(part, evaluate(expr, lambda _: numbers).reshape(-1))]
     raise UnsupportedModelError(
         "this family stores a weight in another order, and a quantised weight cannot be reordered",
         where=", ".join(sources(expr)[:4]),
         got=type(expr).__name__,
         hint="convert the model's original weights",
     )
+
+
+def _of_one(expr: Expr, tensors: Tensors) -> Quantised | None:
+    """The matrix of which an expression takes whole rows, in whatever order; None where it does something else."""
+    while not isinstance(expr, Take):
+        whole_rows = isinstance(expr, Regroup | KeyGroups | Split | Swapped) and getattr(expr, "axis", 0) == 0
+        if not whole_rows:
+            return None
+        expr = expr.of
+    found = tensors[expr.name]
+    return found if isinstance(found, Quantised) and len(found.shape) == 2 else None

@@ -163,7 +163,7 @@ def _to_gguf(
             hint="choose another name, or delete the file",
         )
     name, architecture = architecture_of(model, checkpoint.path)
-    names, theirs = hf_names(model), their_names(architecture, model.num_layers)
+    theirs = their_names(architecture, model)
     tensors, floats = list[FileTensor](), list[str]()
     for ours, weight in weights.items():
         order = np.arange(weight.shape[0])
@@ -174,7 +174,7 @@ def _to_gguf(
         if reason and not as_floats:
             raise unsaid(ours, reason, "gguf")
         floats += [ours] if reason else []
-        tensors.append(_gguf_tensor(theirs[names[ours]], weight, kind, order))
+        tensors.append(_gguf_tensor(theirs[ours], weight, kind, order))
     if (factors := rope_factors(model)) is not None:
         tensors.append(FileTensor(name=FACTORS, kind="F32", shape=factors.shape, read=lambda: iter([factors])))
     kinds: dict[str, int] = {}

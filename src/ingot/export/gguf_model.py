@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from ingot.configs.model import ModelConfig, RopeConfig
-from ingot.convert.gguf.architectures import ARCHITECTURES, Architecture
+from ingot.convert.gguf.architecture import Architecture
+from ingot.convert.gguf.architectures import ARCHITECTURES
+from ingot.convert.gguf.rows import gguf_rows
 from ingot.convert.rope import inverse_frequencies
+from ingot.convert.weights import sources
 from ingot.errors import UnsupportedModelError
 from ingot.export.gguf_file import Setting
 
@@ -66,14 +69,9 @@ def rope_factors(model: ModelConfig) -> "np.ndarray[tuple[int], np.dtype[np.floa
     return found
 
 
-def their_names(architecture: Architecture, layers: int) -> dict[str, str]:
-    """Hugging Face's name → llama.cpp's."""
-    return {
-        theirs.replace("{i}", str(layer)): ours.replace("{i}", str(layer))
-        for ours, theirs in architecture.tensors.items()
-        for layer in range(layers)
-        if "{e}" not in theirs
-    }
+def their_names(architecture: Architecture, model: ModelConfig) -> dict[str, str]:
+    """Weight of the model → llama.cpp's name."""
+    return {row.name: sources(row.expr)[0] for row in gguf_rows(architecture, model, ())}
 
 
 def paired_rows(heads: int, rows: int) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":

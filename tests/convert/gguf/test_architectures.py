@@ -1,7 +1,7 @@
 """Every architecture: a tiny model of transformers, written as llama.cpp's converter lays it, has its logits."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,102 +13,26 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.convert.gguf.architectures import ARCHITECTURES
+from ingot.convert.gguf.header import read_gguf_header
 from ingot.errors import IngotError
 from tests import gguf_files as write
-from tests.convert.gguf.test_blocks import paired
+from tests.convert.gguf import llama_cpp
+from tests.convert.gguf.llama_cpp import Case, Settings, gguf_tensors
 from tests.convert.test_golden import TOLERANCE, logits_of_graph
 from tests.tiny import LLAMA3, tiny_model
 
-Tensors = dict[str, np.ndarray]
-Settings = dict[str, Any]
-KEYS = {
-    "num_hidden_layers": "block_count",
-    "n_layer": "block_count",
-    "hidden_size": "embedding_length",
-    "n_embd": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "n_head": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "n_positions": "context_length",
-    "sliding_window": "attention.sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_local_experts": "expert_count",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """family: whose tiny model. change: of its config.json. eps: of its norms. lay: what the converter does."""
-
-    family: str
-    change: Settings = dataclasses.field(default_factory=dict)
-    eps: str = "attention.layer_norm_rms_epsilon"
-    lay: Callable[[Settings, Tensors], Tensors] = lambda config, tensors: tensors
-    settings: Settings = dataclasses.field(default_factory=dict)
-
-
-def pairs(config: Settings, tensors: Tensors) -> Tensors:
-    for name, value in tensors.items():
-        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if f".{part}." in name:
-                tensors[name] = paired(value, config[heads])
-    return tensors
-
-
-def plus_one(config: Settings, tensors: Tensors) -> Tensors:
-    return {name: value + 1 if name.endswith("norm.weight") else value for name, value in tensors.items()}
-
-
-def transposed(config: Settings, tensors: Tensors) -> Tensors:
-    turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-    return {name: value.T if name.endswith(turned) else value for name, value in tensors.items()}
-
-
-def by_part(config: Settings, tensors: Tensors) -> Tensors:
-    heads = config["num_attention_heads"]
-    for name, value in tensors.items():
-        if ".query_key_value." in name:
-            tensors[name] = value.reshape(heads, 3, -1, *value.shape[1:]).swapaxes(0, 1).reshape(value.shape)
-    return tensors
-
-
-def stacks(config: Settings, tensors: Tensors) -> Tensors:
-    """One tensor for all experts of a layer, under the name of expert {e}."""
-    made: Tensors = {}
-    for name, value in tensors.items():
-        parts = name.split(".")
-        if "experts" in parts:
-            at = parts.index("experts") + 1
-            key = ".".join([*parts[:at], "{e}", *parts[at + 1 :]])
-            made[key] = np.concatenate([made.get(key, np.empty((0, *value.shape), np.float32)), value[None]])
-        else:
-            made[name] = value
-    return made
-
-
 FREE = {"layer_types": None, "use_sliding_window": False, "sliding_window": None}
 CASES = {
-    "llama": Case(family="llama", change={"attention_bias": True, "mlp_bias": True}, lay=pairs),
-    "llama, tied": Case(family="llama", change={"tie_word_embeddings": True}, lay=pairs),
+    "llama": Case(family="llama", change={"attention_bias": True, "mlp_bias": True}, lay=llama_cpp.pairs),
+    "llama, tied": Case(family="llama", change={"tie_word_embeddings": True}, lay=llama_cpp.pairs),
     "llama, linear": Case(
         family="llama",
         change={"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}},
         settings={"rope.freq_base": 5000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
-        lay=pairs,
+        lay=llama_cpp.pairs,
     ),
     "llama, mixtral": Case(
-        family="mixtral",
-        change={"sliding_window": None},
-        lay=lambda config, t: stacks(config, pairs(config, t)),
-        settings={"rope.freq_base": 1e6},
+        family="mixtral", change={"sliding_window": None}, lay=llama_cpp.pairs, settings={"rope.freq_base": 1e6}
     ),
     "qwen2": Case(family="qwen2", change=FREE),
     "qwen2, yarn": Case(
@@ -125,14 +49,14 @@ CASES = {
         settings={"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32},
     ),
     "qwen3": Case(family="qwen3", change=FREE),
-    "qwen3moe": Case(family="qwen3_moe", change={**FREE, "mlp_only_layers": []}, lay=stacks),
-    "gemma": Case(family="gemma", lay=plus_one),
-    "gemma2": Case(family="gemma2", change={"query_pre_attn_scalar": 20}, lay=plus_one),
+    "qwen3moe": Case(family="qwen3_moe", change={**FREE, "mlp_only_layers": []}),
+    "gemma": Case(family="gemma", lay=llama_cpp.plus_one),
+    "gemma2": Case(family="gemma2", change={"query_pre_attn_scalar": 20}, lay=llama_cpp.plus_one),
     "gemma3": Case(
         family="gemma3_text",
         change={"query_pre_attn_scalar": 20},
-        lay=plus_one,
-        settings={"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4},
+        lay=llama_cpp.plus_one,
+        settings={"rope.freq_base_swa": 1e4, "attention.sliding_window_pattern": 2},
     ),
     "phi3": Case(
         family="phi3",
@@ -144,67 +68,290 @@ CASES = {
         },
     ),
     "olmo2": Case(family="olmo2"),
-    "starcoder2": Case(family="starcoder2", change={"sliding_window": None}, eps="attention.layer_norm_epsilon"),
-    "gpt2": Case(
-        family="gpt2", lay=transposed, eps="attention.layer_norm_epsilon", settings={"feed_forward_length": 192}
-    ),
+    "starcoder2": Case(family="starcoder2", change={"sliding_window": None}),
+    "gpt2": Case(family="gpt2", lay=llama_cpp.transposed, settings={"feed_forward_length": 192}),
     "gptneox": Case(
-        family="gpt_neox",
-        lay=by_part,
-        eps="attention.layer_norm_epsilon",
-        settings={"rope.dimension_count": 4, "use_parallel_residual": True},
+        family="gpt_neox", lay=llama_cpp.by_part, settings={"rope.dimension_count": 4, "use_parallel_residual": True}
     ),
 }
-EPS = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": 1e-6}
-FIVE = ("olmo2", "phi3", "mixtral")  # families whose default is 1e-5
+
+NAMES_OF_BOTH = {"post_attention_layernorm": "post_attention_norm"}
+WINDOWS = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, True, False]}
+KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+GLM_NAMES = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_up_proj": "ffn_up",
+}
+GRANITE = {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.0}
+GEMMA4 = {"attention.sliding_window_pattern": [True, False, False], "rope.freq_base_swa": 1e4}
+DELTA = {
+    "rope.dimension_sections": [11, 11, 10, 0],
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 12,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 80,
+    "full_attention_interval": 2,
+    "rope.dimension_count": 4,
+}
+DELTA_MOE = {"expert_shared_feed_forward_length": 28}
+MAMBA = {"rope.scaling.finetuned": False}
+MLA = {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 28,
+    "attention.value_length": 20,
+    "rope.dimension_count": 8,
+}
+MLA_PARTS = {**MLA, "attention.key_length_mla": 20, "attention.value_length_mla": 10, "attention.kv_lora_rank": 20}
+DEEP = {
+    "leading_dense_block_count": 1,
+    "expert_shared_count": 1,
+    "expert_weights_scale": 1.5,
+    "expert_weights_norm": True,
+}
+CASES |= {
+    "smollm3": Case(
+        family="smollm3", change={"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, lay=llama_cpp.pairs
+    ),
+    "granite": Case(family="granite", settings=GRANITE, lay=llama_cpp.pairs),
+    "seed_oss": Case(family="seed_oss", names=NAMES_OF_BOTH),
+    "ernie4_5": Case(family="ernie4_5"),
+    "glm4": Case(family="glm4", names=GLM_NAMES, settings={"rope.dimension_count": 8}),
+    "olmo2, windows": Case(
+        family="olmo3",
+        change={
+            "num_hidden_layers": 3,
+            "layer_types": KINDS,
+            "rope_parameters": {
+                "full_attention": {
+                    **{"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0},
+                    "original_max_position_embeddings": 16,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        settings={
+            **WINDOWS,
+            "rope.freq_base_swa": 1e4,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
+    "exaone4": Case(
+        family="exaone4",
+        change={"layer_types": KINDS, "sliding_window_pattern": None},
+        names=NAMES_OF_BOTH,
+        settings=WINDOWS,
+    ),
+    "command-r": Case(family="cohere", settings={"logit_scale": 0.25, "rope.scaling.type": "none"}),
+    "cohere2": Case(family="cohere2", change={"layer_types": KINDS}, settings={**WINDOWS, "logit_scale": 0.25}),
+    "stablelm": Case(family="stablelm", settings={"rope.dimension_count": 4, "use_parallel_residual": False}),
+    "phi2": Case(family="phi", settings={"rope.dimension_count": 8, "feed_forward_length": 192}, names=llama_cpp.PHI),
+    "starcoder": Case(
+        family="gpt_bigcode",
+        settings={"attention.head_count_kv": 1, "feed_forward_length": 192},
+        lay=llama_cpp.as_they_are,
+    ),
+    "bloom": Case(
+        family="bloom",
+        lay=llama_cpp.by_part,
+        settings={"context_length": 48, "feed_forward_length": 192},
+        names=llama_cpp.BLOOM,
+    ),
+    "mistral3": Case(
+        family="ministral3",
+        change={"sliding_window": None},
+        lay=llama_cpp.pairs,
+        settings={
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 1.0},
+            **{"rope.scaling.original_context_length": 64, "attention.temperature_scale": 0.3},
+        },
+    ),
+    "mistral3, small": Case(family="llama", lay=llama_cpp.pairs),
+    "qwen2moe": Case(
+        family="qwen2_moe",
+        change={**FREE, "mlp_only_layers": [], "norm_topk_prob": False},
+        settings={"expert_shared_feed_forward_length": 28},
+    ),
+    "olmoe": Case(family="olmoe"),
+    "granitemoe": Case(family="granitemoe", settings=GRANITE, lay=llama_cpp.pairs, names=llama_cpp.GRANITE_EXPERTS),
+    "gpt-oss": Case(
+        family="gpt_oss",
+        change={"swiglu_limit": 7.0},
+        lay=llama_cpp.gate_by_gate,
+        names={**NAMES_OF_BOTH, "mlp.router": "ffn_gate_inp", "self_attn.sinks": "attn_sinks.weight"},
+        settings={
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096},
+            **{"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
+            "expert_feed_forward_length": 20,
+        },
+    ),
+    "glm4moe": Case(
+        family="glm4_moe", names=NAMES_OF_BOTH, settings={"rope.dimension_count": 8, **DEEP, "expert_gating_func": 2}
+    ),
+    "deepseek2": Case(
+        family="deepseek_v2",
+        settings={
+            **{**MLA, "attention.key_length": 20, "attention.value_length": 10, "attention.kv_lora_rank": 20, **DEEP},
+            "expert_shared_count": 2,
+            "expert_weights_norm": False,
+        },
+    ),
+    "deepseek2, third": Case(
+        family="deepseek_v3",
+        change={
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32},
+                **{"mscale": 0.8, "mscale_all_dim": 0.8},
+            }
+        },
+        lay=llama_cpp.absorbed,
+        settings={
+            **{**MLA_PARTS, **DEEP, "attention.q_lora_rank": 24, "expert_gating_func": 2},
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32},
+            "rope.scaling.yarn_log_multiplier": 0.08,
+        },
+    ),
+    "minimax-m2": Case(family="minimax_m2", settings={"rope.dimension_count": 8, "expert_feed_forward_length": 20}),
+    "hy_v3": Case(
+        family="hy_v3",
+        names={"mlp.expert_bias": "exp_probs_b"},
+        settings={
+            "expert_shared_feed_forward_length": 40,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.826,
+            "expert_gating_func": 2,
+        },
+    ),
+    "ernie4_5-moe": Case(
+        family="ernie4_5_moe",
+        names={"mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
+        settings={"interleave_moe_layer_step": 1, "leading_dense_block_count": 1, "expert_shared_count": 2},
+    ),
+    "gemma4": Case(
+        family="gemma4_text",
+        names=llama_cpp.GEMMA4,
+        settings={
+            **{**GEMMA4, "feed_forward_length": [84, 84, 168], "attention.shared_kv_layers": 1},
+            **{"embedding_length_per_layer_input": 8, **llama_cpp.GEMMA4_HEADS},
+        },
+        extra={"rope_freqs.weight": np.array([1.0, 1e30, 1e30, 1e30, 1e30, 1e30], np.float32)},
+    ),
+    "gemma4, experts": Case(
+        family="gemma4_text",
+        change={
+            **{"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0},
+            **{"use_double_wide_mlp": False, "hidden_size_per_layer_input": 0, "enable_moe_block": True},
+            **{"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24},
+        },
+        names=llama_cpp.GEMMA4,
+        settings={
+            **GEMMA4,
+            **llama_cpp.GEMMA4_HEADS,
+            "attention.head_count_kv": [2, 1, 1],
+            "attention.shared_kv_layers": 0,
+        },
+        extra={"rope_freqs.weight": np.array([1.0, 1e30, 1e30, 1e30, 1e30, 1e30], np.float32)},
+    ),
+    "qwen3next": Case(
+        family="qwen3_next",
+        change={"mlp_only_layers": [], "norm_topk_prob": True},
+        names={**llama_cpp.DELTA, **NAMES_OF_BOTH},
+        lay=llama_cpp.next_delta,
+        settings={**DELTA, **DELTA_MOE, "rope.dimension_sections": None},
+    ),
+    "qwen35": Case(
+        family="qwen3_5_text", names={**llama_cpp.DELTA, **NAMES_OF_BOTH}, lay=llama_cpp.tiled_delta, settings=DELTA
+    ),
+    "qwen35moe": Case(
+        family="qwen3_5_moe_text",
+        names={**llama_cpp.DELTA, **NAMES_OF_BOTH},
+        lay=llama_cpp.tiled_delta,
+        settings={
+            **DELTA,
+            **DELTA_MOE,
+            "full_attention_interval": None,
+            "attention.recurrent_layers": [True, False, True],
+        },
+    ),
+    "lfm2": Case(
+        family="lfm2",
+        names=llama_cpp.LFM2,
+        lay=llama_cpp.flat,
+        settings={"attention.head_count_kv": [0, 2, 0], "feed_forward_length": 64, "shortconv.l_cache": 3},
+    ),
+    "lfm2moe": Case(
+        family="lfm2_moe",
+        change={"routed_scaling_factor": 1.0},
+        names=llama_cpp.LFM2,
+        lay=llama_cpp.flat,
+        settings={
+            **{"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "leading_dense_block_count": 1},
+            "expert_gating_func": 2,
+        },
+    ),
+    "granitehybrid": Case(
+        family="granitemoehybrid",
+        change={"position_embedding_type": "nope"},
+        names=llama_cpp.GRANITE_HYBRID,
+        lay=llama_cpp.granite_hybrid,
+        settings={
+            **{**GRANITE, **MAMBA, "attention.head_count_kv": [0, 2, 0], "context_length": 1 << 20},
+            **{"expert_shared_feed_forward_length": 44, "ssm.conv_kernel": 4, "ssm.state_size": 16},
+            **{"ssm.group_count": 2, "ssm.inner_size": 96, "ssm.time_step_rank": 8},
+        },
+    ),
+    "nemotron_h_moe": Case(
+        family="nemotron_h",
+        names=llama_cpp.NEMOTRON,
+        lay=llama_cpp.nemotron,
+        settings={
+            **{**MAMBA, "block_count": 5, "attention.head_count_kv": [0, 0, 2, 0, 0], "context_length": 1 << 20},
+            **{"feed_forward_length": [0, 20, 0, 44, 20], "expert_shared_feed_forward_length": 24},
+            **{"expert_shared_count": 1, "expert_weights_norm": True, "expert_weights_scale": 2.5},
+            **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.inner_size": 48},
+            **{"ssm.time_step_rank": 6, "rope.dimension_count": 12},
+        },
+    ),
+    "nemotron_h": Case(
+        family="nemotron_h",
+        change={"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+        names=llama_cpp.NEMOTRON,
+        lay=llama_cpp.nemotron,
+        settings={
+            **{**MAMBA, "block_count": 3, "attention.head_count_kv": [0, 0, 2], "context_length": 1 << 20},
+            **{"feed_forward_length": [0, 44, 0], "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2},
+            **{"ssm.inner_size": 48, "ssm.time_step_rank": 6, "expert_count": None, "expert_used_count": None},
+            "expert_feed_forward_length": None,
+        },
+    ),
+}
 
 
-def their_tensors(folder: Path, architecture: str) -> Tensors:
-    """By Hugging Face's names, experts one by one as the trained models have them."""
-    tensors = {name: np.asarray(value) for name, value in load_file(folder / "model.safetensors").items()}
-    made = {}
-    for name, value in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
-            names = ("w1", "w3") if "mixtral" in architecture else ("gate_proj", "up_proj")
-            for e, both in enumerate(value):
-                for part, half in zip(names, np.split(both, 2), strict=True):
-                    made[name.replace("gate_up_proj", f"{e}.{part}.weight")] = half
-        elif name.endswith("experts.down_proj"):
-            part = "w2" if "mixtral" in architecture else "down_proj"
-            for e, one in enumerate(value):
-                made[name.replace("down_proj", f"{e}.{part}.weight")] = one
-        else:
-            made[name] = value
-    if "mixtral" in architecture:
-        made = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in made.items()}
-    return made
+def _by_number(item: tuple[str, np.ndarray]) -> list[tuple[int, str]]:
+    """Experts in their order."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in item[0].split(".")]
 
 
-def write_case(folder: Path, name: str, case: Case, extra: Tensors | None = None) -> tuple[Path, Any]:
+def write_case(folder: Path, name: str, case: Case, extra: Mapping[str, np.ndarray] | None = None) -> tuple[Path, Any]:
     """(the GGUF file, the model)"""
     config = {**find_family(case.family).tiny, **case.change}
-    config = {key: value for key, value in config.items() if value is not None or key == "layer_types"}
-    model = tiny_model(folder / "model", {key: value for key, value in config.items() if key != "layer_types"})
+    absent = [key for key, value in case.change.items() if value is None and key != "sliding_window"]
+    model = tiny_model(folder / "model", {key: value for key, value in config.items() if key not in absent})
+    full = model.model.config.to_dict()
     architecture = name.split(",")[0]
-    settings = {KEYS[key]: value for key, value in config.items() if key in KEYS and value is not None}
-    settings[case.eps] = 1e-5 if case.family in FIVE else EPS[case.eps]
-    settings |= case.settings
-    names: dict[str, str] = {}
-    for ours, theirs in ARCHITECTURES[architecture].tensors.items():
-        names.setdefault(theirs, ours)
-    tensors = case.lay(config, their_tensors(folder / "model", name))
-    tensors = {gguf_name(each, names): value for each, value in tensors.items()}
-    document = {"general.architecture": architecture}
-    document |= {f"{architecture}.{key}": value for key, value in settings.items()}
-    stored = {key: write.floats(value) for key, value in {**tensors, **(extra or {})}.items()}
+    settings = {**llama_cpp.settings_of(full, config), **case.settings}
+    document: dict[str, Any] = {"general.architecture": architecture}
+    document |= {f"{architecture}.{key}": value for key, value in settings.items() if value is not None}
+    tensors = {
+        name: np.asarray(value)
+        for name, value in sorted(load_file(folder / "model" / "model.safetensors").items(), key=_by_number)
+    }
+    made = {**gguf_tensors(full, tensors, case), **case.extra, **(extra or {})}
+    stored = {key: write.floats(value) for key, value in made.items()}
     return write.write_gguf(folder / "m.gguf", document, stored), model
-
-
-def gguf_name(name: str, names: dict[str, str]) -> str:
-    parts = name.split(".")
-    layer = next((part for part in parts if part.isdecimal()), "")
-    pattern = ".".join("{i}" if part == layer else part for part in parts)
-    return names[pattern].replace("{i}", layer)
 
 
 def assert_same(path: Path, model: Any, checkpoint: Path) -> None:
@@ -226,11 +373,83 @@ def test_an_architecture(tmp_path: Path, name: str) -> None:
     assert_same(path, model, tmp_path / "checkpoint")
 
 
+QUANTISED: dict[str, Settings] = {
+    "qwen35": {
+        **{"hidden_size": 64, "intermediate_size": 96, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+        **{"ssm.state_size": 32, "ssm.inner_size": 128},
+    },
+    "lfm2": {"hidden_size": 64},
+    "nemotron_h": {"hidden_size": 64, "intermediate_size": 96, "mamba_head_dim": 16, "ssm.inner_size": 96},
+}
+
+
+@pytest.mark.parametrize("kind", [2, 8, 39])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_weights_whose_rows_or_columns_move(tmp_path: Path, name: str, kind: int) -> None:
+    """The same values as blocks and as floats: the same logits."""
+    case, sizes = CASES[name], QUANTISED[name]
+    change = {key: value for key, value in sizes.items() if "." not in key}
+    settings = {key: value for key, value in sizes.items() if "." in key}
+    if name == "nemotron_h":
+        settings["feed_forward_length"] = [0, 96, 0]
+    case = dataclasses.replace(case, change={**case.change, **change}, settings={**case.settings, **settings})
+    path, _ = write_case(tmp_path, name, case)
+    header, rng = read_gguf_header(path), np.random.default_rng(3)
+    blocks, floats, count = dict[str, write.Stored](), dict[str, write.Stored](), 0
+    data = path.read_bytes()
+    for key, tensor in header.tensors.items():
+        if len(tensor.shape) == 2 and tensor.shape[1] % 32 == 0 and key != "token_embd.weight":
+            blocks[key], values = write.random_blocks(rng, kind, tensor.shape)
+            count += 1
+        else:
+            raw = data[tensor.offset : tensor.offset + tensor.nbytes]
+            values = np.frombuffer(raw, np.float32).reshape(tensor.shape)
+            blocks[key] = write.floats(values)
+        floats[key] = write.floats(values)
+    assert count > 8
+    ids = rng.integers(0, 61, (1, 40))
+    found = []
+    for index, tensors in enumerate((blocks, floats)):
+        file = write.write_gguf(tmp_path / f"{index}.gguf", dict(header.settings), tensors)
+        convert(ConvertOptions(model_dir=file, output_dir=tmp_path / f"c{index}"))
+        found.append(logits_of_graph(tmp_path / f"c{index}", ids))
+    assert np.abs(found[0] - found[1]).max() < TOLERANCE * np.ptp(found[1])
+
+
+def test_columns_that_share_a_scale_across_heads(tmp_path: Path) -> None:
+    """Value heads of 20 columns cannot move where a block has 32."""
+    case = dataclasses.replace(CASES["qwen35"], change={"linear_num_value_heads": 8, "hidden_size": 64})
+    case = dataclasses.replace(case, settings={**case.settings, "ssm.inner_size": 160, "ssm.time_step_rank": 8})
+    path, _ = write_case(tmp_path, "qwen35", case)
+    header = read_gguf_header(path)
+    data = path.read_bytes()
+    tensors = {
+        key: write.floats(np.frombuffer(data[t.offset : t.offset + t.nbytes], np.float32).reshape(t.shape))
+        for key, t in header.tensors.items()
+    }
+    tensors["blk.0.ssm_out.weight"], _ = write.random_blocks(np.random.default_rng(1), 8, (64, 160))
+    file = write.write_gguf(tmp_path / "q.gguf", dict(header.settings), tensors)
+    with pytest.raises(IngotError, match=r"share scales across heads(.|\n)*blk.0.ssm_out"):
+        convert(ConvertOptions(model_dir=file, output_dir=tmp_path / "c"))
+
+
+def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
+    case = dataclasses.replace(CASES["qwen3"], settings={"block_count": 3, "nextn_predict_layers": 1})
+    extra = {"blk.2.nextn.eh_proj.weight": np.ones((4, 4), np.float32)}
+    path, model = write_case(tmp_path, "qwen3", case, extra)
+    assert_same(path, model, tmp_path / "checkpoint")
+    report = convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "again"))
+    assert any("1 tensors that draft tokens" in each for each in report.warnings)
+
+
 def test_factors_of_llama3(tmp_path: Path) -> None:
     """llama.cpp's files hold what the scaling makes of each frequency."""
     rope = dict(LLAMA3)
     case = Case(
-        family="llama", change={"rope_parameters": rope}, settings={"rope.freq_base": rope["rope_theta"]}, lay=pairs
+        family="llama",
+        change={"rope_parameters": rope},
+        settings={"rope.freq_base": rope["rope_theta"]},
+        lay=llama_cpp.pairs,
     )
     half = np.arange(0, 16, 2) / 16
     waves = 2 * np.pi * 500000.0**half

@@ -23,6 +23,10 @@ GPT4 = (
     r"|\s+(?!\S)|\s+"
 )
 QWEN = GPT4.replace("{1,3}", "")
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 
 def trained(words: str | None, *, digits: bool = False, nfc: bool = False, whole: bool = False) -> tokenizers.Tokenizer:
@@ -78,6 +82,10 @@ def read(folder: Path, settings: dict[str, object]) -> GgufTokenizer:
         ("qwen2", trained(QWEN, nfc=True)),
         ("stablelm2", trained(QWEN)),
         ("starcoder", trained(None, digits=True)),
+        ("qwen35", trained(QWEN35, nfc=True)),
+        ("lfm2", trained(GPT4, whole=True)),
+        ("glm4", trained(GPT4, whole=True)),
+        ("chatglm-bpe", trained(GPT4)),
     ],
 )
 def test_pairs_of_bytes(tmp_path: Path, pre: str, tokenizer: tokenizers.Tokenizer) -> None:
@@ -113,6 +121,37 @@ def test_sentencepiece(shared: Path, tmp_path: Path) -> None:
         assert ours.encode(text).ids == theirs.encode(text).ids, file.name
     assert ours.encode(TEXT).ids == theirs.encode(TEXT).ids
     assert found.ids == {"eos_token_id": [2], "bos_token_id": 1}
+
+
+def test_merges_of_gemma4(tmp_path: Path) -> None:
+    """Spaces are letters, unknown ones bytes, and merges say what is joined first, which scores do not."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*TEXT.splitlines(), "a\n\nb"] * 3, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = [text for text, _ in sorted(model["vocab"].items(), key=lambda item: item[1])]
+    assert len(model["merges"]) > 20
+    settings: dict[str, object] = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    ours = tokenizers.Tokenizer.from_str(json.dumps(read(tmp_path, settings).tokenizer))
+    for text in (TEXT.replace("<|im_end|>", ""), "birds; they\u2581sing", "\U0001f9ff"):
+        assert ours.encode(text).ids == [1, *tokenizer.encode(text).ids]
+    with pytest.raises(CheckpointError, match="a merge has not two tokens"):
+        read(tmp_path, settings | {"tokenizer.ggml.merges": ["ab"]})
 
 
 def test_without_a_space_in_front(tmp_path: Path) -> None:
