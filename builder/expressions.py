@@ -1,5 +1,5 @@
-"""Weight expressions: Cast, Transpose, Concat, Slice, Reshape, Unsqueeze, Add over initialisers, and what makes the
-values of quantised ones (`dequantise.py`), read in blocks as float32.
+"""Weight expressions: Cast, Transpose, Concat, Slice, Reshape, Unsqueeze, Add, MatMul over initialisers, and what makes
+the values of quantised ones (`dequantise.py`), read in blocks as float32.
 
 `read_rows` evaluates rows [begin, end) of an expression without ever holding more of the weight in memory. Vectors
 count as matrices with one column.
@@ -175,6 +175,8 @@ class WeightReader:
             return moved
         if dequantises(node) or (is_dequantised(tensor) and (node.op == "Add" or _moves_rows(tensor))):
             return self._dequantised(tensor, (r0, r1, c0, c1))
+        if node.op == "MatMul":
+            return self._product(node, (r0, r1, c0, c1))
         if node.op == "Add":
             return self._sum(node, matrix_shape(tensor), (r0, r1, c0, c1))
         if node.op == "Reshape" and len(weight_shape(tensor)) == 1:
@@ -273,6 +275,13 @@ class WeightReader:
             for number, each in zip(numbers, node.inputs, strict=True)
         )
         return np.asarray(first + second, np.float32)
+
+    def _product(self, node: gs.Node, block: Block) -> Float32:
+        """A block of the product of two matrices. Sums of float64 hardly depend on how the matrices are cut."""
+        r0, r1, c0, c1 = block
+        inner = matrix_shape(node.inputs[1])[0]
+        left, right = self._read(node.inputs[0], r0, r1, 0, inner), self._read(node.inputs[1], 0, inner, c0, c1)
+        return (left.astype(np.float64) @ right.astype(np.float64)).astype(np.float32)
 
     def _concat(self, node: gs.Node, block: Block, bits: bool) -> Bits:
         r0, r1, c0, c1 = block

@@ -21,7 +21,7 @@ DOMAIN = "ingot"
 WEIGHT_OPS = frozenset(
     {
         *("Cast", "Transpose", "Concat", "Slice", "Reshape", "Unsqueeze"),
-        *("Add", "Mul", "Sub", "Div", "Gather", "DequantizeLinear"),
+        *("Add", "Mul", "Sub", "Div", "Gather", "DequantizeLinear", "MatMul"),
     }
 )
 SMALL = 4096  # inline constants up to this many elements are facts (shapes, axes, epsilons), not weights
@@ -267,6 +267,8 @@ def weight_shape(tensor: gs.Tensor) -> tuple[int, ...]:
     shapes = [weight_shape(each) for each in node.inputs]
     if node.op in ("Cast", "DequantizeLinear"):
         return shapes[0]
+    if node.op == "MatMul":
+        return shapes[0][0], shapes[1][1]
     if node.op in ("Add", "Mul", "Sub", "Div"):
         return tuple(np.broadcast_shapes(*shapes))
     if node.op == "Gather":

@@ -240,7 +240,11 @@ class ModelConfig:
     embedding_scale          factor of the token embeddings
     embedding_norm           they are normed
     stored_rows              of the token table, where it has more than the vocabulary; 0: it has not
+    embedding_size           of a row of the token table, where the model is not as wide: products without bias make the
+                             residual stream of it, and what lm_head reads of the stream; 0: it is as wide
     pre_norms, post_norms    a norm before each branch, and one after it, before it joins the residual stream
+    sum_norms                a norm after each residual sum: the stream itself is normed
+    last_norm                a norm before lm_head
     parallel_branches        attention and MLP both read what the layer was given
     shared_norm              through one norm, which is the attention's
     norm_bias                layer norms add a bias
@@ -304,8 +308,11 @@ class ModelConfig:
     logit_cap: float = 0.0
     embedding_scale: float = 1.0
     qk_norm: QkNorm | None = None
+    embedding_size: int = 0
     pre_norms: bool = True
     post_norms: bool = False
+    sum_norms: bool = False
+    last_norm: bool = True
     parallel_branches: bool = False
     shared_norm: bool = False
     norm_bias: bool = True
@@ -344,6 +351,11 @@ class ModelConfig:
     layer_input: int = 0
     layer_input_rows: int = 0
     layer_scale: bool = False
+
+    @property
+    def branch_norms(self) -> bool:
+        """Whether each branch has a norm of its own, before it or after its sum."""
+        return self.pre_norms or self.sum_norms
 
     @property
     def learned_positions(self) -> bool:

@@ -91,7 +91,8 @@ class _Decoder:
             x = self.layer(x, layer, positions)
         if config.streams is not None:
             x = of_streams(self, x, config)
-        last = head(self, self.norm(x, "norm"), config)
+        last = self.norm(x, "norm") if config.last_norm else x
+        last = head(self, self.linear(last, "lm_head/in") if config.embedding_size else last, config)
         assert self.nodes[-1].name == last, "the logits come last"
         self.nodes[-1].output[0] = "logits"
 
@@ -105,10 +106,12 @@ class _Decoder:
             branch = self.mixers(normed, layer, positions)
             branch = self.post_norm(branch, f"{path}/attn_post_norm")
             x = self.node("Add", [x, self.scaled(branch, f"{path}/attn")], f"{path}/attn/residual")
+            x = self.norm(x, f"{path}/attn_norm") if self.config.sum_norms else x
         if self.config.has_mlp(layer):
             if not self.config.shared_norm:
                 normed = self.pre_norm(given if self.config.parallel_branches else x, f"{path}/mlp_norm")
             x = self.mlp_branch(x, normed, layer)
+            x = self.norm(x, f"{path}/mlp_norm") if self.config.sum_norms else x
         return layer_end(self, x, self._embedding, self.config, layer)
 
     def mlp_branch(self, x: str, normed: str, layer: int) -> str:
@@ -149,6 +152,8 @@ class _Decoder:
         if self.config.embedding_scale != 1:
             scale = self.constant("const/embedding_scale", np.float32(self.config.embedding_scale))
             tokens = self.node("Mul", [tokens, scale], "embed/scale")
+        if self.config.embedding_size:
+            tokens = self.linear(tokens, "embed/out")
         if self.config.learned_positions:
             rows = self.rows("positions/weight", positions, "positions")
             tokens = self.node("Add", [tokens, rows], "embed/add_positions")

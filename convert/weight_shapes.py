@@ -27,13 +27,15 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         if bias:
             shapes[f"{path}/bias"] = (size_out,)
 
-    shapes["embed/weight"] = (config.stored_rows or config.vocab_size, hidden)
+    width = config.embedding_size
+    shapes["embed/weight"] = (config.stored_rows or config.vocab_size, width or hidden)
+    shapes |= {"embed/out/weight": (hidden, width), "lm_head/in/weight": (width, hidden)} if width else {}
     norm("embed_norm", present=config.embedding_norm)
     if config.learned_positions:
         shapes["positions/weight"] = (config.max_positions, hidden)
     for layer in range(config.num_layers):
         path = f"layers.{layer}"
-        norm(f"{path}/attn_norm", present=config.pre_norms and config.mixes(layer))
+        norm(f"{path}/attn_norm", present=config.branch_norms and config.mixes(layer))
         own = latent_shapes(config, config.latent, f"{path}/attn") if config.latent is not None else {}
         attends = config.has_attention(layer)
         shapes |= recurrent_shapes(config, layer) | (own if attends else {})
@@ -44,7 +46,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
             shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
         norm(f"{path}/attn_post_norm", present=config.post_norms and config.mixes(layer))
         if config.has_mlp(layer):
-            norm(f"{path}/mlp_norm", present=config.pre_norms and not config.shared_norm)
+            norm(f"{path}/mlp_norm", present=config.branch_norms and not config.shared_norm)
             moe = config.moe_of(layer)
             for name, sizes in _mlp_sizes(config, layer).items() if moe is None or moe.beside_mlp else ():
                 linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
@@ -52,14 +54,14 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
             shapes |= {} if moe is None else beside_shapes(moe, hidden, path)
             norm(f"{path}/mlp_post_norm", present=config.post_norms)
         shapes |= layer_input_shapes(config, path) | stream_shapes(config, path)
-    norm("norm")
+    norm("norm", present=config.last_norm)
     return shapes | shared_input_shapes(config) | shared_stream_shapes(config) | _head_shapes(config)
 
 
 def _head_shapes(config: ModelConfig) -> dict[str, Shape]:
     """A Linear in every family, never a Conv1D."""
     rows = config.stored_rows or config.vocab_size
-    table = {} if config.tied_embeddings else {"lm_head/weight": (rows, config.hidden_size)}
+    table = {} if config.tied_embeddings else {"lm_head/weight": (rows, config.embedding_size or config.hidden_size)}
     return {**table, **({"lm_head/bias": (config.vocab_size,)} if config.head_bias else {})}
 
 

@@ -1,7 +1,13 @@
-"""Gather of a table by the token ids → Embedding; its scaling and the addition of learned positions join it."""
+"""Gather of a table by the token ids → Embedding; its scaling and the addition of learned positions join it.
+
+Where a product widens the rows of a narrow table before positions are added, the table becomes that of the products.
+"""
+
+import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, scalar, weight_shape
 from ingot.builder.passes.base import Fusion, Rule
+from ingot.builder.passes.insert_matmul import PLAIN
 from ingot.builder.positions import position_count
 from ingot.builder.rewrite import Either, Match, Number, Op, W, X
 
@@ -42,26 +48,54 @@ def _rewrite_scale(graph: Graph, match: Match) -> None:
 
 
 def _check_positions(graph: Graph, match: Match) -> str | None:
-    gather = match["gather"]
-    if position_count(graph, match["positions"]) is None:
-        return "the second table is not indexed by positions"
-    shapes = weight_shape(match["table"]), weight_shape(match["position_table"])
-    if gather.attrs.get("axis", 0) != 0 or len(shapes[1]) != 2 or shapes[0][1] != shapes[1][1]:
-        return f"tables of shapes {shapes[0]} and {shapes[1]} do not fit together"
+    if (misfit := _misfit(graph, match, weight_shape(match["table"])[1])) is not None:
+        return misfit
     return None if graph.users(match["embedding"].outputs[0]) == 1 else "the token embedding is used elsewhere"
 
 
+def _misfit(graph: Graph, match: Match, width: int) -> str | None:
+    """Why a table of positions is none, or of another width."""
+    if position_count(graph, match["positions"]) is None:
+        return "the second table is not indexed by positions"
+    shape = weight_shape(match["position_table"])
+    if match["gather"].attrs.get("axis", 0) != 0 or len(shape) != 2 or shape[1] != width:
+        return f"a table of shape {shape} does not fit one of {width} columns"
+    return None
+
+
 def _rewrite_positions(graph: Graph, match: Match) -> None:
+    _with_positions(graph, match, match["table"])
+
+
+def _with_positions(graph: Graph, match: Match, table: gs.Tensor) -> None:
     count = position_count(graph, match["positions"])
     assert count is not None, "check has seen it"
     rows = weight_shape(match["position_table"])[0]
-    inputs = [*match["embedding"].inputs, match["position_table"]]
     attrs = {**match["embedding"].attrs, "positions": min(count, rows)}
-    graph.replace(match.output, "Embedding", inputs, attrs)
+    graph.replace(match.output, "Embedding", [match["ids"], table, match["position_table"]], attrs)
+
+
+def _check_widened(graph: Graph, match: Match) -> str | None:
+    widened = match["widened"]
+    if len([each for each in widened.inputs if not each.is_empty()]) > 2 or dict(widened.attrs) != PLAIN:
+        return "the product of the embedding has a bias or an activation"
+    if "scale" in match["embedding"].attrs or len(match["embedding"].inputs) > 2:
+        return "the embedding is scaled already, or holds positions too"
+    if graph.users(widened.outputs[0]) > 1:
+        return "the token embedding is used elsewhere"
+    return _misfit(graph, match, weight_shape(match["weight"])[0])
+
+
+def _rewrite_widened(graph: Graph, match: Match) -> None:
+    table, weight = match["table"], match["weight"]  # [vocab, narrow], [hidden, narrow]
+    turned = graph.insert("Transpose", [weight], {"perm": [1, 0]}, domain="")[0]
+    _with_positions(graph, match, graph.insert("MatMul", [table, turned], {}, domain="")[0])
 
 
 _EMBEDDING = Op("Embedding", X("ids"), W("table"), name="embedding", domain=DOMAIN)
 _POSITIONS = Op("Gather", W("position_table"), X("positions"), name="gather")
+
+_WIDENED = Op("Matmul", _EMBEDDING, W("weight"), name="widened", domain=DOMAIN)
 
 PASS = Fusion(
     name="insert_embedding",
@@ -73,6 +107,11 @@ PASS = Fusion(
             rewrite=_rewrite_cast,
         ),
         Rule(pattern=Op("Mul", _EMBEDDING, Number("scale")), check=_check_scale, rewrite=_rewrite_scale),
+        Rule(
+            pattern=Op("Add", _WIDENED, Either(_POSITIONS, Op("Cast", _POSITIONS))),
+            check=_check_widened,
+            rewrite=_rewrite_widened,
+        ),
         Rule(
             pattern=Op("Add", _EMBEDDING, Either(_POSITIONS, Op("Cast", _POSITIONS))),
             check=_check_positions,

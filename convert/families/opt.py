@@ -1,4 +1,8 @@
-"""OPT: layer norms, ReLU, learned positions whose first two rows mean nothing."""
+"""OPT: layer norms, ReLU, learned positions whose first two rows mean nothing.
+
+OPT 350M norms the residual sums instead of what branches read, has no last norm, and a token table that is narrower
+than the model.
+"""
 
 from collections.abc import Collection
 
@@ -10,31 +14,24 @@ from ingot.convert.hf_config import read_head_dim
 from ingot.convert.weights import Row, Skip, Take
 from ingot.errors import UnsupportedModelError
 
-_USUAL = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
 _FIRST_ROW = 2
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of an OPTForCausalLM; defaults are those of transformers. OPT 350M has other norms and widths."""
+    """config.json of an OPTForCausalLM; defaults are those of transformers."""
     hidden = section.integer("hidden_size", minimum=1)
     heads = section.integer("num_attention_heads", minimum=1)
     head_dim = read_head_dim(section, hidden, heads, hidden_key="hidden_size", heads_key="num_attention_heads")
-    for key, usual in _USUAL.items():
-        if section.boolean(key, usual) is not usual:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected=str(usual).lower(),
-                got=str(not usual).lower(),
-            )
-    width = hidden if section.is_null("word_embed_proj_dim") else section.integer("word_embed_proj_dim", hidden)
-    if width != hidden:
+    if not section.boolean("layer_norm_elementwise_affine", True):
         raise UnsupportedModelError(
-            "word_embed_proj_dim other than hidden_size is not supported",
-            where=section.place("word_embed_proj_dim"),
-            expected=str(hidden),
-            got=str(width),
+            "layer_norm_elementwise_affine has a value that is not supported",
+            where=section.place("layer_norm_elementwise_affine"),
+            expected="true",
+            got="false",
         )
+    before = section.boolean("do_layer_norm_before", True)
+    key = "word_embed_proj_dim"
+    width = hidden if section.is_null(key) else section.integer(key, hidden, minimum=1)
     bias = section.boolean("enable_bias", True)
     return ModelConfig(
         family="opt",
@@ -55,6 +52,10 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         qkv_bias=bias,
         attention_out_bias=bias,
         mlp_bias=bias,
+        embedding_size=0 if width == hidden else width,
+        pre_norms=before,
+        sum_norms=not before,
+        last_norm=before and not section.boolean("_remove_final_layer_norm", False),
         tied_embeddings=section.boolean("tie_word_embeddings", True),
     )
 
@@ -70,6 +71,8 @@ FAMILY = Family(
         *takes(
             {
                 "embed/weight": f"{_MODEL}.embed_tokens.weight",
+                "embed/out/weight": f"{_MODEL}.project_in.weight",
+                "lm_head/in/weight": f"{_MODEL}.project_out.weight",
                 **weights_and_biases(
                     {
                         "layers.{i}/attn_norm": f"{_LAYER}.self_attn_layer_norm",

@@ -176,6 +176,20 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path, location: s
         check_sources(weight_of(graph), checkpoint)
 
 
+def test_a_product_of_two_weights(tmp_path: Path) -> None:
+    """Near ONNX's, which sums in float32, and the same in every block."""
+    g = ExternalMaker(tmp_path)
+    turned = g.node("Transpose", g.external(DType.F32, 5, 6), perm=[1, 0])
+    name = g.node("MatMul", g.float32(DType.BF16, 7, 6), turned)
+    expected = g.expected(name, tmp_path)
+    weight = weight_of(g.finish(g.node("Add", g.input(), name)))
+    assert matrix_shape(weight) == (7, 5)
+    with WeightReader(checked(tmp_path, "weights.bin")) as reader:
+        whole = reader.read_rows(weight, 0, 7)
+        np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(np.concatenate([reader.read_rows(weight, i, i + 1) for i in range(7)]), whole)
+
+
 def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
     g = ExternalMaker(tmp_path)
     graph = g.finish(g.node("Add", g.input(), g.node("Reshape", g.external(DType.F32, 7, 6), g.constant([6, 7]))))

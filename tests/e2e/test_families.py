@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu_new",
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     },
+    "opt": {"word_embed_proj_dim": 20, "do_layer_norm_before": False, "tie_word_embeddings": True},  # as OPT 350M
     "ernie4_5": {"use_bias": True, "head_dim": 24},
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"use_sliding_window": True, "sliding_window": 16, "attention_bias": True},

@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
+from ingot.builder.graph import producer, weight_shape
+from ingot.builder.passes import insert_matmul
 from ingot.builder.passes.insert_embedding import PASS
 from tests.passes.graphs import VOCAB, GraphMaker, ops_of, run_pass
 
@@ -26,6 +28,31 @@ def test_learned_positions_join(limit: int, rows: int, expected: int, cast: bool
     assert run_pass(PASS, graph).fired == 2
     assert [node.op for node in graph.nodes if node.op != "Cast"] == ["Embedding"]
     assert graph.nodes[-1].attrs == {"positions": expected}
+
+
+def test_a_narrow_table_is_widened_where_positions_follow() -> None:
+    """The products of its rows become the table, to which positions join; nothing else is taken."""
+    g = GraphMaker()
+    narrow = g.node("Gather", g.weight(VOCAB, 4), "ids", axis=0)
+    widened = g.node("MatMul", narrow, g.weight(4, 8))
+    learned = g.node("Gather", g.weight(64, 8), g.positions(), axis=0)
+    graph = g.finish(g.node("Add", widened, learned))
+    assert run_pass(insert_matmul.PASS, graph).fired == 1
+    assert run_pass(PASS, graph).fired == 2
+    embedding = graph.nodes[-1]
+    assert ops_of(graph)[-1] == "Embedding"
+    assert weight_shape(embedding.inputs[1]) == (VOCAB, 8)
+    assert producer(embedding.inputs[1]).op == "MatMul"
+    assert len(embedding.inputs) == 3
+
+
+def test_a_product_with_a_bias_is_no_wider_table() -> None:
+    g = GraphMaker()
+    widened = g.node("MatMul", g.node("Gather", g.weight(VOCAB, 4), "ids", axis=0), g.weight(4, 8))
+    learned = g.node("Gather", g.weight(64, 8), g.positions(), axis=0)
+    graph = g.finish(g.node("Add", g.node("Add", widened, g.weight(8)), learned))
+    run_pass(insert_matmul.PASS, graph)
+    assert run_pass(PASS, graph).refused["the product of the embedding has a bias or an activation"] == 1
 
 
 def test_a_table_by_something_else_is_refused() -> None:

@@ -279,6 +279,8 @@ def _opt(draw: Draw) -> Config:
         "ffn_dim": draw.size(),
         "enable_bias": draw.yes(),
         "tie_word_embeddings": draw.yes(),
+        "word_embed_proj_dim": draw.choice((None, 16, 40)),
+        "do_layer_norm_before": draw.yes(),
     }
 
 
