@@ -391,8 +391,8 @@ def _moved(expr: Transpose | Split | _Rows | LogOfMinus, x: Bits) -> Bits:
             return x[rows:]
         case Swapped(_, outer, inner, axis, begin):
             head, rest = np.split(x, [begin], axis=axis)
-            parts = rest.reshape(*rest.shape[:axis], outer, inner, -1, *rest.shape[axis + 1 :])
-            return np.concatenate([head, parts.swapaxes(axis, axis + 1).reshape(rest.shape)], axis=axis)
+            split = rest.reshape(*rest.shape[:axis], outer, inner, -1, *rest.shape[axis + 1 :])
+            return np.concatenate([head, split.swapaxes(axis, axis + 1).reshape(rest.shape)], axis=axis)
         case Shaped(_, shape):
             return x.reshape(shape)
         case LogOfMinus():

@@ -65,7 +65,7 @@ _LAYER = f"{_MODEL}.layers.{{i}}"
 
 FAMILY = Family(
     name="opt",
-    models="OPT 125M to 66B, without 350M",
+    models="OPT 125M to 66B",
     read=read,
     rows=(
         *takes(

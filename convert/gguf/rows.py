@@ -155,7 +155,7 @@ def _recurrent(model: ModelConfig) -> dict[str, Expr]:
         found[f"{_LAYER}mamba/a_log/weight"] = LogOfMinus(Shaped(Take(f"{_BLOCK}ssm_a"), (mamba.heads,)))
         found[f"{_LAYER}mamba/d/weight"] = Shaped(Take(f"{_BLOCK}ssm_d"), (mamba.heads,))
         found[f"{_LAYER}mamba/norm/weight"] = Shaped(Take(f"{_BLOCK}ssm_norm.weight"), (inner,))
-        for part, name in enumerate(("z", "xbc", "dt")):
-            taken = KeyGroups(Take(f"{_BLOCK}ssm_in.weight"), parts, (part,))
+        for number, name in enumerate(("z", "xbc", "dt")):
+            taken = KeyGroups(Take(f"{_BLOCK}ssm_in.weight"), parts, (number,))
             found[f"{_LAYER}mamba/{name}/weight"] = taken
     return found

@@ -60,7 +60,7 @@ def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
         return [with_columns_swapped(part, expr.outer, expr.inner) for part in _parts(expr.of, tensors)]
     if (part := _of_one(expr, tensors)) is not None:
         numbers = np.arange(part.rows).reshape(-1, 1)
-        return [with_rows(part, evaluate(expr, lambda _: numbers).reshape(-1))]
+        return [with_rows(part, np.asarray(evaluate(expr, lambda _: numbers), np.int64).reshape(-1))]
     raise UnsupportedModelError(
         "this family stores a weight in another order, and a quantised weight cannot be reordered",
         where=", ".join(sources(expr)[:4]),
@@ -72,8 +72,7 @@ def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
 def _of_one(expr: Expr, tensors: Tensors) -> Quantised | None:
     """The matrix of which an expression takes whole rows, in whatever order; None where it does something else."""
     while not isinstance(expr, Take):
-        whole_rows = isinstance(expr, Regroup | KeyGroups | Split | Swapped) and getattr(expr, "axis", 0) == 0
-        if not whole_rows:
+        if not isinstance(expr, Regroup | KeyGroups | Split | Swapped) or getattr(expr, "axis", 0) != 0:
             return None
         expr = expr.of
     found = tensors[expr.name]

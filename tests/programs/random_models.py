@@ -39,9 +39,11 @@ from tests.tiny import TinyModel, logits_by_token, tiny_model
 LENGTHS, NEW_TOKENS, LONGEST = (5, 17, 70), 20, 112
 TARGETS = [name for name in ("cpu/avx2", "cpu/avx512bf16") if name in RUNNABLE]
 TOLERANCE, TOLERANCE_OF_DELTA_RULE = 1e-4, 5e-4  # of logits, which have a spread of about one
-# The median over tokens of the difference from the exact engine, in parts of the spread, and in parts of what bf16
-# costs, since some of these models blow up any error. A token whose experts are others differs by more than the median.
-BOUNDS = {"bf16": (0.15, 1.0), "w8": (0.2, 8.0), "w4g32": (1.0, 40.0)}
+# The median over tokens of the difference from the exact engine, in parts of the spread, and in parts of what another
+# precision costs, since some of these models blow up any error: codes of 4 bits have 16 times the steps of 8. bf16 is
+# no measure of those: targets without products of bf16 round weights alone. A token whose experts are others differs by
+# more than the median.
+BOUNDS = {"bf16": (0.15, 1.0, "bf16"), "w8": (0.2, 8.0, "bf16"), "w4g32": (1.0, 16.0, "w8")}
 
 Logits = npt.NDArray[np.float32]
 
@@ -184,11 +186,11 @@ class _Case:
 
     def quantised(self) -> str:
         exact, found = self._logits("e"), dict[str, float]()
-        for precision, (bound, times) in BOUNDS.items():
+        for precision, (bound, times, other) in BOUNDS.items():
             _build(self.work, precision, precision)
             off = np.abs(self._logits(precision) - exact).mean(axis=-1) / exact.std(axis=-1)
             found[precision] = float(np.median(off))
-            near = found[precision] < bound and found[precision] <= times * found["bf16"]
+            near = found[precision] < bound and found[precision] <= times * found[other]
             assert near, f"{precision} differs by {found[precision]:.3f} of the spread, {found}"
         return ", ".join(f"{precision} {off:.3f}" for precision, off in found.items())
 

@@ -60,8 +60,8 @@ def settings_of(full: Settings, config: Settings) -> Settings:
         found |= {setting: full[key] for key, setting in _GROUPED.items()}
     if full.get("head_dim") and kind not in _NO_HEAD_DIM:
         found |= {"attention.key_length": full["head_dim"], "attention.value_length": full["head_dim"]}
-    rope = full.get("rope_parameters") or {}
-    rope = rope.get("full_attention", rope)
+    rotation: Settings = full.get("rope_parameters") or {}
+    rope: Settings = rotation.get("full_attention", rotation)
     if rope.get("rope_theta"):
         found["rope.freq_base"] = float(rope["rope_theta"])
     if kind in ("gemma2", "gemma3_text", "gemma4_text", "gpt_oss"):
