@@ -237,25 +237,20 @@ class ModelConfig:
     fused_gate_up            one weight holds the rows [gate | up]
     windows                  tokens that each layer sees, its own included; 0: all; empty: all in every layer
     score_cap, logit_cap     cap * tanh(. / cap) of the scores and the logits; 0: none
-    embedding_scale          factor of the token embeddings
-    embedding_norm           they are normed
+    embedding_scale, embedding_norm  factor of the token embeddings; they are normed
     stored_rows              of the token table, where it has more than the vocabulary; 0: it has not
-    embedding_size           of a row of the token table, where the model is not as wide: products without bias make the
-                             residual stream of it, and what lm_head reads of the stream; 0: it is as wide
+    embedding_size           of a row of the token table, where products widen it and narrow what lm_head reads; else 0
     pre_norms, post_norms    a norm before each branch, and one after it, before it joins the residual stream
-    sum_norms                a norm after each residual sum: the stream itself is normed
-    last_norm                a norm before lm_head
+    sum_norms, last_norm     a norm after each residual sum, whose result is the stream, and one before lm_head
     parallel_branches        attention and MLP both read what the layer was given
     shared_norm              through one norm, which is the attention's
     norm_bias                layer norms add a bias
     norm_offset              is added to the factors of RMS norms
     linear_in_out            matrices are stored [in, out] (Conv1D) instead of [out, in]
-    residual_scale           factor of a branch before it joins the residual stream
-    logit_scale              factor of the logits
+    residual_scale, logit_scale  factors of a branch before it joins the residual stream, and of the logits
     attention_scale          factor of the scores q . k
     scale_by_inverse_layer   layer i divides its scores by i + 1 too
-    tied_embeddings          lm_head is the token table
-    head_bias                lm_head adds a bias
+    tied_embeddings, head_bias  lm_head is the token table; it adds a bias
     mixer, mixer_layers      what these layers have instead of attention
     mlp_layers               have an MLP or experts and nothing else, and all others neither; None: each layer has both
     value_norm               values are normed head by head, without a weight
@@ -351,11 +346,6 @@ class ModelConfig:
     layer_input: int = 0
     layer_input_rows: int = 0
     layer_scale: bool = False
-
-    @property
-    def branch_norms(self) -> bool:
-        """Whether each branch has a norm of its own, before it or after its sum."""
-        return self.pre_norms or self.sum_norms
 
     @property
     def learned_positions(self) -> bool:

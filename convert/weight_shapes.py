@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every weight that the Graph of this model reads, with its stored shape."""
-    hidden = config.hidden_size
+    hidden, normed = config.hidden_size, config.pre_norms or config.sum_norms
     shapes: dict[str, Shape] = {}
 
     def norm(path: str, *, present: bool = True) -> None:
@@ -35,7 +35,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes["positions/weight"] = (config.max_positions, hidden)
     for layer in range(config.num_layers):
         path = f"layers.{layer}"
-        norm(f"{path}/attn_norm", present=config.branch_norms and config.mixes(layer))
+        norm(f"{path}/attn_norm", present=normed and config.mixes(layer))
         own = latent_shapes(config, config.latent, f"{path}/attn") if config.latent is not None else {}
         attends = config.has_attention(layer)
         shapes |= recurrent_shapes(config, layer) | (own if attends else {})
@@ -46,7 +46,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
             shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
         norm(f"{path}/attn_post_norm", present=config.post_norms and config.mixes(layer))
         if config.has_mlp(layer):
-            norm(f"{path}/mlp_norm", present=config.branch_norms and not config.shared_norm)
+            norm(f"{path}/mlp_norm", present=normed and not config.shared_norm)
             moe = config.moe_of(layer)
             for name, sizes in _mlp_sizes(config, layer).items() if moe is None or moe.beside_mlp else ():
                 linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)

@@ -29,7 +29,7 @@ _NO_KV = (0,)
 
 
 def _delta_rule(keys: Section, stored: Stored, model_type: str) -> Config:
-    """What Qwen3-Next and Qwen 3.5 share. Of text, the parts of a position are equal (`dimension_sections`)."""
+    """What Qwen3-Next and Qwen 3.5 share. The parts of a text's position are equal (`dimension_sections`)."""
     layers = layer_count(keys)
     every, listed = keys.integer("full_attention_interval", 4, minimum=1), "attention.recurrent_layers"
     states = per_layer(keys, listed, layers) if keys.has(listed) else [(i + 1) % every != 0 for i in range(layers)]

@@ -106,7 +106,7 @@ def rope(keys: Section, head_dim: int, *, mscale: float = 0.0) -> Config:
 
 
 def rms_model(keys: Section, stored: Stored, *, no_kv: tuple[object, ...] = (), mscale: float = 0.0) -> Config:
-    """What models with RMS norms and rotary positions share; no_kv as of `sizes`, mscale as of `rope`."""
+    """What models with RMS norms and rotary positions share; no_kv as in `sizes`, mscale as in `rope`."""
     found = sizes(keys, stored, no_kv=no_kv)
     head_dim = found["head_dim"]
     assert isinstance(head_dim, int), "sizes reads it"

@@ -52,11 +52,10 @@ class Case:
     extra: Tensors = dataclasses.field(default_factory=dict)
 
 
-def settings_of(full: Settings, config: Settings) -> Settings:
-    """What the base of all converters writes. full: with the defaults of transformers; config: as it was given."""
+def settings_of(full: Settings) -> Settings:
+    """What the base of all converters writes. full: config.json with the defaults of transformers."""
     found = {setting: full[key] for key, setting in _KEYS.items() if full.get(key) is not None}
-    kind = full["model_type"]
-    if kind in ("deepseek_v3", "glm4_moe"):
+    if (kind := full["model_type"]) in ("deepseek_v3", "glm4_moe"):
         found |= {setting: full[key] for key, setting in _GROUPED.items()}
     if full.get("head_dim") and kind not in _NO_HEAD_DIM:
         found |= {"attention.key_length": full["head_dim"], "attention.value_length": full["head_dim"]}
@@ -68,9 +67,7 @@ def settings_of(full: Settings, config: Settings) -> Settings:
         found["attention.sliding_window"] = full["sliding_window"]
     if kind in ("qwen2_moe", "qwen3_5_moe_text", "qwen3_next"):
         found.pop("feed_forward_length", None)
-    if not isinstance(found.get("feed_forward_length", 0), int):
-        del found["feed_forward_length"]
-    return found
+    return {key: value for key, value in found.items() if not isinstance(value, list)}
 
 
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
@@ -261,10 +258,6 @@ def _shorter(path: str) -> list[str]:
     """The path without its first parts: model.decoder.norm, decoder.norm, norm"""
     parts = path.split(".")
     return [".".join(parts[i:]) for i in range(len(parts))]
-
-
-def as_they_are(config: Settings, tensors: Tensors) -> Tensors:
-    return tensors
 
 
 def pairs(config: Settings, tensors: Tensors) -> Tensors:

@@ -1,0 +1,75 @@
+"""Quantised weights of GGUF files whose rows or columns move: the values stay."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.convert.gguf.header import read_gguf_header
+from ingot.errors import IngotError
+from tests import gguf_files as write
+from tests.convert.gguf.llama_cpp import Settings
+from tests.convert.gguf.test_architectures import CASES, write_case
+from tests.convert.test_golden import TOLERANCE, logits_of_graph
+
+QUANTISED: dict[str, Settings] = {
+    "qwen35": {
+        **{"hidden_size": 64, "intermediate_size": 96, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+        **{"ssm.state_size": 32, "ssm.inner_size": 128},
+    },
+    "lfm2": {"hidden_size": 64},
+    "nemotron_h": {"hidden_size": 64, "intermediate_size": 96, "mamba_head_dim": 16, "ssm.inner_size": 96},
+}
+
+
+@pytest.mark.parametrize("kind", [2, 8, 39])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_weights_whose_rows_or_columns_move(tmp_path: Path, name: str, kind: int) -> None:
+    """The same values as blocks and as floats: the same logits."""
+    case, sizes = CASES[name], QUANTISED[name]
+    change = {key: value for key, value in sizes.items() if "." not in key}
+    settings = {key: value for key, value in sizes.items() if "." in key}
+    if name == "nemotron_h":
+        settings["feed_forward_length"] = [0, 96, 0]
+    case = dataclasses.replace(case, change={**case.change, **change}, settings={**case.settings, **settings})
+    path, _ = write_case(tmp_path, name, case)
+    header, rng = read_gguf_header(path), np.random.default_rng(3)
+    blocks, floats, count = dict[str, write.Stored](), dict[str, write.Stored](), 0
+    data = path.read_bytes()
+    for key, tensor in header.tensors.items():
+        if len(tensor.shape) == 2 and tensor.shape[1] % 32 == 0 and key != "token_embd.weight":
+            blocks[key], values = write.random_blocks(rng, kind, tensor.shape)
+            count += 1
+        else:
+            raw = data[tensor.offset : tensor.offset + tensor.nbytes]
+            values = np.frombuffer(raw, np.float32).reshape(tensor.shape)
+            blocks[key] = write.floats(values)
+        floats[key] = write.floats(values)
+    assert count > 8
+    ids = rng.integers(0, 61, (1, 40))
+    found = []
+    for index, tensors in enumerate((blocks, floats)):
+        file = write.write_gguf(tmp_path / f"{index}.gguf", dict(header.settings), tensors)
+        convert(ConvertOptions(model_dir=file, output_dir=tmp_path / f"c{index}"))
+        found.append(logits_of_graph(tmp_path / f"c{index}", ids))
+    assert np.abs(found[0] - found[1]).max() < TOLERANCE * np.ptp(found[1])
+
+
+def test_columns_that_share_a_scale_across_heads(tmp_path: Path) -> None:
+    """Value heads of 20 columns cannot move where a block has 32."""
+    case = dataclasses.replace(CASES["qwen35"], change={"linear_num_value_heads": 8, "hidden_size": 64})
+    case = dataclasses.replace(case, settings={**case.settings, "ssm.inner_size": 160, "ssm.time_step_rank": 8})
+    path, _ = write_case(tmp_path, "qwen35", case)
+    header = read_gguf_header(path)
+    data = path.read_bytes()
+    tensors = {
+        key: write.floats(np.frombuffer(data[t.offset : t.offset + t.nbytes], np.float32).reshape(t.shape))
+        for key, t in header.tensors.items()
+    }
+    tensors["blk.0.ssm_out.weight"], _ = write.random_blocks(np.random.default_rng(1), 8, (64, 160))
+    file = write.write_gguf(tmp_path / "q.gguf", dict(header.settings), tensors)
+    with pytest.raises(IngotError, match=r"share scales across heads(.|\n)*blk.0.ssm_out"):
+        convert(ConvertOptions(model_dir=file, output_dir=tmp_path / "c"))

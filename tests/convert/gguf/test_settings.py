@@ -1,0 +1,36 @@
+"""Settings of GGUF files that ingot does not apply are refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.errors import IngotError
+from tests.convert.gguf.llama_cpp import Settings
+from tests.convert.gguf.test_architectures import CASES, write_case
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"attention.value_length": 8}, "llama.attention.value_length"),
+        ({"attention.head_count": [4, 2]}, "differs from layer to layer"),
+        ({"attention.temperature_scale": 0.5}, "does not know(.|\n)*temperature_scale"),
+        ({"attention.causal": False}, "llama.attention.causal"),
+        ({"rope.scaling.type": "odd", "rope.scaling.factor": 2.0}, "rope_type"),
+        ({"block_count": 20000}, "too many layers"),
+        ({"embedding_length": 0}, "embedding_length"),
+        ({"attention.head_count": 0}, "num_attention_heads"),
+        ({"expert_shared_count": 2}, "expert_shared_count"),
+        ({"block_count": 3}, "that the files lack"),
+        ({"block_count": 1}, "does not ask for"),
+        ({"feed_forward_length": 80}, "other shapes"),
+    ],
+)
+def test_settings_that_are_not_applied(tmp_path: Path, settings: Settings, words: str) -> None:
+    path, _ = write_case(tmp_path, "llama", dataclasses.replace(CASES["llama, tied"], settings=settings))
+    with pytest.raises(IngotError, match=words):
+        convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
+    assert not (tmp_path / "checkpoint").exists()
