@@ -138,13 +138,15 @@ def _refittable(engine_dir: Path) -> Manifest:
 
 
 def _with_sources(manifest: Manifest, uses: dict[str, list[WeightUse]], checkpoint: Checkpoint) -> Manifest:
-    """What each target says of its weights; no passport, which was that of the old ones."""
+    """What each target says of its weights; no results of ingot verify, which were those of the old ones."""
 
     def sources(entry: TargetEntry) -> dict[str, str]:
         return weight_sources(uses[entry.files], checkpoint)
 
     others = tuple(
-        dataclasses.replace(each, weight_sources=sources(each), weight_errors={}, passport={})
+        dataclasses.replace(each, weight_sources=sources(each), weight_errors={}, verification={})
         for each in manifest.others
     )
-    return dataclasses.replace(manifest, weight_sources=sources(manifest), weight_errors={}, passport={}, others=others)
+    return dataclasses.replace(
+        manifest, weight_sources=sources(manifest), weight_errors={}, verification={}, others=others
+    )

@@ -49,7 +49,7 @@ class RopeConfig:
     long_factors   what `factors` could be instead, for texts of any length
     scale          of cosines and sines
     interleaved    pairs are (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2)
-    turning_pairs  the first ones, which turn; the others stand still; 0: all turn
+    turning_pairs  the first ones, which rotate; the others stand still; 0: all rotate
     positions      that the rotation is made for, where they are not the model's; 0: they are
     """
 
@@ -205,7 +205,7 @@ class ShortConvConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LatentConfig:
     """Multi-head latent attention: all heads read one latent of `kv_rank` numbers for each token, of which each makes
-    keys of key_dim and values of value_dim; and a key of rope_dim numbers, which turns with the position.
+    keys of key_dim and values of value_dim; and a key of rope_dim numbers, which rotates with the position.
 
     q_rank  of the latent that queries are made of; 0: they are products of the layer's input
     """

@@ -25,8 +25,8 @@ class Nodes(Protocol):
 def head(g: Nodes, x: str, config: ModelConfig) -> str:
     """[batch, sequence, vocab]; x: behind the last norm"""
     table = g.float32("embed/weight" if config.tied_embeddings else "lm_head/weight")
-    turned = g.node("Transpose", [of_vocabulary(g, table, config, "lm_head")], "lm_head/transpose", perm=[1, 0])
-    x = g.node("MatMul", [x, turned], "lm_head/matmul")
+    transposed = g.node("Transpose", [of_vocabulary(g, table, config, "lm_head")], "lm_head/transpose", perm=[1, 0])
+    x = g.node("MatMul", [x, transposed], "lm_head/matmul")
     if config.head_bias:
         x = g.node("Add", [x, g.float32("lm_head/bias")], "lm_head/add_bias")
     if config.logit_scale != 1:

@@ -38,7 +38,7 @@ def read_latent(
     """A model with latent attention, its experts left out. The arguments are the family's defaults in transformers.
 
     kv_heads None: one per query head. interleave: whether pairs of dimensions that rotate lie side by side in every
-    model; None: config.json may say not. partial: the rotation may say which part of a query it turns
+    model; None: config.json may say not. partial: the rotation may say which part of a query it rotates
     """
     _read_training(section)
     hidden, heads = section.integer("hidden_size", minimum=1), section.integer("num_attention_heads", minimum=1)
@@ -55,7 +55,7 @@ def read_latent(
         section.integer(key, head_dim)
     most = section.integer("max_position_embeddings", positions, minimum=1)
     rope = _read_partial(section, latent, most) if partial else read_rope(section, latent.rope_dim, most)
-    turns_pairs = section.boolean("rope_interleave", True) if interleave is None else interleave
+    rotates_pairs = section.boolean("rope_interleave", True) if interleave is None else interleave
     bias = section.boolean("attention_bias", False)
     return ModelConfig(
         family=section.text("model_type"),
@@ -71,7 +71,7 @@ def read_latent(
         norm_eps=section.number("rms_norm_eps", eps, above=0),
         activation=read_activation(section, "hidden_act", "silu"),
         gated_mlp=True,
-        rope=interleaved(rope) if turns_pairs else rope,
+        rope=interleaved(rope) if rotates_pairs else rope,
         attention_scale=head_dim**-0.5 * _score_factor(section),
         qkv_bias=bias,
         attention_out_bias=bias,

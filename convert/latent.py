@@ -70,16 +70,16 @@ def latent_attention(g: Nodes, x: str, config: ModelConfig, latent: LatentConfig
     shape = g.integers(f"heads_{config.heads}", [0, 0, config.heads, config.head_dim])
     split = g.node("Reshape", [g.linear(query, f"{path}/q"), shape], f"{path}/q/reshape")
     heads = g.node("Transpose", [split], f"{path}/q/heads", perm=[0, 2, 1, 3])
-    still, turned = _parts(g, heads, latent.key_dim, latent.rope_dim, f"{path}/q")
+    still, rotary = _parts(g, heads, latent.key_dim, latent.rope_dim, f"{path}/q")
     low, shared = _parts(g, g.linear(x, f"{path}/latent"), latent.kv_rank, latent.rope_dim, f"{path}/latent")
     one = g.integers("axis_1", [1])
     value = g.node("Unsqueeze", [_norm(g, low, f"{path}/latent_norm"), one], f"{path}/latent/head")
     key = g.node("Unsqueeze", [shared, one], f"{path}/key/head")
     if config.rope is not None and layer not in config.still_layers:
-        turns = g.rotary_angles(config.rope, positions)
+        angles = g.rotary_angles(config.rope, positions)
         pairs = {"interleaved": 1} if config.rope.interleaved else {}
-        turned = g.node("RotaryEmbedding", [turned, *turns], f"{path}/q/rotary", **pairs)
-        key = g.node("RotaryEmbedding", [key, *turns], f"{path}/key/rotary", **pairs)
+        rotary = g.node("RotaryEmbedding", [rotary, *angles], f"{path}/q/rotary", **pairs)
+        key = g.node("RotaryEmbedding", [key, *angles], f"{path}/key/rotary", **pairs)
     inner = latent.key_dim + latent.value_dim
     stack = g.node(
         "Reshape",
@@ -87,7 +87,7 @@ def latent_attention(g: Nodes, x: str, config: ModelConfig, latent: LatentConfig
         f"{path}/kv/reshape",
     )
     absorbed = g.node("MatMul", [still, _rows(g, stack, 0, latent.key_dim, f"{path}/keys")], f"{path}/keys/matmul")
-    queries = g.node("Concat", [absorbed, turned], f"{path}/q/absorbed", axis=-1)
+    queries = g.node("Concat", [absorbed, rotary], f"{path}/q/absorbed", axis=-1)
     if config.query_growth:
         queries = g.node("Mul", [queries, query_growth(g, config, positions)], f"{path}/q/grown")
     keys = g.node("Concat", [value, key], f"{path}/key", axis=-1)

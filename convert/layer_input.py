@@ -84,8 +84,10 @@ def input_branch(g: Nodes, x: str, embedding: str, config: ModelConfig, layer: i
     path = f"layers.{layer}/input"
     if f"{path}/scale/weight" in g.weights:  # of the columns of x
         columns = [g.float32(f"{path}/gate/weight"), g.float32(f"{path}/scale/weight")]
-        turned = g.node("Transpose", [g.node("Mul", columns, f"{path}/scaled")], f"{path}/gate/transpose", perm=[1, 0])
-        product = g.node("MatMul", [x, turned], f"{path}/gate/matmul")
+        transposed = g.node(
+            "Transpose", [g.node("Mul", columns, f"{path}/scaled")], f"{path}/gate/transpose", perm=[1, 0]
+        )
+        product = g.node("MatMul", [x, transposed], f"{path}/gate/matmul")
     else:
         product = g.linear(x, f"{path}/gate")
     gate = g.activated(product, path)
@@ -102,8 +104,8 @@ def _input(g: Nodes, embedding: str, config: ModelConfig, layer: int) -> str:
     scale = g.constant("const/layer_input_scale", np.float32((width / 2) ** 0.5))
     row = g.node("Mul", [rows, scale], f"{path}/gather_scaled")
     matrix = _part(g, "layer_input/project/weight", config, layer, 0)
-    turned = g.node("Transpose", [matrix], f"{path}/project/transpose", perm=[1, 0])
-    product = g.node("MatMul", [embedding, turned], f"{path}/project/matmul")
+    transposed = g.node("Transpose", [matrix], f"{path}/project/transpose", perm=[1, 0])
+    product = g.node("MatMul", [embedding, transposed], f"{path}/project/matmul")
     half = g.constant("const/layer_input_half", np.float32(2**-0.5))
     factor = g.node("Mul", [g.float32("layer_input/norm/weight"), half], f"{path}/project/factor")
     epsilon = config.norm_eps * config.hidden_size

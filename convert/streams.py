@@ -91,8 +91,8 @@ def of_streams(g: Nodes, x: str, config: ModelConfig) -> str:
     total = first = _one(g, split, 0, "streams/last/0")
     for i in range(1, count):
         path = f"streams/out/{i}"
-        turned = g.linear(_one(g, split, i, f"streams/last/{i}"), path)
-        total = g.node("Add", [total, _matched(g, turned, first, hidden, 1, path)], f"{path}/sum")
+        narrow = g.linear(_one(g, split, i, f"streams/last/{i}"), path)
+        total = g.node("Add", [total, _matched(g, narrow, first, hidden, 1, path)], f"{path}/sum")
     return g.node("Mul", [total, g.constant("const/streams", np.float32(1 / count))], "streams/mean")
 
 

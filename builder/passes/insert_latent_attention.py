@@ -23,7 +23,7 @@ _SWAPPED = [0, 2, 1]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """query [batch, sequence, heads * (K + turned)], latent [batch, sequence, rank + turned]; keys: a weight
+    """query [batch, sequence, heads * (K + rotary_dim)], latent [batch, sequence, rank + rotary_dim]; keys: a weight
     [heads, K, rank]."""
 
     query: gs.Tensor
@@ -33,7 +33,7 @@ class _Parts:
     eps: float
     heads: int
     rank: int
-    turned: int
+    rotary_dim: int
     rotation: Rotation | None
     growth: tuple[float, int]
 
@@ -55,7 +55,7 @@ def _part(tensor: gs.Tensor, index: int, rank: int) -> tuple[gs.Node, list[int]]
     return (node, sizes) if sizes is not None and len(sizes) == 2 and node.outputs[index] is tensor else None
 
 
-def _unturned(graph: Graph, tensor: gs.Tensor) -> tuple[gs.Tensor, Rotation | None] | str:
+def _unrotated(graph: Graph, tensor: gs.Tensor) -> tuple[gs.Tensor, Rotation | None] | str:
     """(what is rotated, how)"""
     node = producer(tensor)
     if not is_op(node, "RotaryEmbedding"):
@@ -79,12 +79,12 @@ def _read(graph: Graph, match: Match) -> _Parts | str:
     absorbed, value = producer(queries[0]), keys[0]
     if not is_op(absorbed, "MatMul") or not is_weight(absorbed.inputs[1]) or value is not match["v"]:
         return "values are not the first part of the keys, or queries are not multiplied into it"
-    turned, key = _unturned(graph, queries[1]), _unturned(graph, keys[1])
-    if isinstance(turned, str) or isinstance(key, str):
-        return turned if isinstance(turned, str) else str(key)
-    if (turned[1] is None) != (key[1] is None) or (turned[1] and key[1] and not turned[1].same_as(key[1])):
+    query, key = _unrotated(graph, queries[1]), _unrotated(graph, keys[1])
+    if isinstance(query, str) or isinstance(key, str):
+        return query if isinstance(query, str) else str(key)
+    if (query[1] is None) != (key[1] is None) or (query[1] and key[1] and not query[1].same_as(key[1])):
         return "queries and keys are not rotated alike"
-    still, rest = _part(absorbed.inputs[0], 0, 4), _part(turned[0], 1, 4)
+    still, rest = _part(absorbed.inputs[0], 0, 4), _part(query[0], 1, 4)
     if still is None or rest is None or still[0] is not rest[0]:
         return "the two parts of the queries are not those of one product"
     heads = producer(still[0].inputs[0])
@@ -112,8 +112,8 @@ def _read(graph: Graph, match: Match) -> _Parts | str:
         eps=float(norm.attrs["eps"]),
         heads=shape[2],
         rank=rank,
-        turned=width,
-        rotation=turned[1],
+        rotary_dim=width,
+        rotation=query[1],
         growth=growth,
     )
 
@@ -151,19 +151,19 @@ def _rewrite(graph: Graph, match: Match) -> None:
         "layer": len(graph.plugins("PagedAttention")) + len(graph.plugins("LatentAttention")),
         "heads": parts.heads,
         "kv_heads": 1,
-        "head_dim": parts.rank + parts.turned,
+        "head_dim": parts.rank + parts.rotary_dim,
         "rank": parts.rank,
     }
-    turning: dict[str, Attr] = {
+    rotation: dict[str, Attr] = {
         "interleaved": int(parts.rotation is not None and parts.rotation.interleaved),
         "norm_eps": parts.eps,
         "growth": parts.growth[0],
         "growth_every": parts.growth[1],
     }
     table = None if parts.rotation is None else rope_table(graph, parts.rotation)
-    turned = graph.insert("LatentKvWrite", [parts.query, parts.latent, table, parts.norm], {**cache, **turning})
-    absorb: dict[str, Attr] = {"heads": parts.heads, "kept": parts.turned}
-    query = graph.insert("HeadMatmul", [*turned, _by_rows(graph, parts.keys)], absorb)
+    written = graph.insert("LatentKvWrite", [parts.query, parts.latent, table, parts.norm], {**cache, **rotation})
+    absorb: dict[str, Attr] = {"heads": parts.heads, "kept": parts.rotary_dim}
+    query = graph.insert("HeadMatmul", [*written, _by_rows(graph, parts.keys)], absorb)
     scale: dict[str, Attr] = {"scale": float(match["attention"].attrs["scale"])}
     mixed = graph.insert("LatentAttention", query, {**cache, **scale})
     spread: dict[str, Attr] = {"heads": parts.heads, "kept": 0}

@@ -111,7 +111,7 @@ def read_sharing_layers(section: Section, layers: int, windows: Sequence[int], u
 
 
 def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeConfig:
-    """The rotation of one kind of layers. `proportional` lets the first pairs of a whole head turn."""
+    """The rotation of one kind of layers. `proportional` lets the first pairs of a whole head rotate."""
     if section.has("rope_scaling") or section.is_null("rope_scaling"):
         raise ConfigError(
             "rope_scaling is an older key, which transformers ignores for this model",
@@ -133,9 +133,9 @@ def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeCon
             expected=f"{2 / head_dim:g} to 1, of heads of even size",
             got=f"{part:g} of {head_dim}",
         )
-    turning = pairs if pairs < head_dim // 2 else 0
+    rotary = pairs if pairs < head_dim // 2 else 0
     factor = rope.number("factor", 1.0, above=0)
-    return RopeConfig(theta=theta, rotary_dim=head_dim, linear_factor=factor, turning_pairs=turning)
+    return RopeConfig(theta=theta, rotary_dim=head_dim, linear_factor=factor, turning_pairs=rotary)
 
 
 def read_layer_input(section: Section, vocab_size: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         section, positions=131072, kv_heads=8, head_dim=64, eps=1e-5, theta=150000.0, has_attention_bias=False
     )
     rope = model.rope
-    assert rope is not None, "a llama turns"
+    assert rope is not None, "a llama rotates"
     if not section.has("rope_parameters") and not section.has("rope_scaling"):
         require_growing_waves(section, rope.theta)
         rope = _usual_rope(rope, model.max_positions)

@@ -1,4 +1,4 @@
-"""What NVIDIA's data sheets say of GPUs: the figures that forecasts rest on, and where each comes from.
+"""What NVIDIA's data sheets say of GPUs: the figures that estimates rest on, and where each comes from.
 
 Rates are dense (without sparsity), of products that add up in float32.
 """

@@ -22,14 +22,14 @@ def reference(call: Call) -> tuple[Array, ...]:
     1 + growth * log(1 + floor(position / growth_every))."""
     q, latent, cos_sin, attrs = call.required(0), call.required(1), call.optional(2), call.attrs
     heads, width, rank = int(attrs["heads"]), int(attrs["head_dim"]), int(attrs["rank"])
-    tokens, turned = len(q), width - rank
+    tokens, rotary_dim = len(q), width - rank
     queries = q.reshape(tokens, heads, -1).copy()
     key = latent[:, None, rank:]
     if cos_sin is not None:
         cos, sin = np.split(cos_sin, 2, axis=-1)
         pairs = bool(attrs["interleaved"])
         key = rotate(key, cos, sin, interleaved=pairs)
-        queries[:, :, -turned:] = rotate(queries[:, :, -turned:], cos, sin, interleaved=pairs)
+        queries[:, :, -rotary_dim:] = rotate(queries[:, :, -rotary_dim:], cos, sin, interleaved=pairs)
     value = normed(latent[:, :rank], call.required(3), float(attrs["norm_eps"]))[:, None]
     keys = np.concatenate([value, key], axis=2)
     positions, sequences, (kv, tables) = call.integers(4), call.integers(5), call.cache(6)
@@ -62,7 +62,7 @@ OP = Op(
     name="latent_kv_write",
     # [tokens, heads * (K + rotated)], [tokens, rank + rotated], [tokens, rotary_dim], [rank]
     inputs=("q", "latent", "cos_sin?", "norm", "positions", "token_sequences", "block_tables"),
-    outputs=("turned",),  # as q; may be its buffer
+    outputs=("rotated",),  # as q; may be its buffer
     attrs={
         **{"layer": int, "heads": int, "kv_heads": 1, "head_dim": int, "rank": int},
         **{"interleaved": 0, "norm_eps": 0.0, "growth": 0.0, "growth_every": 1},

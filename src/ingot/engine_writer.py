@@ -94,9 +94,9 @@ def write_engine(
     return complete
 
 
-def store_passport(directory: Path, target: str, passport: Mapping[str, Fact]) -> Manifest:
-    """Give a target of the engine a passport: the manifest is replaced at once, by one that is on the disk already."""
-    manifest = read_manifest(directory).with_passport(target, passport)
+def store_verification(directory: Path, target: str, verification: Mapping[str, Fact]) -> Manifest:
+    """Store what `ingot verify` found of a target. The manifest is replaced at once, by one that is on the disk."""
+    manifest = read_manifest(directory).with_verification(target, verification)
     fresh = directory / f".{MANIFEST_NAME}.partial"
     with fresh.open("wb") as file:
         file.write(manifest.to_json().encode())

@@ -18,7 +18,7 @@ from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
 from ingot.plugins.cuda.bind import CODE_LAYOUT
-from ingot.plugins.cuda.forecast import forecasts
+from ingot.plugins.cuda.estimate import estimates
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_table import short_table, step_info, whole_table
 
@@ -118,7 +118,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     )
     file, code = rank_file(0, manifest.files), _machine_code(plan, manifest)
     network = _network(path, manifest)
-    ranks, speed = _ranks(path, manifest), forecasts(plan, manifest.target)
+    ranks, speed = _ranks(path, manifest), estimates(plan, manifest.target)
     document: dict[str, Any] = {
         "target": manifest.target,
         "precision": manifest.precision,
@@ -134,10 +134,10 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "variants": [write_record(each) for each in plan.variants],
         "steps": [dataclasses.asdict(each) for each in steps],
         "built_with": dict(manifest.built_with),
-        "passport": dict(manifest.passport),
+        "verification": dict(manifest.verification),
         **({"code": code} if code else {}),
         **({"network": network} if network else {}),
-        **({"forecast": [each.record() for each in speed]} if speed else {}),
+        **({"estimate": [each.record() for each in speed]} if speed else {}),
     }
     lines = [
         f"target      {manifest.target} in {manifest.precision}: plan and weights in {file}",
@@ -151,7 +151,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
         *_cache_lines(plan),
         *([f"sums        in {plan.sum_parts} parts where ranks divide them"] if plan.sum_parts > 1 else []),
-        *(f"forecast    {each}" for each in speed),
+        *(f"estimate    {each}" for each in speed),
     ]
     tables = [line for each in speed for line in ("", *each.table())]
     rest = [
@@ -163,10 +163,10 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         *([f"built with  {_versions(manifest)}"] if manifest.built_with else []),
         *(description_lines(network) if network else ()),
     ]
-    passport = _passport_lines(manifest.passport)
+    verification = _verification_lines(manifest.verification)
     return Inspection(
-        text="\n".join([*lines, *rest, *passport, "", *whole_table(plan, steps), *tables]),
-        summary="\n".join([*lines, *passport, "", *short_table(plan, steps)]),
+        text="\n".join([*lines, *rest, *verification, "", *whole_table(plan, steps), *tables]),
+        summary="\n".join([*lines, *verification, "", *short_table(plan, steps)]),
         document=document,
     )
 
@@ -285,12 +285,12 @@ def _network(path: Path, manifest: Manifest) -> dict[str, Any] | None:
     return read_description(path, manifest.target)
 
 
-def _passport_lines(passport: Mapping[str, Fact]) -> list[str]:
-    """What `ingot verify --store_passport` found."""
-    if not passport:
+def _verification_lines(results: Mapping[str, Fact]) -> list[str]:
+    """What `ingot verify --store_results` found."""
+    if not results:
         return []
-    words = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in passport.items())
-    return [f"passport    {', '.join(words)} (as ingot verify has measured)"]
+    words = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in results.items())
+    return [f"verified    {', '.join(words)} (as ingot verify has measured)"]
 
 
 def _inspect_checkpoint(path: Path) -> Inspection:

@@ -17,7 +17,7 @@ from ingot.configs.read import parse_json, write_record
 from ingot.errors import REBUILD, ConfigError, EngineError
 from ingot.plan import Limits, Name, Number
 
-ENGINE_SCHEMA = 4
+ENGINE_SCHEMA = 5
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
 
@@ -49,7 +49,7 @@ class TargetEntry:
     weight_errors by quantised weight: what packing it has changed, root of the squared changes over that of the squares
                   of the Checkpoint's values; those that hold what is not a number are left out
     weight_sources  by weight that was quantised in the Checkpoint already: how, for people
-    passport      how the engine compared with its source (`ingot verify --against ... --store_passport`); empty: never
+    verification  how the engine compared with its source (`ingot verify --against ... --store_results`); empty: never
     """
 
     target: Name
@@ -59,7 +59,7 @@ class TargetEntry:
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     weight_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
     weight_sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    passport: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
+    verification: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +106,11 @@ class Manifest(TargetEntry):
             )
         return dataclasses.replace(self, others=(), **_fields(entry))
 
-    def with_passport(self, target: str, passport: Mapping[str, Fact]) -> "Manifest":
-        """This manifest with another passport of one target."""
+    def with_verification(self, target: str, verification: Mapping[str, Fact]) -> "Manifest":
+        """This manifest with other results of one target."""
         if target == self.target:
-            return dataclasses.replace(self, passport=passport)
-        others = (dataclasses.replace(o, passport=passport) if o.target == target else o for o in self.others)
+            return dataclasses.replace(self, verification=verification)
+        others = (dataclasses.replace(o, verification=verification) if o.target == target else o for o in self.others)
         return dataclasses.replace(self, others=tuple(others))
 
     def with_weight_errors(self, errors: Mapping[str, Mapping[str, float]]) -> "Manifest":

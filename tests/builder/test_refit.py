@@ -18,7 +18,7 @@ from ingot.configs.quantize import QuantizeOptions
 from ingot.convert.convert import convert
 from ingot.dtypes import DType
 from ingot.engine import read_manifest
-from ingot.engine_writer import store_passport
+from ingot.engine_writer import store_verification
 from ingot.errors import BuildError, EngineError, UsageError
 from tests.builder.calibrated.test_quantize import TEXT, write_tokenizer
 from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
@@ -94,12 +94,12 @@ def test_quantised_weights_are_refitted(tmp_path: Path) -> None:
     assert files(tmp_path / "e0") == files(tmp_path / "e1")
 
 
-def test_a_passport_does_not_outlive_its_weights(tmp_path: Path) -> None:
+def test_a_verification_does_not_outlive_its_weights(tmp_path: Path) -> None:
     old, new = (checkpoint_of(tmp_path / str(seed), seed=seed) for seed in (0, 1))
     build(BuildConfig(**REF), old, tmp_path / "e")
-    store_passport(tmp_path / "e", "ref", {"kl": 0.0})
+    store_verification(tmp_path / "e", "ref", {"kl": 0.0})
     refit(tmp_path / "e", new)
-    assert read_manifest(tmp_path / "e").passport == {}
+    assert read_manifest(tmp_path / "e").verification == {}
 
 
 @pytest.mark.parametrize(

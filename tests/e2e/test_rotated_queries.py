@@ -117,7 +117,7 @@ def _writes(plan: Plan) -> set[str]:
     return {step.name for step in plan.steps if step.op == "rope_kv_write"}
 
 
-def _turned(plan: Plan, times: StepTimes) -> set[str]:
+def _called_twice(plan: Plan, times: StepTimes) -> set[str]:
     """Steps that were called for keys and values alone."""
     ran = plan.variant(times.variant)
     return set(ran.called() & ran.inside())
@@ -135,7 +135,7 @@ def test_attention_rotates_them_as_the_step_before_it_would(built: Built, level:
     plan = built.through(level, dtype)
     session, batch = _session(plan, built.weights, level), in_groups(_together(), plan)
     rotated, times = session.run_timed(batch)
-    assert _turned(plan, times) == (set() if built.name == NORMED_TOGETHER else _writes(plan))
+    assert _called_twice(plan, times) == (set() if built.name == NORMED_TOGETHER else _writes(plan))
     cache = _cache(session, plan)
     expected, _ = session.run_tapped(batch, [plan.steps[-1].name])
     assert rotated.logits is not None
@@ -159,7 +159,7 @@ def test_engines_whose_attention_writes_over_qkv(built: Built, tmp_path: Path, m
             session = _session(plan, weights)
             result, times = session.run_timed(in_groups(_together(), plan))
             assert result.logits is not None
-            found.append((result.logits.tobytes(), len(_turned(plan, times))))
+            found.append((result.logits.tobytes(), len(_called_twice(plan, times))))
             session.close()
     assert found[0][0] == found[1][0]
     assert [count for _, count in found] == [0, 2]
@@ -181,7 +181,7 @@ def test_threads_that_share_a_text(tmp_path: Path) -> None:
             session = _session(engine.plan, engine.weights, threads=threads)
             session.run(first)
             rotated, times = session.run_timed(second)
-            assert _turned(engine.plan, times) == _writes(engine.plan)
+            assert _called_twice(engine.plan, times) == _writes(engine.plan)
             expected, _ = session.run_tapped(second, [engine.plan.steps[-1].name])
             assert rotated.logits is not None
             assert expected.logits is not None

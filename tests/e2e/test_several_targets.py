@@ -94,7 +94,7 @@ def test_inspect_lists_every_target(engine: Path) -> None:
 
 
 def test_verify_covers_every_target(engine: Path, shipped_checkpoint: Path, tmp_path: Path) -> None:
-    """Hashes of all, numbers of those that run here; a passport goes to the target that it is of."""
+    """Hashes of all, numbers of those that run here; results go to the target that they are of."""
     copy = Path(shutil.copytree(engine, tmp_path / "engine"))
     compared = ("verify", copy, "--against", shipped_checkpoint, "--tokens", 8)
     result = ingot(*compared, "--json").succeeds()
@@ -102,11 +102,11 @@ def test_verify_covers_every_target(engine: Path, shipped_checkpoint: Path, tmp_
     assert {"cpu/avx2", "ref"} <= set(here)
     for name in set(TARGETS.split(",")) - set(here):
         assert f"not compared here: {name} needs" in result.err
-    one = ingot(*compared, "--target", "ref", "--store_passport", "--json").succeeds()
+    one = ingot(*compared, "--target", "ref", "--store_results", "--json").succeeds()
     assert json.loads(one.out)["target"] == "ref"
     manifest = read_manifest(copy)
-    assert manifest.of("ref").passport
-    assert not manifest.of("cpu/avx2").passport
+    assert manifest.of("ref").verification
+    assert not manifest.of("cpu/avx2").verification
     ingot("verify", copy).succeeds()
     ingot("verify", copy, "--target", "ref").fails("need --against", code=2)
 

@@ -1,4 +1,4 @@
-"""`ingot verify --against`, as a command: words, JSON, exit codes, the passport."""
+"""`ingot verify --against`, as a command: words, JSON, exit codes, the results that are stored."""
 
 import json
 import re
@@ -67,33 +67,33 @@ def test_fewer_tokens_than_asked_for_are_told(tiny_engine: Path, shipped_engine:
     assert re.search(rf"warning: \d+ {words}", done.err)
 
 
-def test_the_passport(tiny_engine: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_results_are_stored(tiny_engine: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     engine = Path(shutil.copytree(tiny_engine, tmp_path / "engine"))
-    assert "passport" not in ingot("inspect", engine).succeeds().out
-    ingot("verify", engine, "--against", tiny_checkpoint, *TOKENS, "--store_passport").succeeds()
-    assert "passport    kl_max" in ingot("inspect", engine).succeeds().out
-    passport = json.loads(ingot("inspect", engine, "--json").succeeds().out)["passport"]
-    assert passport["positions"] == 24
-    assert dict(read_manifest(engine).passport) == passport
+    assert "verified    " not in ingot("inspect", engine).succeeds().out
+    ingot("verify", engine, "--against", tiny_checkpoint, *TOKENS, "--store_results").succeeds()
+    assert "verified    kl_max" in ingot("inspect", engine).succeeds().out
+    verification = json.loads(ingot("inspect", engine, "--json").succeeds().out)["verification"]
+    assert verification["positions"] == 24
+    assert dict(read_manifest(engine).verification) == verification
     open_engine(engine).close()
     ingot("verify", engine).succeeds()
     assert sorted(path.name for path in engine.iterdir()) == sorted(path.name for path in tiny_engine.iterdir())
 
 
-def test_an_engine_that_is_wrong_fails_and_gets_no_passport(
+def test_an_engine_that_is_wrong_fails_and_stores_no_results(
     tiny_engine: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     def zeros(plan: Plan, section: Bytes) -> None:
         panel(plan, section, "layers.1/down.weight", 16)[:] = 0
 
     engine = replant(tiny_engine, tmp_path / "engine", zeros)
-    args = ("verify", engine, "--against", tiny_checkpoint, *TOKENS, "--store_passport")
+    args = ("verify", engine, "--against", tiny_checkpoint, *TOKENS, "--store_results")
     result = ingot(*args)
     assert result.code == 1
     assert "error: the engine does not compute what its source says" in result.err
     assert "weight layers.1/down.weight, row" in result.err
     assert "Traceback" not in result.err
-    assert not read_manifest(engine).passport
+    assert not read_manifest(engine).verification
     document = json.loads(ingot(*args, "--json").out)
     assert not document["ok"]
     assert document["findings"][0]["step"] == "layers.1/down"
@@ -104,7 +104,7 @@ def test_an_engine_that_is_wrong_fails_and_gets_no_passport(
     ("options", "words"),
     [
         (("--tokens", 10), "need --against"),
-        (("--store_passport",), "need --against"),
+        (("--store_results",), "need --against"),
         (("--against", "nothing-here"), "no such directory"),
         (("--against", SHIPPED, "--tokens", 1), "1"),
         (("--against", SHIPPED, "--text", "nothing-here.txt"), "does not exist"),

@@ -52,5 +52,5 @@ def rtx_validity(job: Job) -> Iterator[Result]:
             name="its logits against the Checkpoint",
             command=f"ingot verify {engine} --against {checkpoint}",
             ok=not found.findings,
-            figures={**found.passport(), "findings": [each.what for each in found.findings]},
+            figures={**found.results(), "findings": [each.what for each in found.findings]},
         )

@@ -44,7 +44,7 @@ def layers(job: Job, model: Path, precision: str) -> Result:
         name=f"layers of {model.name} in {precision}",
         ok=not found.findings,
         command=f"{command}; ingot verify {engine} --against {checkpoint}",
-        figures={**found.passport(), "findings": [f"{each.step}: {each.what}" for each in found.findings]},
+        figures={**found.results(), "findings": [f"{each.step}: {each.what}" for each in found.findings]},
     )
 
 

@@ -34,14 +34,14 @@ def test_it_has_the_bytes_of_two_commands(tmp_path: Path, recipe: str, activatio
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_passport_says_what_the_weights_were_made_of(tmp_path: Path) -> None:
+def test_stored_results_say_what_the_weights_were_made_of(tmp_path: Path) -> None:
     quantize(QuantizeOptions(output_dir=tmp_path / "q", precision="w8"), checkpoint_of(tmp_path), TEXT)
     build(BuildConfig(target="ref", activations="f32"), tmp_path / "q", tmp_path / "e")
-    command = ["verify", str(tmp_path / "e"), "--against", str(tmp_path / "q"), "--tokens", "20", "--store_passport"]
+    command = ["verify", str(tmp_path / "e"), "--against", str(tmp_path / "q"), "--tokens", "20", "--store_results"]
     assert app.run(command) == 0
-    passport = read_manifest(tmp_path / "e").passport
-    assert passport["calibration_text"] == text_hash(TEXT)
-    assert "ingot i8" in str(passport["quantised_source"])
+    verification = read_manifest(tmp_path / "e").verification
+    assert verification["calibration_text"] == text_hash(TEXT)
+    assert "ingot i8" in str(verification["quantised_source"])
 
 
 def test_other_precisions_beside_a_recipe_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

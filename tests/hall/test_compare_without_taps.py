@@ -135,13 +135,13 @@ def test_groups_change_nothing(llama: Built, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_command_says_what_was_not_compared(llama: Built, tmp_path: Path) -> None:
     engine = replant(llama.engine("ref-bf16"), tmp_path / "engine", lambda plan, section: None)
     said = ingot(
-        "verify", engine, "--against", llama.checkpoint, "--tokens", 20, "--store_passport", "--log_level", "verbose"
+        "verify", engine, "--against", llama.checkpoint, "--tokens", 20, "--store_results", "--log_level", "verbose"
     ).succeeds()
     assert f"layers      {LAYERS}" in said.out
     assert re.search(r"logits      \d\.\d+% from the source, tolerance \d", said.out)
     assert "kernels" not in said.out
     assert "lm_head: weights" in said.err
-    inspected = json.loads(ingot("inspect", engine, "--json").succeeds().out)["passport"]
+    inspected = json.loads(ingot("inspect", engine, "--json").succeeds().out)["verification"]
     assert inspected["layers"] == LAYERS
     assert f"layers {LAYERS}" in " ".join(ingot("inspect", engine).succeeds().out.split())
     document = json.loads(

@@ -30,9 +30,9 @@ def test_each_target_as_if_it_were_the_only_one() -> None:
 
 
 @pytest.mark.parametrize("target", ["ref", "a", "b"])
-def test_a_passport_is_of_one_target(target: str) -> None:
-    found = several().with_passport(target, {"kl": 0.5})
-    assert {each.target: dict(each.passport) for each in (found, *found.others)} == {
+def test_a_verification_is_of_one_target(target: str) -> None:
+    found = several().with_verification(target, {"kl": 0.5})
+    assert {each.target: dict(each.verification) for each in (found, *found.others)} == {
         name: {"kl": 0.5} if name == target else {} for name in ("ref", "a", "b")
     }
 

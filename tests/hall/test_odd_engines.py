@@ -68,7 +68,7 @@ ENTRY = (
     "activation_errors",
     "weight_errors",
     "weight_sources",
-    "passport",
+    "verification",
 )
 SCHEMA = f'"schema_version": {ENGINE_SCHEMA}'
 MANIFESTS: dict[str, tuple[Edit, str]] = {
@@ -136,7 +136,7 @@ MANIFESTS: dict[str, tuple[Edit, str]] = {
         "cannot be",
     ),
     "capabilities in a word": (in_manifest(lambda m: m.update(capabilities="all")), "capabilities(.|\n)*a list"),
-    "a passport in words": (in_manifest(lambda m: m.update(passport="yes")), "passport(.|\n)*an object"),
+    "a verification in words": (in_manifest(lambda m: m.update(verification="yes")), "verification(.|\n)*an object"),
 }
 
 

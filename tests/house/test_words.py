@@ -40,6 +40,10 @@ AVOID_IN_DOCUMENTS = {
 }
 # This page quotes what it forbids.
 EXEMPT = ("docs/style.md",)
+# private words of old, everywhere → the field's
+PRIVATE = {r"passports?": "verification, results", r"forecasts?|forecasting": "estimate"}
+# and as names in code
+PRIVATE_NAMES = {"turned": "rotated, transposed", "unturned": "unrotated", "turns_pairs": "rotates_pairs"}
 
 
 def stumbles(text: str, avoid: dict[str, str] = AVOID) -> list[str]:
@@ -146,6 +150,47 @@ def test_sources() -> None:
     places = {*files(".py", ".h", ".cpp", ".cu", ".cuh")} - {Path(__file__)}
     found = [(path, word) for path in places for word in re.findall(r"\b(?:lest|whoever)\b", path.read_text(), re.I)]
     assert found == []
+
+
+def private_words(text: str) -> list[str]:
+    """Also as parts of names, such as `store_passport` and `OpForecast`."""
+    found = re.findall("|".join(PRIVATE), text, re.IGNORECASE)
+    names = {name.strip("_") for name in re.findall(r"\w+", _without_prose(text))}
+    return found + sorted(names & PRIVATE_NAMES.keys())
+
+
+def _without_prose(text: str) -> str:
+    """Code without comments and strings: "turned into text" is plain."""
+    strings = r'""".*?"""|"(?:[^"\\\n]|\\.)*"'
+    return re.sub(rf"{strings}|(?:#|//)[^\n]*", "", text, flags=re.DOTALL)
+
+
+def test_private_words() -> None:
+    """The field's terms stand in code, documents and tests alike: docs/glossary.md."""
+    code = {*files(".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".toml")} - {Path(__file__)}
+    found = {str(path): private_words(path.read_text()) for path in code}
+    for page in files(".md"):
+        found[str(page)] = re.findall("|".join(PRIVATE), page.read_text(), re.IGNORECASE)
+    assert {path: words for path, words in found.items() if words} == {}
+    assert len(found) > 500
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("def store_passport(self) -> None:", "passport"),
+        ("class OpForecast:  # of a step", "Forecast"),
+        ('raise UsageError("there is no forecast")', "forecast"),
+        ("keys, turned = split(x)", "turned"),
+        ("const int64_t _turned = 3;  // numbers", "turned"),
+    ],
+)
+def test_each_private_word_is_noticed(text: str, word: str) -> None:
+    assert private_words(text) == [word]
+
+
+def test_plain_words_pass() -> None:
+    assert private_words('raise UsageError("the tokens cannot be turned into text")  # as they turned out') == []
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class _PlanFloat64:
         k = _normed(k, self._vector(k_norm), eps) if k_norm else k
         cos, sin = np.split(self._values[cos_sin][:, None, :], 2, axis=-1)
         assert not step.attrs["interleaved"], "as llamas rotate them"
-        q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
         keys, values = self._run.kv(int(step.attrs["layer"]))
         self._kv = self._in_cache(k, keys), self._in_cache(v, values)
         return (q.reshape(len(q), -1),)
@@ -205,7 +205,7 @@ def _normed(x: Float64, weight: Float64, eps: float) -> Float64:
     return np.asarray(x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight)
 
 
-def _turned(x: Float64, cos: Float64, sin: Float64) -> Float64:
+def _rotated(x: Float64, cos: Float64, sin: Float64) -> Float64:
     """x [positions, heads, head_dim], all of whose dims rotate, in pairs (i, i + half)."""
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

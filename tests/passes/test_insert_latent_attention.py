@@ -71,7 +71,7 @@ def _capped(graph: Graph) -> None:
     _attention(graph).attrs["softcap"] = 30.0
 
 
-def _turned_alone(graph: Graph) -> None:
+def _rotated_alone(graph: Graph) -> None:
     key = _attention(graph).inputs[1].inputs[0].inputs[1].inputs[0]
     assert key.op == "RotaryEmbedding"
     key.attrs["interleaved"] = 0
@@ -88,7 +88,7 @@ def _other_split(graph: Graph) -> None:
         (_not_causal, "the attention is not causal alone"),
         (_other_values, "values are not the first part of the keys"),
         (_capped, "the attention has a cap"),
-        (_turned_alone, "queries and keys are not rotated alike"),
+        (_rotated_alone, "queries and keys are not rotated alike"),
         (_other_split, "do not fit queries"),
     ],
 )

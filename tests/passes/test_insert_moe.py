@@ -86,8 +86,8 @@ def _clamped(g: GraphMaker, gate: str, up: str, changes: dict[str, Any]) -> str:
     least = g.constant(np.float32(-changes["limit"]))
     clamped = g.node("Min", gate, limits[0])
     up = g.node("Max", g.node("Min", up, limits[1]), least)
-    turned = g.node("Mul", gate if changes.get("unclamped_share") else clamped, g.constant(np.float32(1.702)))
-    glu = g.node("Mul", clamped, g.node("Sigmoid", turned))
+    sharper = g.node("Mul", gate if changes.get("unclamped_share") else clamped, g.constant(np.float32(1.702)))
+    glu = g.node("Mul", clamped, g.node("Sigmoid", sharper))
     return g.node("Mul", glu, g.node("Add", up, g.constant(np.float32(changes.get("offset", 1.0)))))
 
 

@@ -141,8 +141,8 @@ def shared_by_two(
     k = g.node("RotaryEmbedding", k, *angles)
     for window in windows:
         mask = [g.window(window)] if window else []
-        turned = g.node("RotaryEmbedding", g.heads(q, HEADS, DIM), *angles)
-        mixed = g.node("Attention", turned, k, v, *mask, is_causal=1)
+        rotated = g.node("RotaryEmbedding", g.heads(q, HEADS, DIM), *angles)
+        mixed = g.node("Attention", rotated, k, v, *mask, is_causal=1)
         merged = g.node("Reshape", g.node("Transpose", mixed, perm=[0, 2, 1, 3]), g.constant([0, 0, HEADS * DIM]))
         x = g.linear(merged, HEADS * DIM, 8)
         q = g.linear(x, 8, HEADS * DIM)

@@ -1,4 +1,4 @@
-"""How far the forecasts of `ingot plan` are off: published figures of GPUs, and an engine on this machine.
+"""How far the estimates of `ingot plan` are off: published figures of GPUs, and an engine on this machine.
 
 python -m tests.programs.plan_accuracy --published
 python -m tests.programs.plan_accuracy --engine ENGINE
@@ -8,7 +8,7 @@ of H200, and prints the error of each class of figures that it has not seen. The
 performance overview (versions 0.19 and 1.0) and of NVIDIA's NIM benchmarks, whose engines are not ingot's.
 
 --engine runs loads of an engine, fits the same numbers on three of them, and simulates all with the real scheduler:
-seconds of each load, measured and forecast.
+seconds of each load, measured and estimated.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ingot.planner.simulate import simulate
 from ingot.runtime import ModelRunner
 from ingot.runtime.reports import StepReport
 from ingot.runtime.request import Request
-from tests.programs.gpu_forecast import PUBLISHED
+from tests.programs.gpu_estimate import PUBLISHED
 
 FITTED_ON = ("4 short prompts", "16 short prompts", "12 prompts of 128")
 FITTED = ("bytes_reached", "operations_reached", "layer_seconds", "request_seconds")
@@ -243,7 +243,7 @@ def engine(directory: Path, rounds: int) -> None:
         cost, limits = plan_cost(plan), runner.model_info.limits
         blocks = [pool.num_blocks for pool in runner.blocks.pools]
 
-        def forecast(lengths: Sequence[tuple[int, int]], numbers: Sequence[float]) -> float:
+        def estimate(lengths: Sequence[tuple[int, int]], numbers: Sequence[float]) -> float:
             own = _with(device, numbers)
 
             def clock(past: Int64, new: Int64, rows: int) -> float:
@@ -270,13 +270,13 @@ def engine(directory: Path, rounds: int) -> None:
 
         def error(numbers: Sequence[float]) -> float:
             own = {name: loads()[name] for name in FITTED_ON}
-            return max(abs(math.log(forecast(each, numbers) / medians[name])) for name, each in own.items())
+            return max(abs(math.log(estimate(each, numbers) / medians[name])) for name, each in own.items())
 
         numbers = fit(error, [getattr(device, name) for name in FITTED])
     print(", ".join(f"{name} {number:.3g}" for name, number in zip(FITTED, numbers, strict=True)))
-    print("| load | measured s | half of the rounds | forecast s | error |\n|---|---|---|---|---|")
+    print("| load | measured s | half of the rounds | estimated s | error |\n|---|---|---|---|---|")
     for name, lengths in loads().items():
-        found, own = forecast(lengths, numbers), medians[name]
+        found, own = estimate(lengths, numbers), medians[name]
         low, high = (float(np.percentile(taken[name], each)) for each in (25, 75))
         fitted = ", fitted on" if name in FITTED_ON else ""
         print(f"| {name}{fitted} | {own:.3f} | {low:.3f} to {high:.3f} | {found:.3f} | {found / own - 1:+.0%} |")

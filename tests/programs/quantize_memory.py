@@ -44,8 +44,8 @@ def row(arguments: argparse.Namespace, layers: int, work: Path) -> str:
     if process.returncode:
         raise SystemExit(text)
     said = re.search(r"quantising.*?([\d.]+ [KMG]iB) of memory", text)
-    forecast = said[1] if said else "?"
-    return f"| {layers} | {forecast} | {used.ru_maxrss / 2**20:.3f} GiB | {time.monotonic() - begin:.0f} s |"
+    estimate = said[1] if said else "?"
+    return f"| {layers} | {estimate} | {used.ru_maxrss / 2**20:.3f} GiB | {time.monotonic() - begin:.0f} s |"
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="w4g128")
     parser.add_argument("--calibration_tokens", type=int, default=8192)
     arguments = parser.parse_args()
-    print("| layers | forecast | peak | time |\n|---|---|---|---|")
+    print("| layers | estimate | peak | time |\n|---|---|---|---|")
     for layers in arguments.layers or [2, 4]:
         with tempfile.TemporaryDirectory() as name:
             print(row(arguments, layers, Path(name)), flush=True)

@@ -80,7 +80,7 @@ class BlockMachine(RuleBasedStateMachine):
         reach = self.manager.reach(holder.table, hits)
         assert self.manager.start(holder.table, hits, holder.array(), holder.most) == room
         if room:
-            assert self.manager.reach(holder.table) >= min(reach, holder.most), "a start is as good as its forecast"
+            assert self.manager.reach(holder.table) >= min(reach, holder.most), "a start is as good as its estimate"
             holder.computed = hits.count * self.size
             self.live.append(holder)
         else:

@@ -58,7 +58,7 @@ class TinyModel:
         for layer in range(LAYERS):
             qkv = product(_norm(x) * w[f"norm{layer}"], f"qkv{layer}")
             q, k, v = np.split(qkv, [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
-            q, k = _turn(q.reshape(-1, HEADS, DIM), angle), _turn(k.reshape(-1, KV_HEADS, DIM), angle)
+            q, k = _rotated(q.reshape(-1, HEADS, DIM), angle), _rotated(k.reshape(-1, KV_HEADS, DIM), angle)
             k, v = (np.repeat(a.reshape(-1, KV_HEADS, DIM), HEADS // KV_HEADS, axis=1) for a in (k, v))
             scores = np.einsum("thd,shd->hts", q, k) * DIM**-0.5
             scores = np.where(self._seen(layer, len(tokens)), scores, -np.inf)
@@ -88,7 +88,7 @@ def _norm(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return normal
 
 
-def _turn(x: npt.NDArray[np.float64], angle: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _rotated(x: npt.NDArray[np.float64], angle: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

@@ -11,15 +11,15 @@ void bind_latent_kv_write(const Binder& step, BoundStep& bound) {
   kv.positions = step.given(4, "positions");
   kv.sequence_of = step.given(5, "token_sequences");
   kv.block_tables = step.given(6, "block_tables");
-  const int64_t heads = step.attr_int("heads", 1, 4096), turned = kv.head_dim - kv.value_dim;
-  step.check(turned >= 1, "rank must be less than head_dim");
+  const int64_t heads = step.attr_int("heads", 1, 4096), rotary_dim = kv.head_dim - kv.value_dim;
+  step.check(rotary_dim >= 1, "rank must be less than head_dim");
   const BufferSpec* q = step.find_buffer(step.spec().inputs[0]);
-  step.check(q->cols % heads == 0 && q->cols / heads >= turned,
-             "queries must have at least " + std::to_string(turned) + " columns for each head");
+  step.check(q->cols % heads == 0 && q->cols / heads >= rotary_dim,
+             "queries must have at least " + std::to_string(rotary_dim) + " columns for each head");
   const BufferSpec* latent = step.buffer(step.spec().inputs[1], kv.head_dim);
   const std::string& table = step.spec().inputs[2];
   const BufferSpec* cos_sin = table.empty() ? nullptr : step.find_buffer(table);
-  step.check(cos_sin == nullptr || (cos_sin->cols >= 2 && cos_sin->cols % 2 == 0 && cos_sin->cols <= turned),
+  step.check(cos_sin == nullptr || (cos_sin->cols >= 2 && cos_sin->cols % 2 == 0 && cos_sin->cols <= rotary_dim),
              "rotary dimensions must be even and fit into what is rotated");
   const BufferSpec* y = step.buffer(step.spec().outputs[0], q->cols);
   for (const BufferSpec* each : {q, latent, cos_sin, y}) step.counts_tokens(each);

@@ -30,14 +30,14 @@ inline double log_of_count(int64_t count) {
 template <typename S, typename T>
 void latent_kv_write(const LatentKvWriteArgs& args, const Team& team) {
   const PagedKv& kv = args.kv;
-  const int64_t rank = kv.value_dim, turned = kv.head_dim - rank, width = args.heads * args.q_dim;
+  const int64_t rank = kv.value_dim, rotary_dim = kv.head_dim - rank, width = args.heads * args.q_dim;
   alignas(64) float row[kMaxLatent];
   const Team::Range mine = team.share(kv.tokens);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const float* cos_sin = args.cos_sin == nullptr ? nullptr : args.cos_sin + t * 2 * args.half;
     const float* latent = args.latent + t * kv.head_dim;
     norm_runs<S>(latent, args.norm, rank, rank, args.norm_eps, row);
-    rotate<S>(latent + rank, cos_sin, args.half, turned, args.interleaved, row + rank);
+    rotate<S>(latent + rank, cos_sin, args.half, rotary_dim, args.interleaved, row + rank);
     const int64_t block = kv.block_tables[kv.sequence_of[t] * kv.table_width + kv.positions[t] / kv.block_size];
     T* to = reinterpret_cast<T*>(kv.keys + block * kv.block_bytes) + kv.positions[t] % kv.block_size * kv.head_dim;
     for (int64_t i = 0; i < kv.head_dim; i += S::kWidth) {
@@ -49,9 +49,9 @@ void latent_kv_write(const LatentKvWriteArgs& args, const Team& team) {
     for (int64_t h = 0; h < args.heads; ++h) {
       const float* q = args.q + t * width + h * args.q_dim;
       float* y = args.y + t * width + h * args.q_dim;
-      const int64_t still = args.q_dim - turned;
+      const int64_t still = args.q_dim - rotary_dim;
       if (y != q) std::copy_n(q, still, y);
-      rotate<S>(q + still, cos_sin, args.half, turned, args.interleaved, y + still);
+      rotate<S>(q + still, cos_sin, args.half, rotary_dim, args.interleaved, y + still);
       if (factor == 1) continue;
       for (int64_t i = 0; i < args.q_dim; i += S::kWidth)
         store_lanes<S>(y + i, S::mul(load_lanes<S>(y + i, args.q_dim - i), S::set1(factor)), args.q_dim - i);

@@ -1,4 +1,4 @@
-// Queries of layers that read another layer's keys and values: turned as rope_kv_write turns its own, nothing written.
+// Queries of layers that read another layer's keys and values: rotated as in rope_kv_write, nothing written.
 #include INGOT_LEVEL_HEADER
 #include "attention/rope_kv_write_kernel.h"
 #include "attention/rope_query_args.h"

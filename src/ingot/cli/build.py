@@ -17,7 +17,7 @@ from ingot.configs.convert import BuildDefaults
 from ingot.configs.recipe import Recipe
 from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
-from ingot.plugins.cuda.forecast import forecasts
+from ingot.plugins.cuda.estimate import estimates
 from ingot.plugins.registry import find_targets
 from ingot.plugins.target import JoinsRanks, RunsRanks
 
@@ -355,7 +355,7 @@ def _result(report: BuildReport) -> list[str]:
             lines.append(
                 f"  speed   {each.target}: {each.prediction}" if len(targets) > 1 else f"  speed   {each.prediction}"
             )
-        lines += [f"  forecast  {one} (not measured)" for one in forecasts(each.plan, each.target)]
+        lines += [f"  estimate  {one} (not measured)" for one in estimates(each.plan, each.target)]
     if not report.dry_run:
         names = ",".join(each.target for each in report.targets)
         here = any(target.run_blocker() is None for target in find_targets(names))

@@ -57,11 +57,11 @@ def command(
     as_json: bool,
     log_level: str,
 ) -> None:
-    """Forecast TTFT, TPOT, tokens per second and cost of a model, for each way to divide it among devices.
+    """Estimate TTFT, TPOT, tokens per second and cost of a model, for each way to divide it among devices.
 
     Nothing is run on the devices, and no engine is written: the builder decides the plan of each arrangement, and a
     formula says how long its steps take. The three best arrangements are simulated with the real scheduler. How far
-    forecasts are off: docs/how-to/plan.md.
+    estimates are off: docs/how-to/plan.md.
 
     \b
     Example: ingot plan --checkpoint_dir DIR --devices h100,l4 --input_len 1000 --output_len 500
@@ -87,7 +87,7 @@ def command(
 
 
 def _asked(options: PlanOptions) -> dict[str, object]:
-    """What the forecast rests on."""
+    """What the estimate rests on."""
     return {"devices": [dataclasses.asdict(each) for each in options.devices]}
 
 
@@ -102,7 +102,7 @@ def _show(report: PlanReport) -> None:
             print(wrapped(_simulated(each)))
     for line in report.left_out:
         print(wrapped(f"not possible: {line}"))
-    print(wrapped("a forecast: nothing ran on these devices"))
+    print(wrapped("an estimate: nothing ran on these devices"))
 
 
 def _row(each: Arrangement) -> tuple[str, ...]:

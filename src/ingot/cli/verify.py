@@ -14,7 +14,7 @@ from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_tar
 from ingot.compare.report import Comparison, StepFigures
 from ingot.configs.sizes import format_bytes
 from ingot.engine import read_manifest
-from ingot.engine_writer import store_passport
+from ingot.engine_writer import store_verification
 from ingot.errors import UsageError
 from ingot.manifest import Fact
 from ingot.verify import VerifyReport, verify
@@ -39,7 +39,7 @@ from ingot.verify import VerifyReport, verify
     "--tokens", type=click.IntRange(min=2), help=f"Compare on this many tokens of the text ({DEFAULT_TOKENS})."
 )
 @click.option(
-    "--store_passport", "store", is_flag=True, help="Store the result in the engine; `ingot inspect` prints it."
+    "--store_results", "store", is_flag=True, help="Store the result in the engine; `ingot inspect` prints it."
 )
 @click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @target_isa
@@ -64,7 +64,7 @@ def command(
     """
     if against is None and (text is not None or tokens is not None or store or target is not None):
         raise UsageError(
-            "--text, --tokens, --target and --store_passport need --against", hint="add --against CHECKPOINT"
+            "--text, --tokens, --target and --store_results need --against", hint="add --against CHECKPOINT"
         )
     options = CompareOptions(tokens=tokens or DEFAULT_TOKENS, text=text, threads=threads, isa=isa, target=target)
     with CliConsole(LEVELS[log_level]) as console:
@@ -126,8 +126,8 @@ def _judge(comparison: Comparison, store: bool, console: CliConsole) -> None:
     for note in comparison.notes:
         console.warn(note)
     if store:
-        store_passport(comparison.engine, comparison.target, comparison.passport() | _origin(comparison))
-        console.note(f"wrote the passport into {comparison.engine}")
+        store_verification(comparison.engine, comparison.target, comparison.results() | _origin(comparison))
+        console.note(f"wrote the results into {comparison.engine}")
 
 
 def _origin(comparison: Comparison) -> dict[str, Fact]:

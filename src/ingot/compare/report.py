@@ -103,7 +103,7 @@ class Comparison:
             hint=" ".join([*self.notes, "build the engine again; if it stays so, this is a bug of ingot"]),
         )
 
-    def passport(self) -> dict[str, Fact]:
+    def results(self) -> dict[str, Fact]:
         """What an engine keeps of a comparison."""
         return {
             "text": self.text,
@@ -121,7 +121,7 @@ class Comparison:
             "source": str(self.source),
             "ok": not self.findings,
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
-            "summary": _finite(self.passport()),
+            "summary": _finite(self.results()),
             "steps": [_finite(dataclasses.asdict(step)) for step in self.steps],
             "notes": list(self.notes),
         }
@@ -148,22 +148,22 @@ class Comparison:
             f"compared    {len(self.steps)} kernel calls, on {tokens} tokens of {self.text}",
             f"weights     {weight.name} differs most from the source: {_share(weight.weight_error)}",
             *outputs,
-            *passport_lines(self.passport()),
+            *result_lines(self.results()),
         ]
 
 
-def passport_lines(passport: Mapping[str, Fact]) -> list[str]:
+def result_lines(results: Mapping[str, Fact]) -> list[str]:
     """Its figures, for people."""
-    if not passport["positions"]:
+    if not results["positions"]:
         return ["KL          unknown: every position has NaN or infinities among its logits"]
     lines = [
-        f"KL          mean {passport['kl_mean']:.2e}, at most {passport['kl_max']:.2e} nats",
-        f"top-1       {passport['top1_agreement']:.2%} of {passport['positions']} positions agree",
+        f"KL          mean {results['kl_mean']:.2e}, at most {results['kl_max']:.2e} nats",
+        f"top-1       {results['top1_agreement']:.2%} of {results['positions']} positions agree",
     ]
-    if passport.get("left_out"):
-        lines.append(f"left out    {passport['left_out']} positions with NaN or infinities among their logits")
-    if passport["perplexity"] is not None:
-        lines.append(f"perplexity  {passport['perplexity']:.4f}, of the source {passport['source_perplexity']:.4f}")
+    if results.get("left_out"):
+        lines.append(f"left out    {results['left_out']} positions with NaN or infinities among their logits")
+    if results["perplexity"] is not None:
+        lines.append(f"perplexity  {results['perplexity']:.4f}, of the source {results['source_perplexity']:.4f}")
     return lines
 
 

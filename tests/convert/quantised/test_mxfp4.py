@@ -64,10 +64,10 @@ def test_a_checkpoint_that_another_program_wrote(shared: Path) -> None:
         np.testing.assert_array_equal(values_of(weight).reshape(weight.shape), wanted)
     name = "model.layers.0.mlp.experts.gate_up_proj"
     row = Row("gate_up", filled(Unpair(Take(name), heads=0), Filling(heads=8, experts=4, names=())))
-    turned = combined(row.name, row.expr, {**found.tensors, **found.quantised})
+    unpaired = combined(row.name, row.expr, {**found.tensors, **found.quantised})
     wanted = expected[name].transpose(0, 2, 1)
     wanted = np.concatenate([wanted[:, 0::2], wanted[:, 1::2]], axis=1)
-    np.testing.assert_array_equal(values_of(turned).reshape(wanted.shape), wanted)
+    np.testing.assert_array_equal(values_of(unpaired).reshape(wanted.shape), wanted)
 
 
 def write_model(folder: Path, drop: str = "") -> None:

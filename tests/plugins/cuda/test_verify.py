@@ -70,7 +70,7 @@ def test_weights_without_an_error_excuse_nothing(
 
 @pytest.mark.parametrize("step", ["layers.1/attention", "layers.0/gate_up", "final_norm"])
 def test_a_wrong_kernel_is_named(gpu: ctypes.CDLL, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its result is rounded to bf16 as that of a sound one: each row is turned by one column."""
+    """Its result is rounded to bf16 as that of a sound one: each row is shifted by one column."""
     engine, checkpoint = _built(tmp_path, "llama", "bf16")
     real = CudaSession._outputs
 

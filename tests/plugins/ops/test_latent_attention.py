@@ -18,17 +18,17 @@ def test_absorbed_is_expanded() -> None:
     for rows, table in zip(history, batch.block_tables[0], strict=True):
         positions = np.arange(len(rows))
         cache.write(1, table[positions // 3], positions % 3, rows[:, None], rows[:, None, :RANK])
-    still, turned = random_array(4, HEADS, KEY, seed=3), random_array(4, HEADS, WIDTH - RANK, seed=4)
+    still, rotary = random_array(4, HEADS, KEY, seed=3), random_array(4, HEADS, WIDTH - RANK, seed=4)
     to_keys, to_values = random_array(HEADS, KEY, RANK, seed=5), random_array(HEADS, VALUE, RANK, seed=6)
     absorbed = np.einsum("thk,hkr->thr", still, to_keys)
     attrs: dict[str, Attr] = {**CACHE, "scale": 0.3}
-    q = np.concatenate([absorbed, turned], axis=2).reshape(4, -1)
+    q = np.concatenate([absorbed, rotary], axis=2).reshape(4, -1)
     (mixed,) = evaluate("latent_attention", [q], attrs, batch, cache)
     found = np.einsum("thr,hvr->thv", mixed.reshape(4, HEADS, RANK), to_values)
     for begin, end, rows in ((0, 3, history[0]), (3, 4, history[1])):
         low, shared = rows[:, :RANK], np.broadcast_to(rows[:, RANK:], (HEADS, len(rows), WIDTH - RANK))
         keys = np.concatenate([np.einsum("nr,hkr->hnk", low, to_keys), shared], axis=2)
-        queries = np.concatenate([still, turned], axis=2)[begin:end].transpose(1, 0, 2)
+        queries = np.concatenate([still, rotary], axis=2)[begin:end].transpose(1, 0, 2)
         mask = torch.ones(end - begin, len(rows), dtype=torch.bool).tril(len(rows) - (end - begin))
         expected = torch.nn.functional.scaled_dot_product_attention(
             torch.from_numpy(queries),

@@ -17,7 +17,7 @@ def test_rows_of_the_cache_and_queries(interleaved: int) -> None:
     cache, batch = KvCache(latent_group(), 6), make_batch([0] * 4, [3, 1], [2, 0], [[5, 2], [4, -1]])
     attrs: dict[str, Attr] = {**CACHE, "interleaved": interleaved, "norm_eps": 1e-6, "growth": 0.0, "growth_every": 1}
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    (turned,) = evaluate("latent_kv_write", [q, latent, table, norm], attrs, batch, cache)
+    (written,) = evaluate("latent_kv_write", [q, latent, table, norm], attrs, batch, cache)
 
     def rotated(x: np.ndarray) -> np.ndarray:  # [tokens, heads, 4]
         first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :2], x[..., 2:])
@@ -30,10 +30,10 @@ def test_rows_of_the_cache_and_queries(interleaved: int) -> None:
     positions = np.array([2, 3, 4, 0])
     assert positions[0] // 3 == 0 < positions[1] // 3
     factors = 1 + 0.25 * np.log(1 + np.floor(positions / 3))
-    np.testing.assert_allclose(grown, turned * factors[:, None], rtol=1e-6)
+    np.testing.assert_allclose(grown, written * factors[:, None], rtol=1e-6)
     queries = q.reshape(4, 3, 9)
-    np.testing.assert_array_equal(turned.reshape(4, 3, 9)[..., :5], queries[..., :5])
-    np.testing.assert_allclose(turned.reshape(4, 3, 9)[..., 5:], rotated(queries[..., 5:]), atol=1e-6)
+    np.testing.assert_array_equal(written.reshape(4, 3, 9)[..., :5], queries[..., :5])
+    np.testing.assert_allclose(written.reshape(4, 3, 9)[..., 5:], rotated(queries[..., 5:]), atol=1e-6)
     low = latent[:, :RANK]
     value = low / np.sqrt((low**2).mean(axis=1, keepdims=True) + 1e-6) * norm
     expected = np.concatenate([value, rotated(latent[:, None, RANK:])[:, 0]], axis=1)

@@ -1,4 +1,4 @@
-"""rope_query turns queries as rope_kv_write does, and touches no cache."""
+"""rope_query rotates queries as rope_kv_write does, and touches no cache."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The forecast of GPU engines: what it counts, and how far it is from published figures."""
+"""The estimate of GPU engines: what it counts, and how far it is from published figures."""
 
 import ctypes
 import dataclasses
@@ -18,7 +18,7 @@ from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.inspect import inspect
 from ingot.plugins.cuda.devices import DEVICES, LAUNCH, devices_of
-from ingot.plugins.cuda.forecast import PRODUCT, forecast, step_ops
+from ingot.plugins.cuda.estimate import PRODUCT, estimate, step_ops
 from ingot.plugins.cuda.session import device_bytes
 from ingot.plugins.cuda.target import CODES
 from ingot.step_work import Load
@@ -26,19 +26,19 @@ from tests.handmade import TINY_LLAMA, write_model
 from tests.house.project import ROOT
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.conftest import gpu as gpu
-from tests.programs.gpu_forecast import PUBLISHED, published_forecast
+from tests.programs.gpu_estimate import PUBLISHED, published_estimate
 
 
 def test_published_figures_are_met() -> None:
     """With the same two fractions for all of them."""
     ratios = [
-        published_forecast(DEVICES[device], *lengths) / figure
+        published_estimate(DEVICES[device], *lengths) / figure
         for lengths, figures in PUBLISHED.items()
         for device, figure in zip(("h200", "h100"), figures, strict=True)
     ]
     assert 0.9 < min(ratios) <= max(ratios) < 1.2
     done = subprocess.run(
-        [sys.executable, "-m", "tests.programs.gpu_forecast", "--published"],
+        [sys.executable, "-m", "tests.programs.gpu_estimate", "--published"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -92,29 +92,29 @@ def test_launches_are_those_of_a_step(engine: Path, sequences: list[tuple[int, i
 def test_build_and_inspect_print_it(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Times of an engine that is built, read, and read by a program are the same."""
     plan = read_plan(engine)
-    expected = [str(forecast(plan, each)) for each in devices_of("sm_90a")]
+    expected = [str(estimate(plan, each)) for each in devices_of("sm_90a")]
     found = inspect(engine)
-    assert [line for line in found.summary.splitlines() if line.startswith("forecast")] == [
-        f"forecast    {each}" for each in expected
+    assert [line for line in found.summary.splitlines() if line.startswith("estimate")] == [
+        f"estimate    {each}" for each in expected
     ]
-    h200 = next(each for each in found.document["forecast"] if each["device"]["name"] == "h200")
-    assert json.loads(json.dumps(h200)) == json.loads(json.dumps(forecast(plan, DEVICES["h200"]).record()))
+    h200 = next(each for each in found.document["estimate"] if each["device"]["name"] == "h200")
+    assert json.loads(json.dumps(h200)) == json.loads(json.dumps(estimate(plan, DEVICES["h200"]).record()))
     assert [each["sequences"] for each in h200["steps"]] == [1, 8, 64, 1]
     assert "H200 SXM, prefill of" in found.text
     assert "| matmul |" in found.text
     arguments = ["build", "--checkpoint_dir", str(tmp_path / "c"), "--output_dir", str(tmp_path / "e2")]
     assert run([*arguments, "--target", "cuda/sm90", "--precision", "bf16", "--dry_run"]) == 0
     told = capsys.readouterr()
-    assert all(f"forecast  {each}" in told.out + told.err for each in expected)
+    assert all(f"estimate  {each}" in told.out + told.err for each in expected)
 
 
 def test_a_model_that_does_not_fit_gets_no_time(engine: Path) -> None:
     """Nor does a batch whose KV cache has no room."""
     plan, h200 = read_plan(engine), DEVICES["h200"]
-    small = forecast(plan, dataclasses.replace(h200, memory=1000.0))
+    small = estimate(plan, dataclasses.replace(h200, memory=1000.0))
     assert not small.fits
     assert "does not fit" in str(small)
     each = sum(group.blocks_of(9) * group.block_bytes for group in plan.caches)
     tight = dataclasses.replace(h200, memory=device_bytes(plan, h200.multiprocessors) + 7.5 * each)
-    assert [step.sequences for step in forecast(plan, h200, (1, 8), 8).steps] == [1, 8, 1]
-    assert [step.sequences for step in forecast(plan, tight, (1, 8), 8).steps] == [1, 1]
+    assert [step.sequences for step in estimate(plan, h200, (1, 8), 8).steps] == [1, 8, 1]
+    assert [step.sequences for step in estimate(plan, tight, (1, 8), 8).steps] == [1, 1]

@@ -22,7 +22,7 @@ from ingot.plugins.cuda.work import Addresses, Multiply, Work
 from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load
 
-BATCHES, CONTEXT, PROMPT = (1, 8, 64), 1024, 2048  # decode steps and the prompt of a forecast, within the limits
+BATCHES, CONTEXT, PROMPT = (1, 8, 64), 1024, 2048  # decode steps and the prompt of an estimate, within the limits
 PRODUCT = "cuBLASLt"
 
 Sequences = Sequence[tuple[int, int]]
@@ -30,7 +30,7 @@ Sequences = Sequence[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OpForecast:
+class OpEstimate:
     """Ops of one kind in a step, together. kernels: what is launched for them."""
 
     op: str
@@ -42,14 +42,14 @@ class OpForecast:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepForecast:
+class StepEstimate:
     """One step, or the steps of a prompt together. tokens: computed; sequences: of the batch; context: tokens before"""
 
     name: str
     sequences: int
     context: int
     tokens: int
-    ops: tuple[OpForecast, ...]
+    ops: tuple[OpEstimate, ...]
 
     @property
     def seconds(self) -> float:
@@ -63,12 +63,12 @@ class StepForecast:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class Estimate:
     """An engine on one device. fits: whether it has room beside one sequence; only then there are steps."""
 
     device: Device
     fits: bool
-    steps: tuple[StepForecast, ...]
+    steps: tuple[StepEstimate, ...]
 
     def __str__(self) -> str:
         if not self.fits:
@@ -105,14 +105,14 @@ class Forecast:
         return text
 
 
-def forecasts(plan: Plan, target: str) -> list[Forecast]:
+def estimates(plan: Plan, target: str) -> list[Estimate]:
     """For each device of the table that a cuda target is for; none for other targets."""
-    return [forecast(plan, each) for each in devices_of(CODES.get(target, ""))]
+    return [estimate(plan, each) for each in devices_of(CODES.get(target, ""))]
 
 
-def forecast(
+def estimate(
     plan: Plan, device: Device, batches: Sequence[int] = BATCHES, context: int = CONTEXT, prompt: int = PROMPT
-) -> Forecast:
+) -> Estimate:
     """batches: sequences of decode steps, those that the device has room for; context: tokens before them; prompt:
     tokens. All are lowered to the plan's limits."""
     limits = plan.limits
@@ -123,9 +123,9 @@ def forecast(
     each = sum(group.blocks_of(context + 1) * group.block_bytes for group in plan.caches)
     sizes = [size for size in dict.fromkeys(min(size, most) for size in batches) if size * each <= free]
     if not sizes:
-        return Forecast(device=device, fits=False, steps=())
+        return Estimate(device=device, fits=False, steps=())
     steps = [
-        StepForecast(
+        StepEstimate(
             name=f"decode of {size} after {context:,} tokens",
             sequences=size,
             context=context,
@@ -137,7 +137,7 @@ def forecast(
     chunk = limits.max_num_tokens
     chunks = [[(begin, min(chunk, prompt - begin))] for begin in range(0, prompt, chunk)]
     steps.append(
-        StepForecast(
+        StepEstimate(
             name=f"prefill of {prompt:,} tokens" + (f" in {len(chunks)} steps" if len(chunks) > 1 else ""),
             sequences=1,
             context=0,
@@ -145,18 +145,18 @@ def forecast(
             ops=_ops(plan, device, chunks),
         )
     )
-    return Forecast(device=device, fits=True, steps=tuple(steps))
+    return Estimate(device=device, fits=True, steps=tuple(steps))
 
 
-def _ops(plan: Plan, device: Device, steps: Sequence[Sequences]) -> tuple[OpForecast, ...]:
+def _ops(plan: Plan, device: Device, steps: Sequence[Sequences]) -> tuple[OpEstimate, ...]:
     """Several steps together; the last one's logits are wanted."""
-    found: dict[str, list[OpForecast]] = {}
+    found: dict[str, list[OpEstimate]] = {}
     for index, sequences in enumerate(steps):
         rows = len(sequences) if index == len(steps) - 1 else 0
         for each in step_ops(plan, device, Load(sequences=sequences, logit_rows=rows)):
             found.setdefault(each.op, []).append(each)
     return tuple(
-        OpForecast(
+        OpEstimate(
             op=op,
             kernels=tuple(dict.fromkeys(name for line in lines for name in line.kernels)),
             launches=sum(line.launches for line in lines),
@@ -168,13 +168,13 @@ def _ops(plan: Plan, device: Device, steps: Sequence[Sequences]) -> tuple[OpFore
     )
 
 
-def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpForecast]:
+def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
     """Every plan step under a load, then the draws."""
     work, rate = PlanWork(plan), device.rate_of(specialisation(plan).weight)
     counts, splits = _counts(plan, device, load)
     for bound in bind(plan, _nowhere(plan), library=True):
         does, launched = work.of(bound.step, load), [each for each in bound.work if _runs(each, counts, splits)]
-        yield OpForecast(
+        yield OpEstimate(
             op=bound.step.op,
             kernels=tuple(PRODUCT if isinstance(each, Multiply) else each.kernel for each in launched),
             launches=len(launched),
@@ -185,7 +185,7 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpForecast]:
     if load.logit_rows:
         does = work.draw_work(load)
         seconds = device.seconds(does.nbytes, does.operations, 1, rate=device.rate_f32)
-        yield OpForecast(
+        yield OpEstimate(
             op="draw", kernels=(DRAWS,), launches=1, nbytes=does.nbytes, operations=does.operations, seconds=seconds
         )
 

@@ -1,9 +1,9 @@
 """How long the steps of a GPU engine should take, at any device and batch; published figures by the same model.
 
-python -m tests.programs.gpu_forecast ENGINE [--device h200] [--batches 1,8,64] [--context 1024] [--prompt 2048]
-python -m tests.programs.gpu_forecast --published
+python -m tests.programs.gpu_estimate ENGINE [--device h200] [--batches 1,8,64] [--context 1024] [--prompt 2048]
+python -m tests.programs.gpu_estimate --published
 
-`ingot inspect` prints the same for the devices of an engine's target (`plugins/cuda/forecast.py`). The engine is only
+`ingot inspect` prints the same for the devices of an engine's target (`plugins/cuda/estimate.py`). The engine is only
 read, so this needs no GPU.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ingot.engine import read_plan
 from ingot.plugins.cuda.devices import DEVICES, Device
-from ingot.plugins.cuda.forecast import BATCHES, CONTEXT, PROMPT, forecast
+from ingot.plugins.cuda.estimate import BATCHES, CONTEXT, PROMPT, estimate
 
 # Llama-3.1-8B in FP8 on one GPU, tokens per second of output: perf-overview.md in the docs of TensorRT-LLM 1.0
 PUBLISHED = {  # (input, output) → h200, h100
@@ -30,7 +30,7 @@ _WEIGHTS, _EMBEDDING, _KV_BYTES, _LAYERS, _HEADS_DIM = 7.5e9, 1.05e9, 65536, 32,
 _MOST_TOGETHER, _OF_MEMORY = 2048, 0.9  # requests; the share of memory that is used
 
 
-def published_forecast(device: Device, given: int, new: int) -> float:
+def published_estimate(device: Device, given: int, new: int) -> float:
     """Tokens per second where as many requests run as fit: a step decodes all of them and computes its share of
     prompts. Weights and KV cache in FP8, lm_head in 16 bits."""
     room = (_OF_MEMORY * device.memory - _WEIGHTS - _EMBEDDING) / _KV_BYTES
@@ -43,11 +43,11 @@ def published_forecast(device: Device, given: int, new: int) -> float:
 
 
 def published_table() -> list[str]:
-    """The forecast beside what was published."""
-    text = ["| input | output | GPU | published | forecast | ratio |", "|---|---|---|---|---|---|"]
+    """The estimate beside what was published."""
+    text = ["| input | output | GPU | published | estimate | ratio |", "|---|---|---|---|---|---|"]
     for (given, new), figures in PUBLISHED.items():
         for device, figure in zip(("h200", "h100"), figures, strict=True):
-            found = published_forecast(DEVICES[device], given, new)
+            found = published_estimate(DEVICES[device], given, new)
             text.append(f"| {given:,} | {new:,} | {device} | {figure:,} | {found:,.0f} | {found / figure:.2f} |")
     return text
 
@@ -72,8 +72,8 @@ def main() -> None:
         print("\n".join(published_table()))
         return
     device = DEVICES[given.device]
-    print(f"{device.title} ({device.source}): a forecast, not executed on a GPU")
-    print("\n".join(forecast(read_plan(given.engine), device, given.batches, given.context, given.prompt).table()))
+    print(f"{device.title} ({device.source}): an estimate, not executed on a GPU")
+    print("\n".join(estimate(read_plan(given.engine), device, given.batches, given.context, given.prompt).table()))
 
 
 if __name__ == "__main__":
