@@ -42,6 +42,7 @@ _MPIRUN_SETTINGS = {
 }
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPENING_SECONDS = 600.0  # that ranks wait for each other while they read their weights
+_LONGEST_SLEEP = 0.05  # seconds between two looks at what another rank says
 
 Said = TypeVar("Said")
 
@@ -67,11 +68,13 @@ class MpiLink:
         return [pickle.loads(each.tobytes()) for each in np.split(heard, np.cumsum(sizes)[:-1])]
 
     def _wait(self, request: Any) -> None:
-        end = time.monotonic() + _OPENING_SECONDS
+        """MPI has no wait that ends after a time, and its wait without end keeps a core busy, which the other ranks of
+        the machine need while they read their weights. So the request is tested less and less often."""
+        begin = time.monotonic()
         while not request.Test():
-            if time.monotonic() > end:
+            if (waited := time.monotonic() - begin) > _OPENING_SECONDS:
                 raise RankError("a rank has not opened the engine in time", got=f"nothing in {_OPENING_SECONDS:g} s")
-            time.sleep(0.001)
+            time.sleep(min(max(waited / 8, 1e-4), _LONGEST_SLEEP))
 
     def mpi_calls(self, stages: int) -> tuple[int, ...]:
         """Functions of the library that mpi4py has loaded, and communicators that nothing else uses."""

@@ -1,7 +1,10 @@
 """Events from the text thread to the event loop: a step wakes the loop once, however many events it brings.
 
-text thread    put ─▶ [event event event]  pause   a slow reader finds all of them at once; they never hold more
-event loop     drain ◀────── everything            than the tokens that its own request asked for
+text thread    put ─▶ [event event event]   wake: all of them in one callback ─▶ event loop
+event loop     deliver ─▶ queue of a request ─▶ drain: a slow reader finds all of them at once; they never hold more
+                                                than the tokens that its own request asked for
+
+Each side has its own lists. What crosses is a callback of the event loop, with the events of a step.
 """
 
 import asyncio
@@ -16,34 +19,27 @@ _AT_ONCE = 256  # events
 
 
 class LoopBridge:
-    """Sets asyncio events from the text thread, many with one wake-up."""
+    """Carries events of the text thread to an event loop, those of a step with one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lock = threading.Lock()
-        self._ready: list[asyncio.Event] = []
-        self._under_way = False
+        self._gathered: list[tuple[EventQueue, float, TextEvent]] = []
 
-    def mark(self, event: asyncio.Event) -> None:
-        """Set `event` with the next wake-up."""
-        with self._lock:
-            self._ready.append(event)
+    def gather(self, queue: "EventQueue", event: TextEvent) -> None:
+        """Have `event` delivered with the next wake-up. On the text thread."""
+        self._gathered.append((queue, time.monotonic(), event))
 
     def wake(self) -> None:
-        """Set all marked events soon, unless a wake-up that does so is under way."""
-        with self._lock:
-            needed = bool(self._ready) and not self._under_way
-            self._under_way |= needed
-        if needed:
+        """Let the loop deliver soon what was gathered, if there is anything. On the text thread."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(self._set)
+                self._loop.call_soon_threadsafe(_deliver, gathered)
 
-    def _set(self) -> None:
-        with self._lock:
-            ready, self._ready = self._ready, []
-            self._under_way = False
-        for event in ready:
-            event.set()
+
+def _deliver(gathered: "list[tuple[EventQueue, float, TextEvent]]") -> None:
+    for queue, when, event in gathered:
+        queue.deliver(when, event)
 
 
 class LoopBridges:
@@ -69,22 +65,25 @@ class LoopBridges:
 
 
 class EventQueue:
-    """The events of one request. `stopped`: done when somebody interrupts, with the error."""
+    """The events of one request. All but `put` belongs to the event loop.
+
+    stopped  done when somebody interrupts, with the error
+    """
 
     def __init__(self, bridge: LoopBridge) -> None:
         self._bridge = bridge
-        self._lock = threading.Lock()
         self._events: deque[tuple[float, TextEvent]] = deque()
         self._news = asyncio.Event()
         self.stopped: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def put(self, event: TextEvent) -> None:
         """From the text thread; the reader hears of it with the next `LoopBridge.wake`."""
-        with self._lock:
-            self._events.append((time.monotonic(), event))
-            first = len(self._events) == 1
-        if first:
-            self._bridge.mark(self._news)
+        self._bridge.gather(self, event)
+
+    def deliver(self, when: float, event: TextEvent) -> None:
+        """For the bridge. when: the event arrived on the text thread, by time.monotonic()."""
+        self._events.append((when, event))
+        self._news.set()
 
     async def drain(self) -> list[tuple[float, TextEvent]]:
         """What came since the last call with the time of its arrival, at most 256 events, as soon as there is anything;
@@ -94,18 +93,17 @@ class EventQueue:
         await self._news.wait()
         if self.stopped.done():
             raise self.stopped.result()
-        with self._lock:
-            events = [self._events.popleft() for _ in range(min(len(self._events), _AT_ONCE))]
-            if not self._events:
-                self._news.clear()
+        events = [self._events.popleft() for _ in range(min(len(self._events), _AT_ONCE))]
+        if not self._events:
+            self._news.clear()
         return events
 
     def interrupt(self, error: Exception) -> None:
-        """End the wait with an error, whatever arrived; the first one counts. On the event loop."""
+        """End the wait with an error, whatever arrived; the first one counts."""
         if not self.stopped.done():
             self.stopped.set_result(error)
         self._news.set()
 
     def poke(self) -> None:
-        """Let the reader look up. On the event loop."""
+        """Let the reader look up."""
         self._news.set()

@@ -234,25 +234,29 @@ def test_a_reader_that_comes_late_takes_events_by_and_by() -> None:
 
 
 def test_a_step_wakes_the_loop_once() -> None:
-    """However many requests it brought something, and even while a wake-up is under way."""
+    """However many requests it brought something. What comes while the loop is busy is there with what came before."""
     calls: list[Callable[[], None]] = []
 
     async def read() -> list[list[int]]:
-        bridge = LoopBridge(types.SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=calls.append))  # type: ignore[arg-type]
+        def call_soon(callback: Callable[..., None], *given: object) -> None:
+            calls.append(functools.partial(callback, *given))
+
+        bridge = LoopBridge(types.SimpleNamespace(call_soon_threadsafe=call_soon))  # type: ignore[arg-type]
         queues, taken = [EventQueue(bridge) for _ in range(3)], []
         for step in range(2):
             for queue in queues:
                 queue.put(TextEvent(index=step))
             bridge.wake()
-        assert len(calls) == 1, "the second step came before the loop had turned"
-        calls[0]()
+            assert len(calls) == step + 1
+        for call in calls:
+            call()
         for queue in queues:
             taken.append([event.index for _, event in await queue.drain()])
         bridge.wake()
-        assert len(calls) == 1, "nothing was new"
+        assert len(calls) == 2, "nothing was new"
         queues[0].put(TextEvent(index=2))
         bridge.wake()
-        assert len(calls) == 2
+        assert len(calls) == 3
         return taken
 
     assert asyncio.run(read()) == [[0, 1]] * 3
@@ -298,3 +302,44 @@ def test_places_after_bytes_that_are_no_character(tmp_path: Path) -> None:
     assert TextOffsets(fallback, "b", skip_special_tokens=True).place(257) == 0
     bare = TextOffsets(fallback, "ba", skip_special_tokens=True)
     assert [bare.place(257), bare.place(256)] == [0, 1]
+
+
+def test_events_for_a_closed_loop_go_nowhere() -> None:
+    async def make() -> tuple[LoopBridge, EventQueue]:
+        bridge = LoopBridge(asyncio.get_running_loop())
+        return bridge, EventQueue(bridge)
+
+    bridge, queue = asyncio.run(make())
+    queue.put(TextEvent(index=0))
+    bridge.wake()
+
+
+def test_events_of_many_steps_arrive_once_and_in_order() -> None:
+    """From a thread that does not wait for the loop, while readers drain."""
+
+    async def read() -> list[list[int]]:
+        bridge = LoopBridge(asyncio.get_running_loop())
+        queues = [EventQueue(bridge) for _ in range(4)]
+
+        def write() -> None:
+            for step in range(3000):
+                queues[step % 4].put(TextEvent(index=step))
+                queues[(step + 1) % 4].put(TextEvent(index=step))
+                if step % 3 == 0:
+                    bridge.wake()
+            bridge.wake()
+
+        async def drained(queue: EventQueue) -> list[int]:
+            found: list[int] = []
+            while len(found) < 1500:
+                found += [event.index for _, event in await queue.drain()]
+            return found
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        found = await asyncio.gather(*map(drained, queues))
+        thread.join()
+        return found
+
+    expected = [sorted([*range(at, 3000, 4), *range((at - 1) % 4, 3000, 4)]) for at in range(4)]
+    assert asyncio.run(read()) == expected

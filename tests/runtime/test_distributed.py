@@ -1,0 +1,68 @@
+"""How ranks wait for each other while they open an engine; with MPI itself they meet in tests/e2e."""
+
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import RankError
+from ingot.runtime import distributed
+from ingot.runtime.distributed import MpiLink
+
+
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 0.0, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def request_of(clock: Clock, seconds: float) -> types.SimpleNamespace:
+    """MPI's, done after some seconds."""
+    end = clock.now + seconds
+
+    def done() -> bool:
+        clock.looks += 1
+        return clock.now >= end
+
+    return types.SimpleNamespace(Test=done)
+
+
+def link_of(clock: Clock, seconds: float) -> MpiLink:
+    """Of one rank, whose collectives take some seconds each."""
+
+    def gather(sent: np.ndarray, found: Any) -> types.SimpleNamespace:
+        (found if isinstance(found, np.ndarray) else found[0])[:] = sent
+        return request_of(clock, seconds)
+
+    world = types.SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, Iallgather=gather, Iallgatherv=gather)
+    return MpiLink(types.SimpleNamespace(COMM_WORLD=world, BYTE=None))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(distributed, "time", found)
+    return found
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, 2), (0.002, 60), (1.0, 150), (300.0, 12_200)])
+def test_looks_grow_rare_and_end_soon_after(clock: Clock, seconds: float, most: int) -> None:
+    """most: looks for both collectives of an exchange."""
+    assert link_of(clock, seconds).exchange({"a": [1, 2]}) == [{"a": [1, 2]}]
+    assert clock.looks <= most
+    assert 2 * seconds <= clock.now <= 2 * (seconds + max(seconds / 8, 1e-4))
+    assert clock.now <= 2 * seconds + 0.1001
+
+
+def test_the_wait_has_an_end(clock: Clock) -> None:
+    with pytest.raises(RankError, match="has not opened the engine in time"):
+        link_of(clock, 1e9).exchange(1)
+    assert 600 < clock.now < 601
