@@ -14,6 +14,7 @@ from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType
 from ingot.plan import Limits, Plan
 from ingot.plugins.quantised import MAX_K
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
 
 Progress = Callable[[str, int, int], None]
@@ -88,7 +89,7 @@ def _by_kernels(choice: ProductChoice, plugin: str, target: Target, notes: list[
     if all(has.values()) or not any(has.values()):  # no kernel at all is an error of choose_kernel
         return choice
     only = next(mode for mode, there in has.items() if there)
-    of = "products" if op == "matmul" else f"products of experts ({op})"
+    of = f"products of experts ({op})" if find_op(op).experts else "products"
     note = f"activations {only} in {dtype} {of}: {target.name} has no kernels for anything else"
     if note not in notes:
         notes.append(note)

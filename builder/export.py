@@ -47,7 +47,7 @@ def _input(lowering: Lowering, names: Mapping[int, str], node: gs.Node, tensor: 
 def _input_count(node: gs.Node) -> int:
     """Inputs, the optional ones included. A graph has only the token ids of a step's inputs."""
     first = find_op(plan_ops(node.op)[0])
-    return len(first.inputs) - len(first.batch_inputs) + (first.name == "embedding")
+    return len(first.inputs) - sum(first.inputs[index] != "input_ids" for index in first.batch_inputs)
 
 
 def _attrs(node: gs.Node) -> dict[str, Attr]:

@@ -5,7 +5,17 @@ from collections.abc import Iterator
 import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import Graph, optional_input, ours, weight_shape
-from ingot.builder.precision import PRODUCTS, product_weight
+from ingot.builder.node_kinds import (
+    applies_any_function,
+    attends,
+    attends_to_latents,
+    is_of_heads,
+    is_product,
+    keeps_state,
+    reads_table,
+    writes_kv,
+)
+from ingot.builder.precision import product_weight
 from ingot.builder.select import ATTENTIONS, plan_ops
 from ingot.errors import BuildError, NoKernelError
 from ingot.plan import Plan, Rows
@@ -19,7 +29,7 @@ Excess = tuple[str, str, str, str]
 def check_graph(graph: Graph, target: Target) -> None:
     """Heads, experts and weights of a graph of plugins. Raises BuildError before any work is done for the target."""
     for node in graph.nodes:
-        if ours(node, "CausalConv", "LinearAttention", "LatentAttention", "HeadMatmul"):
+        if keeps_state(node) or attends_to_latents(node) or is_of_heads(node):
             _check_ranges(node)
     limits = target.limits()
     sinks = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
@@ -42,14 +52,13 @@ def check_graph(graph: Graph, target: Target) -> None:
 
 def _activation(node: gs.Node) -> str:
     """The function that a node applies to a product or by itself."""
-    applies = ours(node, "Matmul", "Activation", "MoeGateUp")
-    return str(node.attrs["activation"]) if applies else "none"
+    return str(node.attrs["activation"]) if applies_any_function(node) else "none"
 
 
 def check_plan(plan: Plan, target: Target) -> None:
     """What depends on the limits of the engine too. Raises BuildError."""
     for step in plan.steps if not target.limits().growth else ():
-        if step.op != "paged_attention" or not step.attrs["growth"]:
+        if not step.attrs.get("growth"):
             continue
         if plan.limits.max_seq_len > (most := int(step.attrs["growth_every"])):
             raise NoKernelError(
@@ -65,9 +74,9 @@ def check_plan(plan: Plan, target: Target) -> None:
 
 def _makes_values(node: gs.Node) -> bool:
     """Whether an attention's values are anything but parts of its layer's product."""
-    if ours(node, "PagedAttention"):
-        return bool(node.attrs["value_norm"] or node.attrs["keys_as_values"])
-    return ours(node, "SharedAttention")
+    if writes_kv(node):
+        return bool(node.attrs.get("value_norm") or node.attrs.get("keys_as_values"))
+    return attends(node) and not attends_to_latents(node)
 
 
 def _check_ranges(node: gs.Node) -> None:
@@ -100,7 +109,7 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
         yield "the layers are", "the graph", f"at most {limits.layers:,}", f"{len(attentions):,}"
     for node in attentions:
         yield from _of_attention(node, limits)
-    for node in graph.plugins("LatentAttention"):
+    for node in filter(attends_to_latents, graph.nodes):
         for key in ("head_dim", "rank"):
             size = int(node.attrs[key])
             if size % limits.head_dim_multiple:
@@ -123,7 +132,7 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
             ", ".join(f"{heads} x {dim}" for heads, dim in sorted(sizes)),
         )
     for node in graph.nodes:
-        if ours(node, *PRODUCTS, "Embedding"):
+        if is_product(node) or reads_table(node):
             yield from _of_weight(node, limits)
 
 

@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from ingot.builder.expressions import key, matrix_shape
 from ingot.builder.graph import DOMAIN, Graph, is_weight, ours, weight_shape
 from ingot.builder.memory import Use, Value, plan_arena
+from ingot.builder.node_kinds import attends, count_of, is_matmul, reads_table, writes_kv
 from ingot.builder.pack import WeightUse, place_weights, slice_count
 from ingot.builder.positions import UNLIMITED
 from ingot.builder.program import Draft, Program
@@ -22,8 +23,6 @@ from ingot.errors import PassError
 from ingot.plan import STATE_WINDOW, Attr, CacheGroup, Limits, Plan, Rows, Step
 from ingot.plugins.registry import find_op
 from ingot.step_inputs import inputs_among
-
-_KEEPING = ("PagedAttention", "LatentAttention")  # attentions whose layers keep keys and values of their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,12 +52,12 @@ class ModelShape:
 def read_shape(graph: Graph) -> ModelShape:
     """Raises PassError for a graph without attention or token embedding."""
     nodes = [node for node in graph.nodes if node.domain == DOMAIN]
-    attentions = [node for node in nodes if ours(node, *ATTENTIONS, "LatentAttention")]
+    attentions = [node for node in nodes if attends(node)]
     if not attentions:
         raise PassError("the graph has no attention", expected="at least one layer with keys and values")
-    layers = {int(node.attrs["layer"]): _layer(node) for node in attentions if ours(node, *_KEEPING)}
-    table = next((node.inputs[1] for node in nodes if ours(node, "Embedding")), None)
-    head = next(node for node in reversed(nodes) if ours(node, "Matmul"))
+    layers = {int(node.attrs["layer"]): _layer(node) for node in nodes if writes_kv(node)}
+    table = next((node.inputs[1] for node in nodes if reads_table(node)), None)
+    head = next(node for node in reversed(nodes) if is_matmul(node))
     if table is None:
         raise PassError("the graph has no token embedding", expected="a Gather of a table by the token ids")
     vocab_size, table_rows = weight_shape(head.inputs[1])[0], weight_shape(table)[0]
@@ -153,7 +152,7 @@ class Lowering:
         self._known: dict[tuple[object, ...], str] = {}  # equal weights are stored once
         self._uses: dict[str, WeightUse] = {}
         self._weights: dict[tuple[int, int], str] = {}  # ids of a node and of a weight that it reads → its name
-        self._kv_layers = sum(ours(node, *_KEEPING) for node in graph.nodes)
+        self._kv_layers = count_of(graph, writes_kv)
         for node in graph.nodes:
             if node.domain == DOMAIN:
                 self._lower(node)
@@ -228,7 +227,7 @@ class Lowering:
             written, of_heads = node.inputs[:4], node.inputs[4:]  # sinks and slopes
             self._draft(node, node.name.replace("/attention", f"/{first}"), first, kernels[0], written, [query])
             self._draft(node, node.name, second, kernels[1], [query, *of_heads], node.outputs)
-        elif ours(node, "Embedding"):  # the token ids are an input of the plan
+        elif reads_table(node):  # the token ids are an input of the plan
             self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs[1:], node.outputs)
         else:
             self._draft(node, node.name, plan_ops(node.op)[0], kernels[0], node.inputs, node.outputs)

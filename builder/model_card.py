@@ -36,10 +36,12 @@ def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
 
 def _expert_card(plan: Plan) -> dict[str, Fact]:
     """What is said of a mixture of experts."""
-    experts = next((step for step in plan.steps if step.op == "moe_down"), None)
+    experts = next((step for step in plan.steps if find_op(step.op).experts), None)
     if experts is None:
         return {}
-    (stack,) = (weight.shape[0] for weight in plan.weights if weight.name == experts.inputs[3])
+    packed = find_op(experts.op).packed
+    assert packed is not None, "experts have weights"
+    (stack,) = (weight.shape[0] for weight in plan.weights if weight.name == experts.inputs[packed])
     slots = next(buffer.cols for buffer in plan.buffers if buffer.name == experts.inputs[1])
     return {"experts": stack, "experts_per_token": slots}
 

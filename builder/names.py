@@ -5,12 +5,19 @@ from collections.abc import Iterator, Mapping
 import onnx_graphsurgeon as gs
 
 from ingot.builder.graph import DOMAIN, Graph, ours, producer
-from ingot.builder.precision import is_gate
+from ingot.builder.node_kinds import (
+    attends,
+    attends_to_latents,
+    copies_rows,
+    decides,
+    is_matmul,
+    is_norm,
+    keeps_state,
+    reads_table,
+    routes,
+    specs,
+)
 from ingot.builder.select import ATTENTIONS, plan_ops
-
-_MIXERS = (*ATTENTIONS, "LatentAttention", "LinearAttention", "CausalConv")
-_ONCE = {"Embedding": "embed", "RopeTable": "rope_table", "GatherRows": "logit_rows"}
-_NORMS = ("RmsNorm", "LayerNorm")
 
 
 def name_nodes(graph: Graph) -> None:
@@ -22,9 +29,14 @@ def name_nodes(graph: Graph) -> None:
     layer = -1
     for node in nodes:
         layer = max(layer, mixers.get(id(node), (0, node))[0])
-        name = roles.get(id(node)) or _ONCE.get(node.op) or f"layers.{max(layer, 0)}/{_plain_name(node)}"
+        name = roles.get(id(node)) or _step_name(node) or f"layers.{max(layer, 0)}/{_plain_name(node)}"
         used[name] = used.get(name, 0) + 1
         node.name = name if used[name] == 1 else f"{name}.{used[name]}"
+
+
+def _step_name(node: gs.Node) -> str:
+    """Of what a plan needs but once, outside of its layers."""
+    return next((op.step_name for op in specs(node) if op.step_name), "")
 
 
 def _mixers(nodes: list[gs.Node]) -> dict[int, tuple[int, gs.Node]]:
@@ -33,7 +45,7 @@ def _mixers(nodes: list[gs.Node]) -> dict[int, tuple[int, gs.Node]]:
     found: dict[int, tuple[int, gs.Node]] = {}
     layers: dict[int, int] = {}
     for node in nodes:
-        if ours(node, *_MIXERS) and not any(ours(user, "LinearAttention") for user in node.outputs[0].outputs):
+        if (attends(node) or keeps_state(node)) and not any(map(keeps_state, node.outputs[0].outputs)):
             found[id(node)] = layers.setdefault(id(_input_of(node)), len(layers)), node
     return found
 
@@ -41,9 +53,9 @@ def _mixers(nodes: list[gs.Node]) -> dict[int, tuple[int, gs.Node]]:
 def _input_of(mixer: gs.Node) -> gs.Tensor:
     """What the products read that a mixer begins with."""
     tensor = mixer.inputs[0]
-    while (node := producer(tensor)) is not None and not ours(node, "RmsNorm", "LayerNorm", "Embedding"):
+    while (node := producer(tensor)) is not None and not (is_norm(node) or reads_table(node)):
         tensor = node.inputs[0]
-        if ours(node, "Matmul"):
+        if is_matmul(node):
             break
     return _unscaled(tensor)
 
@@ -61,7 +73,7 @@ def _roles(graph: Graph, mixers: Mapping[int, tuple[int, gs.Node]]) -> dict[int,
         prefix = f"layers.{layer}/"
         if ours(node, *ATTENTIONS):
             _name_attention(roles, node, prefix)
-        elif ours(node, "LatentAttention"):
+        elif attends_to_latents(node):
             _name_latent(roles, node, prefix)
         elif ours(node, "LinearAttention"):
             _name_linear(roles, node, f"{prefix}linear_")
@@ -72,8 +84,8 @@ def _roles(graph: Graph, mixers: Mapping[int, tuple[int, gs.Node]]) -> dict[int,
         if head is not None and ours(head, op):
             roles[id(head)] = name
             head = producer(head.inputs[0])
-    if ours(head, "Matmul"):
-        assert head is not None, "ours says so"
+    if is_matmul(head):
+        assert head is not None, "it is one"
         roles[id(head)] = "lm_head"
         _name_norm(roles, producer(head.inputs[0]), "final_norm")
     return roles
@@ -87,7 +99,7 @@ def _name_attention(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
             roles[id(user)] = f"{prefix}attention_gated"
             _name_product(roles, user.inputs[1], f"{prefix}attention_gate", "")
             user = next(_readers(user.outputs[0]), user)
-        if ours(user, "Matmul"):
+        if is_matmul(user):
             roles[id(user)] = f"{prefix}attention_out"
 
 
@@ -99,14 +111,14 @@ def _name_latent(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
     _name_product(roles, write.inputs[1], f"{prefix}latent", f"{prefix}attention_norm")
     query = producer(write.inputs[0])
     _name_product(roles, write.inputs[0], f"{prefix}query", "")
-    norm = producer(query.inputs[0]) if query is not None and ours(query, "Matmul") else None
+    norm = producer(query.inputs[0]) if query is not None and is_matmul(query) else None
     if norm is not None and ours(norm, "RmsNorm") and id(norm) not in roles:  # else it is the layer's own
         roles.setdefault(id(norm), f"{prefix}query_norm")
         _name_product(roles, norm.inputs[0], f"{prefix}query_latent", "")
     for spread in _readers(node.outputs[0]):
         roles[id(spread)] = f"{prefix}attention_values"
         for user in _readers(spread.outputs[0]):
-            if ours(user, "Matmul"):
+            if is_matmul(user):
                 roles[id(user)] = f"{prefix}attention_out"
 
 
@@ -125,7 +137,7 @@ def _name_linear(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
             roles[id(user)] = f"{prefix}gated_norm"
             _name_product(roles, user.inputs[1], f"{prefix}gate", "")
             user = next(_readers(user.outputs[0]), user)
-        if ours(user, "Matmul"):
+        if is_matmul(user):
             roles[id(user)] = f"{prefix}out"
 
 
@@ -145,18 +157,18 @@ def _name_conv(roles: dict[int, str], node: gs.Node, name: str) -> None:
         for tensor in user.inputs:
             _name_product(roles, tensor, f"{name}_gate_out", "")
         for reader in _readers(user.outputs[0]):
-            if ours(reader, "Matmul"):
+            if is_matmul(reader):
                 roles[id(reader)] = f"{name}_out"
 
 
 def _name_product(roles: dict[int, str], tensor: gs.Tensor, name: str, norm: str) -> None:
     """The product that makes a tensor, or rows of it, and the norm before it."""
     node = producer(tensor)
-    while ours(node, "GatherRows"):
-        assert node is not None, "ours says so"
+    while copies_rows(node):
+        assert node is not None, "it is one"
         node = producer(node.inputs[0])
-    if ours(node, "Matmul"):
-        assert node is not None, "ours says so"
+    if is_matmul(node):
+        assert node is not None, "it is one"
         roles[id(node)] = name
         if norm:
             _name_norm(roles, producer(_unscaled(node.inputs[0])), norm)
@@ -165,21 +177,21 @@ def _name_product(roles: dict[int, str], tensor: gs.Tensor, name: str, norm: str
 def _readers(tensor: gs.Tensor) -> Iterator[gs.Node]:
     """The nodes that read a tensor, or rows of it."""
     for node in tensor.outputs:
-        yield from _readers(node.outputs[0]) if ours(node, "GatherRows") else (node,)
+        yield from _readers(node.outputs[0]) if copies_rows(node) else (node,)
 
 
 def _name_norm(roles: dict[int, str], node: gs.Node | None, name: str) -> None:
-    if ours(node, *_NORMS):
+    if is_norm(node):
         roles.setdefault(id(node), name)
 
 
 def _plain_name(node: gs.Node) -> str:
-    if ours(node, "Matmul"):
-        if any(ours(user, "MoeRoute") for user in node.outputs[0].outputs):
+    if is_matmul(node):
+        if any(map(routes, node.outputs[0].outputs)):
             return "moe_router"
-        if any(is_gate(node.outputs[0], user) for user in node.outputs[0].outputs):
+        if any(ours(user, "AddGated") and decides(node.outputs[0], user) for user in node.outputs[0].outputs):
             return "shared_gate"
         if node.attrs["gated"]:
             return "gate_up"
         return "up" if node.attrs["activation"] != "none" else "down"
-    return "mlp_norm" if ours(node, *_NORMS) else plan_ops(node.op)[0]
+    return "mlp_norm" if is_norm(node) else plan_ops(node.op)[0]

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import stored_dtypes
-from ingot.builder.graph import Graph, ours, weight_shape
+from ingot.builder.graph import Graph, weight_shape
 from ingot.builder.kept import kept_precision
+from ingot.builder.node_kinds import decides, is_matmul, is_monotone, is_of_heads, is_product, reads_table, specs
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import NoKernelError, UsageError
@@ -17,7 +18,6 @@ from ingot.plugins.target import Target
 from ingot.weight_formats import KEPT, QUANTISED, TABLE_FORMAT
 
 LM_HEAD = "lm_head"
-PRODUCTS = ("Matmul", "HeadMatmul", "MoeGateUp", "MoeDown")
 Kept = Mapping[str, Precision]
 """product → the precision that keeps its codes"""
 
@@ -39,7 +39,7 @@ def choose_main(config: BuildConfig, graph: Graph, target: Target, kept: Kept, n
         return precision
     stored: Counter[DType] = Counter()
     for node in graph.nodes:
-        if ours(node, *PRODUCTS, "Embedding"):
+        if is_product(node) or reads_table(node):
             for dtype, nbytes in stored_dtypes(product_weight(node)):
                 stored[dtype] += nbytes
     most = DType.W8 if DType.W8 in stored else stored.most_common(1)[0][0]
@@ -99,8 +99,8 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
 
 def product_weight(node: gs.Node) -> gs.Tensor:
     """The matrix of a product [N, K], of all its experts [experts, N, K], or of a table."""
-    places = {"MoeGateUp": 2, "MoeDown": 3}
-    return node.inputs[places.get(node.op, 1)]
+    packed = next((op.packed for op in specs(node) if op.packed is not None), None)
+    return node.inputs[1 if packed is None else packed]  # a table is behind the token ids
 
 
 def table_dtype(main: Precision) -> DType:
@@ -123,29 +123,19 @@ def choose_unquantised(config: BuildConfig, main: Precision, graph: Graph) -> di
 
 
 def _steers(node: gs.Node) -> bool:
-    """Whether a product makes the logits of experts, the gates of a shared one, the steps or strengths of a
-    recurrence, what streams take of each other, or what heads read of latents."""
+    """Whether a product makes an input that decides (`Op.decisive`), such as the logits of experts or the steps of a
+    recurrence, maybe by a further product; or what heads read of latents."""
     made = node.outputs[0]
-    return ours(node, "HeadMatmul") or any(
-        ours(user, "MoeRoute")
-        or is_gate(each, user)
-        or (ours(user, "MixStreams") and user.inputs[1] is each)
-        or (ours(user, "AddToStreams") and any(each is taken for taken in user.inputs[2:]))
-        or (ours(user, "LinearAttention") and any(each is taken for taken in user.inputs[1:3]))
-        or (ours(user, "Matmul") and _steers(user))
-        for each in (made, *(user.outputs[0] for user in made.outputs if ours(user, "Scale", "Softcap")))
+    return is_of_heads(node) or any(
+        decides(each, user) or (is_matmul(user) and _steers(user))
+        for each in (made, *(user.outputs[0] for user in made.outputs if is_monotone(user)))
         for user in each.outputs
     )
 
 
-def is_gate(tensor: gs.Tensor, user: gs.Node) -> bool:
-    """Whether a tensor is the gates of an AddGated."""
-    return ours(user, "AddGated") and user.inputs[2] is tensor
-
-
 def products_of(graph: Graph) -> list[gs.Node]:
     """In the order of the graph."""
-    return [node for node in graph.nodes if ours(node, *PRODUCTS)]
+    return [node for node in graph.nodes if is_product(node)]
 
 
 def _unquantised(node: gs.Node) -> Precision:

@@ -1,5 +1,6 @@
 """Which kernel computes an op: the first of the target's list named `<op>.<dtype>.*`."""
 
+import functools
 import re
 
 from ingot.errors import NoKernelError
@@ -12,9 +13,15 @@ _SEVERAL = {  # plugins that become more than one step
 ATTENTIONS = tuple(_SEVERAL)
 
 
+@functools.cache
 def plan_ops(plugin: str) -> tuple[str, ...]:
     """The plan ops that a plugin of the graph becomes: RmsNorm → rms_norm."""
     return _SEVERAL.get(plugin, (re.sub(r"(?<!^)(?=[A-Z])", "_", plugin).lower(),))
+
+
+def plugin_of(op: str) -> str:
+    """The plugin of the graph that becomes this plan op alone: rms_norm → RmsNorm."""
+    return "".join(word.capitalize() for word in op.split("_"))
 
 
 def kernel_dtype(dtype: str, activations: str) -> str:

@@ -269,6 +269,10 @@ class Op:
     is_step       plans have steps of it; else sessions do it beside their steps
     state         attrs → float32 numbers that a sequence keeps in the layer, for an op whose cache group has states
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
+    decisive      inputs whose errors weigh more than those of a sum: they choose experts, or say how much of something
+                  stays or is added. What multiplies to make one is never quantised
+    monotone      each number of its output follows from the same number of its first input, and grows with it
+    step_name     of the step, where a plan needs the op but once, outside of its layers
     collective    of an op that all ranks compute together: their inputs, in order → what each of them gets. Its
                   `reference` is `alone`
     transfer      of an op that takes rows from one pipeline stage to the next: what the one has sent → what the other
@@ -308,6 +312,9 @@ class Op:
     overwrites: bool = False
     is_step: bool = True
     keeps_inputs: bool = False
+    decisive: tuple[int, ...] = ()
+    monotone: bool = False
+    step_name: str = ""
     collective: Callable[[Sequence[Array]], Array] | None = None
     transfer: Callable[[Sequence[Array]], Array] | None = None
     state: Callable[[Mapping[str, Attr]], int] | None = None
@@ -317,6 +324,16 @@ class Op:
         """Whether each row of the outputs depends on the same row of the activations alone."""
         elsewhere = self.uses_kv or self.of_tokens or self.batch_inputs or self.state or self.collective
         return self.is_step and self.rows is None and not elsewhere
+
+    @property
+    def is_matmul(self) -> bool:
+        """Whether it multiplies its first input with one packed matrix, all of it."""
+        return self.packed is not None and not (self.experts or self.stacked or self.derived)
+
+    @property
+    def by_dtype(self) -> bool:
+        """Whether its kernels differ by the type of a weight or of the KV cache; the others see float32 alone."""
+        return self.packed is not None or bool(self.tables) or self.uses_kv
 
     @property
     def reads_kv(self) -> bool:

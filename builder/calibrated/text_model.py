@@ -13,6 +13,7 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType, Precision
 from ingot.plan import Limits, Plan, Step
+from ingot.plugins.registry import find_op
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,4 +46,4 @@ class TextModel:
 
     def products(self) -> list[Step]:
         """Steps that multiply with a weight, in the order of the plan; routers are none."""
-        return [step for step in self.plan.steps if step.op.startswith(("matmul", "moe_")) and step.op != "moe_route"]
+        return [step for step in self.plan.steps if (op := find_op(step.op)).is_matmul or op.experts]

@@ -5,6 +5,7 @@ import dataclasses
 from ingot.builder.graph import DOMAIN, Graph, ours
 from ingot.builder.passes.base import PassReport, Sweep
 from ingot.builder.select import ATTENTIONS, choose_kernel, kernel_dtype, plan_ops, rounds_nothing
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
 
 
@@ -26,7 +27,7 @@ class ChooseKernels:
             activations = node.attrs.get("activations")  # of products alone
             dtype = kernel_dtype(node.attrs.get("dtype", "f32"), activations or "")
             kernels = (
-                self._kernel(op, "f32" if op == "rope_query" else dtype, activations, ours(node, *ATTENTIONS))
+                self._kernel(op, dtype if find_op(op).by_dtype else "f32", activations, ours(node, *ATTENTIONS))
                 for op in plan_ops(node.op)
             )
             node.attrs["kernel"] = " ".join(kernels)

@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.attention_pattern import SPLIT_HEADS, Rotation, read_growth, read_rotation
 from ingot.builder.graph import Attr, Graph, is_op, is_weight, optional_input, ours, producer, small_ints, weight_shape
+from ingot.builder.node_kinds import count_of, writes_kv
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.passes.insert_paged_attention import rope_table
 from ingot.builder.rewrite import Match, Op, W, X
@@ -148,7 +149,7 @@ def _rewrite(graph: Graph, match: Match) -> None:
     parts = _read(graph, match)
     assert not isinstance(parts, str), "check has read them"
     cache: dict[str, Attr] = {
-        "layer": len(graph.plugins("PagedAttention")) + len(graph.plugins("LatentAttention")),
+        "layer": count_of(graph, writes_kv),
         "heads": parts.heads,
         "kv_heads": 1,
         "head_dim": parts.rank + parts.rotary_dim,

@@ -19,6 +19,7 @@ from ingot.builder.graph import (
     small_value,
     weight_shape,
 )
+from ingot.builder.node_kinds import count_of, keeps_state
 from ingot.builder.passes.base import Fusion, Rule
 from ingot.builder.recurrence_pattern import read_heads, read_recurrence
 from ingot.builder.rewrite import Match, Op, W, X
@@ -28,7 +29,7 @@ _CHANNELS_FIRST = [0, 2, 1]
 
 def _next_layer(graph: Graph) -> int:
     """States are numbered in the order of the graph; lowering puts them behind the layers with keys and values."""
-    return len(graph.plugins("CausalConv")) + len(graph.plugins("LinearAttention"))
+    return count_of(graph, keeps_state)
 
 
 def _check_conv(graph: Graph, match: Match) -> str | None:

@@ -20,6 +20,7 @@ from ingot.builder.select import choose_kernel
 from ingot.dtypes import DType
 from ingot.errors import BuildError, NoKernelError
 from ingot.plugins.ops.screened_matmul import GROUP, OP, dither, half_codes
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
 
 NAME = "screen_lm_head"
@@ -66,7 +67,7 @@ def _kernels(target: Target) -> tuple[str, str]:
 def _screenable(head: Draft, lowering: Lowering) -> WeightUse:
     """The weight of lm_head. Raises BuildError."""
     weight, extras = head.inputs[1] if len(head.inputs) > 1 else None, head.inputs[2:]
-    use = lowering.use(weight) if isinstance(weight, str) and head.op == "matmul" else None
+    use = lowering.use(weight) if isinstance(weight, str) and find_op(head.op).is_matmul else None
     if use is None:
         got = f"the logits come from {head.op}"
     elif use.dtype is not DType.W8:

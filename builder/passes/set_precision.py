@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import Graph, ours, weight_shape
+from ingot.builder.graph import Graph, weight_shape
+from ingot.builder.node_kinds import attends, is_product, reads_table, uses_latents, writes_kv
 from ingot.builder.passes.base import PassReport, Sweep
-from ingot.builder.precision import PRODUCTS, ProductChoice, product_weight
-from ingot.builder.select import ATTENTIONS, choose_kernel, plan_ops
+from ingot.builder.precision import ProductChoice, product_weight
+from ingot.builder.select import choose_kernel, plan_ops
 from ingot.dtypes import DType
 from ingot.errors import BuildError
 from ingot.plugins.quantised import MAX_K
@@ -32,18 +33,17 @@ class SetPrecision:
     def _apply(self, graph: Graph) -> int:
         fired = 0
         for node in graph.nodes:
-            if ours(node, *PRODUCTS):
+            if is_product(node):
                 choice = self.products[node.name]
                 dtype = choice.precision.dtype.value
                 rounded = self._rounded(node, choice)
                 _check_depth(node.name, weight_shape(product_weight(node))[-1], rounded)
                 node.attrs |= {"dtype": dtype, "group": choice.precision.group, "activations": rounded}
-            elif ours(node, "Embedding"):
+            elif reads_table(node):
                 node.attrs["dtype"] = self.tables.value
-            elif ours(node, "LatentKvWrite", "LatentAttention"):
-                _check_latent(node.name, self.kv)
-                node.attrs["dtype"] = self.kv.value
-            elif ours(node, *ATTENTIONS):
+            elif attends(node) or writes_kv(node):
+                if uses_latents(node):
+                    _check_latent(node.name, self.kv)
                 node.attrs["dtype"] = self.kv.value
             else:
                 continue

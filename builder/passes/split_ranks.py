@@ -27,6 +27,7 @@ from ingot.errors import BuildError
 from ingot.plan import Attr
 from ingot.plugins.layouts import PANEL
 from ingot.plugins.ops import all_gather
+from ingot.plugins.registry import find_op
 from ingot.weight_formats import KEPT
 
 NAME = "split_ranks"
@@ -80,24 +81,26 @@ class _Work:
     def _divide(self, value: int, share: Range) -> None:
         step, cols = self._steps[self._writers[value]], self._values[value].cols
         self._narrow(value, share[1] - share[0])
-        if step.op == "gather_rows":
+        op = find_op(step.op)
+        if op.copies_rows:
             source = step.inputs[0]
             assert isinstance(source, int), "it takes rows of an activation"
             self._require_readers(source, 1)
             self._divide(source, share)
-        elif step.op == "paged_attention":
+        elif op.reads_kv and not op.latent:
             self._divide_heads(step, share)
-        elif step.op == "matmul":
-            n = self._weight(step).shape[0]
-            rows = [share, (n // 2 + share[0], n // 2 + share[1])] if step.attrs["gated"] else [share]
+        elif op.is_matmul:
+            rows = _rows(share, self._weight(step).shape[0], gated=op.gated(step.attrs))
             self._take_rows(step, 1, rows)
             self._take_rows(step, 2, rows)
-        elif step.op == "moe_gate_up":
-            experts, n, _ = self._weight(step, 2).shape
-            self._narrow(value, cols // (n // 2) * (share[1] - share[0]))  # of every expert that a row takes
-            rows = [share, (n // 2 + share[0], n // 2 + share[1])]
-            self._take_rows(step, 2, rows)
-            self._take_rows(step, 3, [(i * n + low, i * n + high) for i in range(experts) for low, high in rows])
+        elif op.experts and op.packed is not None and "activation" in op.attrs:  # their first half
+            (experts, n, _), gated = self._weight(step, op.packed).shape, op.gated(step.attrs)
+            slots = cols // (n // 2 if gated else n)  # experts that a row takes
+            self._narrow(value, slots * (share[1] - share[0]))
+            rows = _rows(share, n, gated=gated)
+            self._take_rows(step, op.packed, rows)
+            of_experts = [(i * n + low, i * n + high) for i in range(experts) for low, high in rows]
+            self._take_rows(step, op.packed + 1, of_experts)
         else:
             raise _refused(step.name, f"what is added up comes from {step.op}")
         self.count += 1
@@ -123,7 +126,8 @@ class _Work:
         query = attention.inputs[0]
         assert isinstance(query, int), "attention reads queries"
         write = self._steps[self._writers[query]]
-        if write.op != "rope_kv_write" or write.attrs["value_norm"] or write.attrs["keys_as_values"]:
+        made = write.attrs.get("value_norm") or write.attrs.get("keys_as_values")
+        if not find_op(write.op).writes_kv or made:
             raise _refused(attention.name, "keys and values are another layer's, or not parts of one matmul")
         self._require_readers(query, 1)
         norms = [self._sums.lowering.use(ref).shape for ref in write.inputs[2:4] if isinstance(ref, str)]
@@ -133,7 +137,7 @@ class _Work:
         assert isinstance(qkv, int), "of an activation"
         self._require_readers(qkv, 1)
         product = self._steps[self._writers[qkv]]
-        if product.op != "matmul" or product.attrs["gated"] or product.attrs["activation"] != "none":
+        if not find_op(product.op).is_matmul or product.attrs["gated"] or product.attrs["activation"] != "none":
             raise _refused(attention.name, "queries, keys and values are not one matmul")
         starts = (0, heads, heads + kv_heads)
         ranges = [(begin, end), *((start + low, start + high) for start in starts[1:])]
@@ -151,10 +155,10 @@ class _Work:
     def divide_logits(self, logits: int) -> None:
         """lm_head makes the logits of a part of the vocabulary, and the ranks put theirs together."""
         step = self._steps[self._writers[logits]]
-        while step.op in ("softcap", "scale"):
+        while find_op(step.op).monotone:
             logits = next(ref for ref in step.inputs if isinstance(ref, int))
             step = self._steps[self._writers[logits]]
-        if step.op != "matmul" or step.attrs["gated"] or step.inputs[3] is not None:
+        if not find_op(step.op).is_matmul or step.attrs["gated"] or step.inputs[3] is not None:
             raise _refused(step.name, f"the logits come from {step.op}")
         vocab, ranks, rank = self._weight(step).shape[0], self._sums.ranks, self._sums.rank
         begin, end = (vocab * each // ranks for each in (rank, rank + 1))
@@ -193,6 +197,11 @@ class _Work:
         name = step.inputs[at]
         assert isinstance(name, str), "of a weight"
         return self._sums.lowering.use(name)
+
+
+def _rows(share: Range, n: int, *, gated: bool) -> list[Range]:
+    """Rows of a weight with n of them that make columns of a product: of gates and of ups, where it is gated."""
+    return [share, (n // 2 + share[0], n // 2 + share[1])] if gated else [share]
 
 
 def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:

@@ -5,6 +5,7 @@ then nothing is converted in between.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ingot.dtypes import DType
 from ingot.errors import EngineError
@@ -34,7 +35,6 @@ from ingot.step_inputs import require_known_inputs
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
 CODE_LAYOUT = "cubin6."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
-_TYPED = {"matmul": 1, "embedding": 0}  # op → its input that decides the type of weights
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
 _TABLES = {
     "input_ids": "ids",
@@ -47,9 +47,15 @@ _ROW_THREADS = 256
 _WEIGHT_ALIGNMENT = 256  # bytes
 
 
+def _typed_input(step: Step) -> int | None:
+    """The input whose type kernels are compiled for: a packed weight, or the first table."""
+    op = find_op(step.op)
+    return op.packed if op.packed is not None else next(iter(op.tables), None)
+
+
 def specialisation(plan: Plan) -> Specialisation:
     """What the plan's kernels are compiled for. Raises EngineError for what they cannot do."""
-    typed = {step.inputs[_TYPED[step.op]] for step in plan.steps if step.op in _TYPED}
+    typed = {step.inputs[at] for step in plan.steps if (at := _typed_input(step)) is not None}
     stored = {weight.dtype for weight in plan.weights if weight.name in typed}
     codes = any(each.is_quantised for each in stored)
     types = {DType.BF16 if each.is_quantised else each for each in stored}
@@ -115,8 +121,8 @@ class _Binder:
             how = _STEPS.get(step.op)
             if how is None:
                 raise EngineError(f"cuda targets have no kernel for {step.op}", where=step.name, got=step.op)
-            check_types(step, self._buffers, self._types.weight)
-            bound.append(Bound(step=step, work=tuple(how(self, step, self._narrow(step.outputs[0])))))
+            check_types(step, self._buffers, self._types.weight, narrow=how.narrow)
+            bound.append(Bound(step=step, work=tuple(how.bind(self, step, self._narrow(step.outputs[0])))))
         return bound
 
     def _narrow(self, name: str) -> bool:
@@ -308,20 +314,29 @@ class _Binder:
         return places, kv
 
 
-_STEPS: dict[str, Callable[[_Binder, Step, bool], Sequence[Work]]] = {
-    "embedding": _Binder.embedding,
-    "rope_table": _Binder.rope_table,
-    "rms_norm": _Binder.norm,
-    "layer_norm": _Binder.norm,
-    "matmul": _Binder.matmul,
-    "add": _Binder.add,
-    "activation": _Binder.activation,
-    "rope_kv_write": _Binder.rope_kv_write,
-    "paged_attention": _Binder.paged_attention,
-    "gather_rows": _Binder.gather_rows,
-    "softcap": _Binder.softcap,
+class _StepKernels(NamedTuple):
+    """What launches the kernels of an op. narrow: they write their first output in the products' type where the plan's
+    buffer says so."""
+
+    bind: Callable[[_Binder, Step, bool], Sequence[Work]]
+    narrow: bool = False
+
+
+_STEPS: dict[str, _StepKernels] = {
+    "embedding": _StepKernels(_Binder.embedding),
+    "rope_table": _StepKernels(_Binder.rope_table),
+    "rms_norm": _StepKernels(_Binder.norm, narrow=True),
+    "layer_norm": _StepKernels(_Binder.norm, narrow=True),
+    "matmul": _StepKernels(_Binder.matmul, narrow=True),
+    "add": _StepKernels(_Binder.add, narrow=True),
+    "activation": _StepKernels(_Binder.activation, narrow=True),
+    "rope_kv_write": _StepKernels(_Binder.rope_kv_write),
+    "paged_attention": _StepKernels(_Binder.paged_attention, narrow=True),
+    "gather_rows": _StepKernels(_Binder.gather_rows),
+    "softcap": _StepKernels(_Binder.softcap),
 }
 OPS = tuple(_STEPS)
+NARROW = frozenset(op for op, kernels in _STEPS.items() if kernels.narrow)
 
 
 def weight_places(plan: Plan) -> tuple[dict[str, int], int]:

@@ -7,15 +7,12 @@ from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Step
 from ingot.plugins.registry import find_op
 
-NARROW = frozenset({"rms_norm", "layer_norm", "matmul", "add", "activation", "paged_attention"})
-"""Ops whose kernels write their first output narrow where the plan's buffer says so."""
 
-
-def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType) -> None:
+def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType, *, narrow: bool) -> None:
     """Raise EngineError for a step that would read or write a type which its kernels do not know. products: their
-    type."""
+    type; narrow: its kernels write their first output in that where the plan's buffer says so."""
     wide = {*(step.inputs[1:] if find_op(step.op).packed is not None else step.inputs)}
-    wide |= {*(step.outputs[1:] if step.op in NARROW else step.outputs)}
+    wide |= {*(step.outputs[1:] if narrow else step.outputs)}
     for name in (*step.inputs, *step.outputs):
         allowed = (DType.F32,) if name in wide else tuple(dict.fromkeys((DType.F32, products)))
         if name in buffers and buffers[name].dtype not in allowed:

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, OPS, code_weight, specialisation
+from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, NARROW, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
-from ingot.plugins.cuda.stored_types import NARROW
+from ingot.plugins.op import Op
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
@@ -31,8 +32,7 @@ LIMITS = KernelLimits(
     activations=frozenset(ACTIVATIONS),
 )
 _DTYPES = ("bf16", "f16", "f32")
-_BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
-_CODES = {"matmul": ("w8", "w4"), "embedding": ("w8",)}  # quantised weights; products round their inputs to bf16
+_CODES, _TABLE_CODES = ("w8", "w4"), ("w8",)  # quantised weights; products round their inputs to bf16
 _COPIES = 10  # of which the fastest counts
 _RESERVE = 512 << 20  # bytes of GPU memory for libraries, graphs and fragmentation
 
@@ -66,6 +66,12 @@ _ARCHITECTURES = {
 CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # target → its machine code
 
 
+def _dtypes(op: Op) -> tuple[str, ...]:
+    """Types of weights or of the KV cache for which an op has kernels."""
+    codes = _CODES if op.packed is not None else _TABLE_CODES if op.tables else ()
+    return (*(_DTYPES if op.by_dtype else ("f32",)), *codes)
+
+
 class CudaTarget:
     """One architecture. Activations are float32 in memory, 16-bit where products and attention take them."""
 
@@ -80,11 +86,7 @@ class CudaTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
-        return tuple(
-            f"{op}.{dtype}.sm80"
-            for op in OPS
-            for dtype in (*(_DTYPES if op in _BY_DTYPE else ("f32",)), *_CODES.get(op, ()))
-        )
+        return tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
 
     def limits(self) -> KernelLimits:
         """Kernels of all architectures take the same."""
@@ -93,7 +95,7 @@ class CudaTarget:
     def activations(self, kernel: str) -> str:
         """The matrix units multiply what has one type; sums are float32."""
         dtype = kernel.split(".")[1]
-        return "bf16" if dtype in _CODES["matmul"] else dtype
+        return "bf16" if dtype in _CODES else dtype
 
     def build_blocker(self) -> str | None:
         """What the machine that builds lacks."""

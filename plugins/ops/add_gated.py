@@ -27,4 +27,5 @@ OP = Op(
     reference=reference,
     size_problem=size_problem,
     in_place=((0, 0),),
+    decisive=(2,),
 )

@@ -45,4 +45,5 @@ OP = Op(
     tables={0: lambda plan: plan.vocab_size, 1: lambda plan: plan.max_positions},
     batch_inputs={2: 0, 3: 1},
     rows=Rows.TOKENS,
+    step_name="embed",
 )

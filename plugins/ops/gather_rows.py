@@ -19,5 +19,6 @@ OP = Op(
     batch_inputs={1: 0},
     of_tokens=True,
     copies_rows=True,
+    step_name="logit_rows",
     rows=Rows.LOGITS,
 )

@@ -129,6 +129,7 @@ OP = Op(
     },
     work=work,
     vectors=(3, 4),
+    decisive=(1, 2),
     batch_inputs={5: 0, 6: 0, 7: 0},
     of_tokens=True,
     state=lambda attrs: int(attrs["heads"]) * int(attrs["key_dim"]) * int(attrs["value_dim"]),

@@ -36,4 +36,5 @@ OP = Op(
     reference=reference,
     size_problem=size_problem,
     attr_rules={"streams": between(1, MOST + 1)},
+    decisive=(1,),
 )

@@ -95,6 +95,7 @@ OP = Op(
     reference=reference,
     size_problem=size_problem,
     routes=True,
+    decisive=(0,),
     attr_rules={
         "normalized": is_flag,
         "score": one_of("softmax", "sigmoid"),

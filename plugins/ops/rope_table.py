@@ -24,4 +24,5 @@ OP = Op(
     vectors=(0,),
     batch_inputs={1: 0},
     rows=Rows.TOKENS,
+    step_name="rope_table",
 )

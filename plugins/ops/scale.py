@@ -18,5 +18,6 @@ OP = Op(
     out_cols=lambda cols, attrs: (cols[0] or 0,),
     reference=reference,
     in_place=((0, 0),),
+    monotone=True,
     overwrites=True,
 )

@@ -29,5 +29,6 @@ OP = Op(
     reference=reference,
     size_problem=size_problem,
     in_place=((0, 0),),
+    monotone=True,
     overwrites=True,
 )

@@ -18,6 +18,7 @@ from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.sampling import DrawLayout
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
 from ingot.plugins.op_graph import OpGraph
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Constant, File, KernelLimits, Progress, SessionOptions, Target, file_name
 from ingot.plugins.tensorrt.compiler import compile_graph
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
@@ -27,8 +28,6 @@ from ingot.plugins.tensorrt.session import Network, TensorRtSession
 from ingot.plugins.tensorrt.tensors import most_blocks, require_lengths
 
 _DTYPES = ("bf16", "f16", "f32")
-_BY_DTYPE = ("matmul", "embedding", "rope_kv_write", "paged_attention")  # the other ops see float32 alone
-_IN_PLUGIN = ("rope_kv_write", "paged_attention")
 _RESERVE = 1 << 30  # bytes of GPU memory for contexts, libraries, what is compiled on the GPU, and fragmentation
 
 
@@ -70,9 +69,9 @@ class TensorRtRtxTarget:
     def kernels(self) -> tuple[str, ...]:
         """tensorrt in a name: native layers; sm80: in the attention plugin, as for cuda targets."""
         return tuple(
-            f"{op}.{dtype}.{'sm80' if op in _IN_PLUGIN else 'tensorrt'}"
+            f"{op}.{dtype}.{'sm80' if find_op(op).uses_kv else 'tensorrt'}"
             for op in OPS
-            for dtype in (_DTYPES if op in _BY_DTYPE else ("f32",))
+            for dtype in (_DTYPES if find_op(op).by_dtype else ("f32",))
         )
 
     def limits(self) -> KernelLimits:

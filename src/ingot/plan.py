@@ -300,7 +300,7 @@ class Plan:
     def stage(self) -> tuple[int, int]:
         """Number of the pipeline stage whose steps these are, and of how many. A single one makes all."""
         for step in self.steps:
-            if step.op in ("send", "recv"):
+            if "stages" in step.attrs:  # it sends to another stage, or receives
                 return int(step.attrs["stage"]), int(step.attrs["stages"])
         return 0, 1
 

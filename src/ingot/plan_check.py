@@ -10,16 +10,14 @@ from collections.abc import Iterable
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import ALIGNMENT, STATE_WINDOW, Attr, Buffer, CacheGroup, Input, Plan, Rows, Variant, Weight
+from ingot.plan import ALIGNMENT, STATE_WINDOW, Attr, Buffer, CacheGroup, Input, Plan, Rows, Step, Variant, Weight
 
 _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 _MOST_DIMENSIONS = 3
 _MOST_STATE = 1 << 40  # numbers of a slot
 _MOST_HEAD = 512  # numbers of a head where values lie apart from keys
-_SPLIT = "rope_kv_write"  # another call may compute its queries, while its own writes keys and values
-_WRITES = (_SPLIT, "latent_kv_write")
-_READS = ("paged_attention", "latent_attention")
+_TABLES, _OF_WRITERS, _OF_READERS = "block_tables", "token_sequences", "past_lengths"
 
 
 def check_plan(plan: Plan, where: str = "plan") -> None:
@@ -70,16 +68,28 @@ def _caches(plan: Plan) -> Iterable[tuple[str, str]]:
         if group.dtype not in _KV_DTYPES:
             expected = ", ".join(each.value for each in _KV_DTYPES)
             yield f"caches.{index}.dtype", f"{group.dtype.value}, expected {expected}"
+    states = {layer for group in plan.caches if group.state for layer in group.layers}
     windows, written = {layer: group.window for group in plan.caches for layer in group.layers}, set[int]()
     for step in plan.steps:
         layer = _whole(step.attrs.get("layer"))
-        if step.op in _WRITES:
+        reads = layer not in states and _reads(step)
+        if _writes(step):
             written.add(layer)
-        elif step.op in _READS and layer in windows and layer not in written:
+        elif reads and layer in windows and layer not in written:
             yield f"steps.{step.name}.layer", f"{layer}, whose keys and values no earlier kernel call has written"
-        kept, window = windows.get(_whole(step.attrs.get("layer"))), _whole(step.attrs.get("window"))
-        if kept and step.op == "paged_attention" and not 0 < window <= kept:
+        kept, window = windows.get(layer), _whole(step.attrs.get("window"))
+        if kept and reads and not 0 < window <= kept:
             yield f"steps.{step.name}.window", f"{window}, its cache keeps {kept} tokens"
+
+
+def _writes(step: Step) -> bool:
+    """Whether it writes keys and values: it must know where each token lies. Its inputs are those of its op's spec."""
+    return {_TABLES, _OF_WRITERS} <= set(step.inputs)
+
+
+def _reads(step: Step) -> bool:
+    """Whether it reads keys and values, or a state: it must know how many tokens of a sequence come before."""
+    return {_TABLES, _OF_READERS} <= set(step.inputs)
 
 
 def _group(where: str, group: CacheGroup) -> Iterable[tuple[str, str]]:
@@ -243,7 +253,7 @@ def _calls(plan: Plan, variant: Variant) -> Iterable[str]:
             inside.add(name)
     calls = {call.step: call for call in variant.calls}
     for step in plan.steps:
-        own, splits = calls.get(step.name), step.op == _SPLIT
+        own, splits = calls.get(step.name), _writes(step)
         if own is None or (step.name in inside and not splits):
             if own is not None or splits or step.name not in inside:
                 yield f"kernel call {step.name} is not computed once"

@@ -19,7 +19,6 @@ from onnx.reference.op_run import OpRun
 
 from ingot.builder.graph import Graph
 from ingot.builder.passes.base import Pass, PassReport
-from ingot.builder.precision import PRODUCTS
 from ingot.builder.select import plan_ops
 from ingot.dtypes import DType
 from ingot.plan import CacheGroup
@@ -180,7 +179,7 @@ def _compute(
     given = inputs[1:] if plugin == "Embedding" else inputs
     flat = [None if x is None else x.reshape(-1, x.shape[-1]) if x.shape[:2] == ids.shape else x for x in given]
     batch, kv = _batch(ids), _cache(attrs, ids)
-    defaults = {"activations": "f32"} if plugin in PRODUCTS else {}
+    defaults = {"activations": "f32"} if any(find_op(each).packed is not None for each in plan_ops(plugin)) else {}
     for op_name in plan_ops(plugin):
         op = find_op(op_name)
         count = len(op.inputs) - len(op.batch_inputs)

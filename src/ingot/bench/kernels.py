@@ -23,6 +23,7 @@ from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Step
 from ingot.plugins.cpu.native import barrier_seconds, core_count, peak_flops, peak_name, read_bandwidth
 from ingot.plugins.plan_work import PlanWork
+from ingot.plugins.registry import find_op
 from ingot.runtime.session import join_ranks, load_engine
 from ingot.step_io import Int32, TimedSession
 from ingot.step_work import Work
@@ -336,7 +337,7 @@ def summarise(
 
 def op_name(step: Step) -> str:
     """Products by what they compute (qkv, gate_up, lm_head, ...), all else by op."""
-    if step.op == "matmul":
+    if find_op(step.op).is_matmul:
         return step.name.rsplit("/", 1)[-1].split(".", 1)[0]
     return step.op
 
