@@ -35,7 +35,7 @@ def name_nodes(graph: Graph) -> None:
 
 
 def _step_name(node: gs.Node) -> str:
-    """Of what a plan needs but once, outside of its layers."""
+    """The name of a step that a plan needs but once, outside of its layers."""
     return next((op.step_name for op in specs(node) if op.step_name), "")
 
 

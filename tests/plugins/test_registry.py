@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 import ingot.plugins.registry as registry
 from ingot.errors import PassError, TargetError, UsageError
+from ingot.plugins.op import Op
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.target import Target
 
@@ -77,6 +79,34 @@ def test_an_unknown_target_lists_the_known_ones(family: tuple[Target, ...]) -> N
 def test_an_unknown_op_lists_the_known_ones() -> None:
     with pytest.raises(PassError, match=r"no op 'sing'(.|\n)*matmul"):
         registry.find_op("sing")
+
+
+def named(holds: Callable[[Op], object]) -> set[str]:
+    return {name for name in registry.op_names() if holds(registry.find_op(name))}
+
+
+def test_what_ops_are_by_their_specs() -> None:
+    """Builder, plan and targets ask for these instead of listing names."""
+    assert named(lambda op: op.is_matmul) == {"matmul"}
+    assert named(lambda op: op.packed is not None) > {"matmul", "head_matmul", "moe_gate_up", "moe_down"}
+    assert named(lambda op: op.by_dtype) >= {"matmul", "embedding", "rope_kv_write", "paged_attention"}
+    assert not named(lambda op: op.by_dtype) & {"rope_query", "rope_table", "rms_norm", "gather_rows", "softcap"}
+    assert named(lambda op: op.norms) == named(lambda op: op.norms and op.residual is not None)
+    for name in registry.op_names():
+        op = registry.find_op(name)
+        given = len(op.inputs) - len(op.batch_inputs)
+        assert all(0 <= index < given for index in op.decisive), f"{name}: decisive inputs are activations"
+        assert not {*op.decisive} & {op.packed, op.residual, *op.vectors, *op.tables}, name
+        assert not op.monotone or (len(op.inputs) == 1 and op.by_rows), name
+
+
+def test_a_plan_says_who_writes_and_reads_the_cache() -> None:
+    """By the inputs of its steps, which `plan_check.py` looks at: it knows no ops."""
+    for name in registry.op_names():
+        op = registry.find_op(name)
+        inputs = {each.rstrip("?") for each in op.inputs}
+        assert ({"block_tables", "token_sequences"} <= inputs) == op.writes_kv, name
+        assert ({"block_tables", "past_lengths"} <= inputs) == (op.reads_kv or op.state is not None), name
 
 
 def test_what_works_row_by_row() -> None:
