@@ -28,9 +28,10 @@ class SampleErrors:
         self._errors: dict[str, float] | None = None
 
     def of(self, graph: Graph) -> dict[str, float]:
-        """By product. Rewrites the precisions of `graph`, a graph of plugins; every other one of this checkpoint has
-        the same errors."""
-        if self._errors is None:
+        """By product. Rewrites the precisions of `graph`, a graph of plugins; every other one of this checkpoint that
+        has the same products has the same errors."""
+        products = {node.name for node in products_of(graph)}
+        if self._errors is None or not products <= self._errors.keys():
             model, plan, ids = _sample_plan(graph, self._checkpoint)
             uses = model.lowering.uses
             total, done = sum(use.nbytes for use in uses), 0

@@ -3,7 +3,8 @@ these rows.
 
 A code of 4 bits, a table of 16 values or none, scales of groups of columns, zero points or offsets, and a factor of
 each row or none become `GroupedRows`. Nothing is searched: scales are rounded to float16, after a power of two has gone
-into the row's scale, and the values of a table to multiples of one number.
+into the row's scale, and the values of a table to multiples of one number: eight bits, or sixteen where eight are too
+few.
 
     source's scale                        is kept
     float16, bf16, E4M3, powers of two    exactly
@@ -13,6 +14,7 @@ Bytes of FP8 become `F8Rows`, whose scales are float32, as stored.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,11 +29,14 @@ from ingot.dtypes import DType, Precision, from_float32
 from ingot.plugins.f8_rows import F8Rows, joined_f8
 from ingot.plugins.grouped import GroupedRows, joined
 from ingot.plugins.layouts import PANEL
-from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.quantised import Int8, QuantisedRows
 from ingot.weight_formats import F8, W4T
 
+Numbers = npt.NDArray[Any]
 _TOP = 15  # largest exponent of a row's scales
 _LARGEST = 127  # value of a table
+_PARTS = 256  # of a whole number, what one of its further bits is worth
+_TABLE_ERROR = 2.0**-16  # of the largest value, that needs no further bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,11 +77,11 @@ class Grid:
         return self.signed, self.table, self.zero is not None, self.offset is not None
 
 
-def kept_precision(tensor: gs.Tensor) -> Precision | None:
-    """What keeps a weight's codes; None where nothing does."""
-    grids = [read_grid(each.tensor) for each in _all_pieces(tensor)]
+def kept_precision(*tensors: gs.Tensor) -> Precision | None:
+    """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does."""
+    grids = [read_grid(each.tensor) for each in _all_pieces(*tensors)]
     found = [grid for grid in grids if grid is not None]
-    if len(found) < len(grids) or not panels_alike(tensor):
+    if len(found) < len(grids) or not panels_alike(*tensors):
         return None
     group = min(grid.engine_group for grid in found)
     floats = {grid.floats for grid in found}
@@ -88,9 +93,10 @@ def kept_precision(tensor: gs.Tensor) -> Precision | None:
     return Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group)
 
 
-def panels_alike(tensor: gs.Tensor) -> bool:
-    """Whether rows of one panel are of one kind, in a weight whose codes are kept."""
-    pieces = _all_pieces(tensor)
+def panels_alike(*tensors: gs.Tensor) -> bool:
+    """Whether rows of one panel are of one kind, in weights whose codes are kept and whose rows lie one below the
+    other."""
+    pieces = _all_pieces(*tensors)
     grids = [read_grid(each.tensor) for each in pieces]
     kinds = {None if grid is None else grid.kind for grid in grids}
     return len(kinds) == 1 or all((each.end - each.begin) % PANEL == 0 for each in pieces[:-1])
@@ -107,9 +113,12 @@ class _Piece:
     last: int
 
 
-def _all_pieces(tensor: gs.Tensor) -> list[_Piece]:
-    *outer, columns = weight_shape(tensor)
-    return list(_pieces(tensor, 0, math.prod(outer), 0, columns))
+def _all_pieces(*tensors: gs.Tensor) -> list[_Piece]:
+    found: list[_Piece] = []
+    for tensor in tensors:
+        *outer, columns = weight_shape(tensor)
+        found.extend(_pieces(tensor, 0, math.prod(outer), 0, columns))
+    return found
 
 
 def _pieces(tensor: gs.Tensor, begin: int, end: int, first: int, last: int) -> Iterator[_Piece]:
@@ -280,7 +289,7 @@ def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) ->
 
     scale = numbers(grid.scale)
     shift = None if grid.zero is grid.offset else numbers(grid.zero if grid.offset is None else grid.offset)
-    table, unit = _table(grid.table) if grid.table else (np.arange(lowest, lowest + 16, dtype=np.int8), 1.0)
+    table, more, unit = _table(grid.table) if grid.table else (np.arange(lowest, lowest + 16, dtype=np.int8), None, 1.0)
     powers = _powers(scale, shift if grid.offset is not None else None)
     row_scale = powers * np.float32(unit)
     row_scale = _with_factor(reader, grid, row_scale, begin, end)
@@ -293,6 +302,7 @@ def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) ->
         codes=(codes.view(np.int8) - np.int8(lowest)).view(np.uint8),
         group_scale=group_scale,
         table=np.tile(table, (end - begin, 1)),
+        more_bits=None if more is None else np.tile(more, (end - begin, 1)),
         shift=None if shift is None else _half(shift),
         is_offset=np.full(end - begin, grid.offset is not None),
         group=group,
@@ -340,14 +350,27 @@ def _half(values: Float32) -> Float32:
     return np.where(np.isnan(values), np.float32(0), values).astype(np.float16).astype(np.float32)
 
 
-def _table(values: tuple[float, ...]) -> tuple[npt.NDArray[np.int8], float]:
-    """(whole numbers, what one of them is worth): those nearest to the values, and the fewest that are."""
+@functools.cache
+def _table(values: tuple[float, ...]) -> tuple[Int8, Int8 | None, float]:
+    """(whole numbers, 256ths beside them or None, what the number 1 is worth): those nearest to the values, and the
+    fewest that are."""
     wanted = np.array(values)
-    top = np.abs(wanted).max() or 1.0
+    top = float(np.abs(wanted).max()) or 1.0
 
-    def error(most: int) -> float:
-        return float(np.abs(np.rint(wanted / top * most) * (top / most) - wanted).max())
+    def nearest(most: Numbers) -> Numbers:
+        """[..., 16], where the largest value is so many"""
+        return np.rint(wanted / top * most[..., None])
 
-    errors = [round(error(most) / top, 7) for most in range(1, _LARGEST + 1)]
-    most = errors.index(min(errors)) + 1
-    return np.rint(wanted / top * most).astype(np.int8), float(top / most)
+    def fewest(most: Numbers) -> int:
+        errors = np.abs(nearest(most) * (top / most[:, None]) - wanted).max(axis=1) / top
+        return int(most[np.argmin(np.round(errors, 7))])
+
+    whole = fewest(np.arange(1, _LARGEST + 1))
+    numbers = nearest(np.array(whole))
+    if np.abs(numbers * (top / whole) - wanted).max() <= _TABLE_ERROR * top:
+        return numbers.astype(np.int8), None, top / whole
+    parts = fewest(np.arange(_PARTS, _LARGEST * _PARTS + 1))
+    numbers = nearest(np.array(parts)).astype(np.int32)
+    rest = (numbers + _PARTS // 2) % _PARTS - _PARTS // 2
+    table = ((numbers - rest) // _PARTS).astype(np.int8)
+    return table, rest.astype(np.int8), top / parts * _PARTS

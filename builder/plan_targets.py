@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ingot.builder.activations import SampleErrors, choose_activations
 from ingot.builder.export import export
-from ingot.builder.expressions import check_sources
+from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.kernel_limits import check_graph, check_plan
 from ingot.builder.limits import fit_limits
@@ -18,6 +18,7 @@ from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
+from ingot.builder.passes.keep_codes import KeepCodes
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.split_ranks import SplitRanks
 from ingot.builder.passes.split_sums import split_passes
@@ -33,7 +34,9 @@ from ingot.builder.precision import (
     choose_main,
     choose_products,
     choose_unquantised,
+    keeps,
     kept_products,
+    may_rearrange,
     products_of,
     table_dtype,
 )
@@ -95,13 +98,7 @@ def plan_targets(
     for option, size in (("--tp_size", config.tp_size), ("--pp_size", config.pp_size)):
         if size > 1:
             _require_ranks(option, size, targets)
-    graph = Graph.load(checkpoint.graph_path)
-    if config.dump_passes is not None:
-        _make_folder(config.dump_passes)
-        graph.save(config.dump_passes / "00_checkpoint.onnx")
-    reports = run_passes(graph, structure_passes(), dump=config.dump_passes)
-    require_plugins(graph, reports)
-    name_nodes(graph)
+    graph, reports = _structure(checkpoint, config.dump_passes)
     for target in targets:
         check_graph(graph, target)
     errors = SampleErrors(checkpoint, progress)
@@ -112,8 +109,38 @@ def plan_targets(
             dump /= target.name.replace("/", "-")
             _make_folder(dump)
         own = dataclasses.replace(config, dump_passes=dump)
-        builds.append(_plan_target(own, checkpoint, graph, reports, errors, target, progress))
+        if builds and checkpoint.config.quantised:  # each target may take other products apart
+            graph, _ = _structure(checkpoint, None)
+        kept = _keep_codes(own, checkpoint, graph, len(reports) + 1, target)
+        builds.append(_plan_target(own, checkpoint, graph, (*reports, *kept), errors, target, progress))
     return builds
+
+
+def _structure(checkpoint: Checkpoint, dump: Path | None) -> tuple[Graph, list[PassReport]]:
+    """The graph of plugins, whose nodes have their names."""
+    graph = Graph.load(checkpoint.graph_path)
+    if dump is not None:
+        _make_folder(dump)
+        graph.save(dump / "00_checkpoint.onnx")
+    reports = run_passes(graph, structure_passes(), dump=dump)
+    require_plugins(graph, reports)
+    name_nodes(graph)
+    return graph, reports
+
+
+def _keep_codes(
+    config: BuildConfig, checkpoint: Checkpoint, graph: Graph, first: int, target: Target
+) -> list[PassReport]:
+    """Reports of the pass that only quantised checkpoints need."""
+    if not checkpoint.config.quantised:
+        return []
+    with WeightReader(checkpoint) as reader:
+        keep = KeepCodes(
+            reader=reader,
+            wanted=may_rearrange(config, target),
+            takes=lambda precision: keeps(config, target, precision),
+        )
+        return run_passes(graph, (keep,), dump=config.dump_passes, first=first)
 
 
 def _require_ranks(option: str, ranks: int, targets: Sequence[Target]) -> None:

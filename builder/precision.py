@@ -1,9 +1,10 @@
 """Which precision and activations every product gets: options first, then the recipe's patterns."""
 
 import dataclasses
+import fnmatch
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -14,6 +15,8 @@ from ingot.builder.node_kinds import decides, is_matmul, is_monotone, is_of_head
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import NoKernelError, UsageError
+from ingot.plugins.ops.gather_columns import OP as GATHER
+from ingot.plugins.ops.join_columns import OP as JOIN
 from ingot.plugins.target import Target
 from ingot.weight_formats import KEPT, QUANTISED, TABLE_FORMAT
 
@@ -69,13 +72,34 @@ def kept_products(config: BuildConfig, graph: Graph, target: Target) -> Kept:
     """With `auto`, the products whose codes the target can keep."""
     if config.precision != "auto":
         return {}
-    offered = _offered(target)
     found = {node.name: kept_precision(product_weight(node)) for node in products_of(graph)}
     if config.screen_lm_head or config.lm_head_precision is not None:
         found.pop(LM_HEAD, None)
-    if config.activations == "int8":  # for which other formats keep fewer bits of the source
-        found = {name: each for name, each in found.items() if each is not None and _rounds_inputs(each)}
-    return {name: each for name, each in found.items() if each is not None and each.dtype.value in offered}
+    return {name: each for name, each in found.items() if each is not None and keeps(config, target, each)}
+
+
+def keeps(config: BuildConfig, target: Target, precision: Precision) -> bool:
+    """Whether `auto` takes this precision for the codes of a product."""
+    if config.activations == "int8" and not _rounds_inputs(precision):  # other formats keep fewer bits of the source
+        return False
+    return precision.dtype.value in _offered(target)
+
+
+def may_rearrange(config: BuildConfig, target: Target) -> Callable[[str], bool]:
+    """Whether a product, by its name, may be taken apart or get its columns in another order to keep its codes: not
+    where ranks divide it, where a recipe says what it gets, or where new weights may come in another order."""
+    kernels = {name.split(".")[0] for name in target.kernels()}
+    if (
+        config.precision != "auto"
+        or config.parts > 1
+        or config.pp_size > 1
+        or config.refit
+        or not kernels >= {GATHER.name, JOIN.name}
+    ):
+        return lambda name: False
+    patterns = [rule.pattern for rule in config.layers]
+    head = config.screen_lm_head or config.lm_head_precision is not None
+    return lambda name: not ((name == LM_HEAD and head) or any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
 
 
 def _offered(target: Target) -> set[str]:

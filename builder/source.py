@@ -21,6 +21,7 @@ from ingot.builder.float_plan import lower_float
 from ingot.builder.graph import Graph
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
+from ingot.builder.passes.keep_codes import KeepCodes, rearranged
 from ingot.builder.pipeline import require_plugins, run_passes, step_passes, structure_passes
 from ingot.checkpoint import Checkpoint
 from ingot.plan import Plan
@@ -76,6 +77,8 @@ def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]
         names, logits = set(graph.surgeon.tensors()), graph.logits.name
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
+        if names_apart := rearranged(made):
+            _keep_codes(graph, checkpoint, names_apart)
         model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts)
         plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
     written = model.program.tensors()
@@ -93,3 +96,9 @@ def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]
             _reader=reader,
             _graph=checkpoint.graph_path,
         )
+
+
+def _keep_codes(graph: Graph, checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """The products that the engine has apart, or in another order of columns, are so here too."""
+    with WeightReader(checkpoint) as reader:
+        run_passes(graph, (KeepCodes(reader=reader, wanted=lambda name: name in names, takes=lambda precision: True),))

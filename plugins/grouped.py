@@ -4,9 +4,9 @@
     w4ts   W[n, k] = scale[n] * ((table[n, code] - shift[n, k // G]) * group_scale[n, k // G])    shift: a zero point
            W[n, k] = scale[n] * (table[n, code] * group_scale[n, k // G] + shift[n, k // G])      shift: an offset
 
-The rows of a panel share a table, and their shifts are of one kind. With int8 activations a product adds up table * a
-in int32 for each group, which is exact, and goes on in float32, groups ascending: every instruction set and every
-blocking gives the same bits.
+The rows of a panel share a table, and their shifts are of one kind. A value is a whole number, or one and so many
+256ths (`more_bits`). With int8 activations a product adds up table * a in int32 for each group, which is exact, and
+goes on in float32, groups ascending: every instruction set and every blocking gives the same bits.
 """
 
 import dataclasses
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from ingot.plugins.quantised import Float32, Int8
 from ingot.weight_formats import W4T, W4TS, WeightFormat
 
+_MORE_UNIT = np.float32(1 / 256)  # what one of more_bits is worth
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedRows:
@@ -28,6 +30,7 @@ class GroupedRows:
     codes        uint8 [N, K], 0 to 15
     group_scale  float32 [N, ceil(K / group)], numbers that float16 holds
     table        int8 [N, 16], -127 to 127
+    more_bits    int8 [N, 16], 256ths that the table's values have beside it; None: none
     shift        as group_scale; None for w4t
     is_offset    bool [N], what the shift is
     group        columns of a group; the last one of a row may be shorter
@@ -37,6 +40,7 @@ class GroupedRows:
     codes: npt.NDArray[np.uint8]
     group_scale: Float32
     table: Int8
+    more_bits: Int8 | None = None
     shift: Float32 | None = None
     is_offset: npt.NDArray[np.bool_]
     group: int
@@ -71,6 +75,7 @@ class GroupedRows:
             codes=self.codes[rows],
             group_scale=self.group_scale[rows],
             table=self.table[rows],
+            more_bits=None if self.more_bits is None else self.more_bits[rows],
             shift=None if self.shift is None else self.shift[rows],
             is_offset=self.is_offset[rows],
         )
@@ -79,11 +84,12 @@ class GroupedRows:
         """Sums of a [rows, K] times what the rows' scales multiply, float32 [rows, N].
 
         For each group, ascending: s = float32(sum of table * a); of a zero point s = fma(-shift, A, s), A the sum of a;
-        total = fma(s, group_scale, total); of an offset total = fma(shift, A, total). Here fma is computed in float64,
-        whose second rounding hardly ever shows.
+        total = fma(s, group_scale, total); of an offset total = fma(shift, A, total); where there are more bits total =
+        fma(float32(sum of more_bits * a), group_scale / 256, total). Here fma is computed in float64, whose second
+        rounding hardly ever shows.
         """
         total = np.zeros((len(a), self.shape[0]), np.float32)
-        values = self._table_values()
+        values, rest = self._by_code(self.table), None if self.more_bits is None else self._by_code(self.more_bits)
         for j, k in enumerate(range(0, self.shape[1], self.group)):
             part = a[:, k : k + self.group].astype(np.float32)
             s = part @ values[:, k : k + self.group].T  # exact: below 2^24
@@ -93,10 +99,16 @@ class GroupedRows:
             total = _fma(self.group_scale[:, j], s, total)
             if self.shift is not None:
                 total = np.where(self.is_offset, _fma(self.shift[:, j], sums, total), total)
+            if rest is not None:
+                total = _fma(self.group_scale[:, j] * _MORE_UNIT, part @ rest[:, k : k + self.group].T, total)
         return total
 
     def _table_values(self) -> Float32:
-        return np.take_along_axis(self.table, self.codes.astype(np.intp), axis=-1).astype(np.float32)
+        values = self._by_code(self.table)
+        return values if self.more_bits is None else values + self._by_code(self.more_bits) * _MORE_UNIT
+
+    def _by_code(self, table: Int8) -> Float32:
+        return np.take_along_axis(table, self.codes.astype(np.intp), axis=-1).astype(np.float32)
 
     def _spread(self, groups: Float32) -> Float32:
         return np.repeat(groups, self.group, axis=-1)[..., : self.shape[-1]]
@@ -113,22 +125,32 @@ def stacked_grouped(experts: Sequence[GroupedRows]) -> GroupedRows:
 
 
 def joined(parts: Sequence[GroupedRows]) -> GroupedRows:
-    """Rows one below the other; where some have shifts, all have."""
-    if any(each.shift is not None for each in parts):
-        parts = [
-            each if each.shift is not None else dataclasses.replace(each, shift=np.zeros_like(each.group_scale))
-            for each in parts
-        ]
-    return _together(parts, np.concatenate)
+    """Rows one below the other; where some have shifts or more bits, all have."""
+    shifted, finer = (any(each is not None for each in of) for of in zip(*map(_optional, parts), strict=True))
+    whole = []
+    for each in parts:
+        shift, more = _optional(each)
+        if shifted and shift is None:
+            shift = np.zeros_like(each.group_scale)
+        if finer and more is None:
+            more = np.zeros_like(each.table)
+        whole.append(dataclasses.replace(each, shift=shift, more_bits=more))
+    return _together(whole, np.concatenate)
+
+
+def _optional(rows: GroupedRows) -> tuple[Float32 | None, Int8 | None]:
+    return rows.shift, rows.more_bits
 
 
 def _together(parts: Sequence[GroupedRows], join: Callable[[Sequence[Any]], Any]) -> GroupedRows:
     shifts = [each.shift for each in parts if each.shift is not None]
+    more_bits = [each.more_bits for each in parts if each.more_bits is not None]
     return GroupedRows(
         scale=join([each.scale for each in parts]),
         codes=join([each.codes for each in parts]),
         group_scale=join([each.group_scale for each in parts]),
         table=join([each.table for each in parts]),
+        more_bits=join(more_bits) if more_bits else None,
         shift=join(shifts) if shifts else None,
         is_offset=join([each.is_offset for each in parts]),
         group=parts[0].group,

@@ -15,7 +15,8 @@
                                   1024  a block per 128 of Kp: low nibbles are the tile of the first 64 k, high nibbles
                                         that of the other 64; a nibble is the code + 8
                   Kp is K rounded up to 128; padding has the code 0 (nibble 8) and, in groups of its own, multiplier 1.
-    panel16.w4tgG [ceil(N/16)] of   64  scale         64  table, int8 [16]; then a byte, 1 where shifts are offsets
+    panel16.w4tgG [ceil(N/16)] of   64  scale         64  table, int8 [16]; a byte, 1 where shifts are offsets; a byte,
+                                       1 where values have more bits; after 14 others these, int8 [16]
                                   32*g group scales, float16 [g][16]; of w4ts [g][2][16]: scales, then shifts; zeros up
                                        to a multiple of 64 bytes
                                    64  a line per 8 of Kp: four bytes of each column, k and k + 4 in the low and the
@@ -45,6 +46,7 @@ from ingot.weight_formats import SCALE_BYTES, TABLE_FORMAT, W4, WeightFormat
 
 PANEL = 16  # output columns per panel
 HEADER_BYTES = 128  # of a quantised panel: scales and sums
+_MORE_BITS = slice(96, 112)  # bytes of a panel's header
 ROW = "row"
 ROW_W8 = "row.w8"
 K_BLOCK = {DType.F32: 1, DType.BF16: 32}  # K is padded to a multiple of this; of quantised rows: see their format
@@ -154,6 +156,9 @@ def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
     panels = np.zeros((count, panel_bytes(k, dtype, weight_rows.group)), np.uint8)
     panels[:, :64] = _padded(weight_rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
     panels[:, 64:80], panels[:, 80] = weight_rows.table[::PANEL].view(np.uint8), weight_rows.is_offset[::PANEL]
+    if weight_rows.more_bits is not None:
+        panels[:, _MORE_BITS] = weight_rows.more_bits[::PANEL].view(np.uint8)
+        panels[:, 81] = weight_rows.more_bits[::PANEL].any(axis=1)
     values = _half_numbers(weight_rows.format)
     numbers = np.zeros((count, -(-padded // weight_rows.group), values, PANEL), np.float16)
     for place, each in enumerate(each for each in (weight_rows.group_scale, weight_rows.shift) if each is not None):
@@ -186,6 +191,7 @@ def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> Gro
         codes=np.ascontiguousarray(fours.reshape(count * PANEL, padded)[:n, :k]),
         group_scale=by_row[0],
         table=np.repeat(panels[:, 64:80].view(np.int8), PANEL, axis=0)[:n],
+        more_bits=np.repeat(panels[:, _MORE_BITS].view(np.int8), PANEL, axis=0)[:n] if panels[:, 81].any() else None,
         shift=by_row[1] if values > 1 else None,
         is_offset=np.repeat(panels[:, 80] != 0, PANEL)[:n],
         group=group,

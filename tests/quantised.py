@@ -69,8 +69,17 @@ def f8(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 def gptq(
-    bits: int, group: int, *, symmetric: bool = False, less: int = 1, shuffled: bool = False, dtype: DType = DType.F16
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool = False,
+    less: int = 1,
+    shuffled: bool = False,
+    same_order: bool = False,
+    dtype: DType = DType.F16,
 ) -> Packer:
+    """same_order: shuffled weights with as many columns have one order, as where they have the same input."""
+
     def pack(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
         size = group if group > 0 else k
         groups, top = -(-k // size), 1 << bits
@@ -78,7 +87,8 @@ def gptq(
         zeros = np.full((groups, n), top // 2) if symmetric else rng.integers(0, top, (groups, n))
         stored, scales = floats(rng, (groups, n), dtype)
         owner = np.arange(k) // size
-        owner = rng.permutation(owner) if shuffled else owner
+        order = np.random.default_rng(k) if same_order else rng
+        owner = order.permutation(owner) if shuffled else owner
         weight = ((codes - zeros[owner]) * scales[owner]).T
         tensors = {
             "qweight": (DType.I32, np.ascontiguousarray(stream(codes.T, bits).T)),
@@ -205,12 +215,14 @@ def modelopt_int4(group: int) -> Packer:
     return pack
 
 
-def bnb4(block: int, *, nested: bool = False) -> Packer:
+def bnb4(block: int, *, nested: bool = False, kind: str = "nf4") -> Packer:
     def pack(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
         table = np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
+        if kind == "fp4":  # as bitsandbytes has it: 192ths
+            table = (np.array([0, 1, 128, 192, 64, 96, 32, 48] * 2) * np.repeat([1, -1], 8) / 192).astype(np.float32)
         nibble = rng.integers(0, 16, n * k).astype(np.uint8)
         blocks = -(-n * k // block)
-        state: dict[str, object] = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
+        state: dict[str, object] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
         if nested:
             absmax = rng.integers(0, 256, blocks).astype(np.uint8)
             inner = rng.uniform(-0.01, 0.01, 256).astype(np.float32)
@@ -229,7 +241,7 @@ def bnb4(block: int, *, nested: bool = False) -> Packer:
         tensors: Tensors = {
             "weight": (DType.U8, (nibble[0::2] << 4 | nibble[1::2]).reshape(-1, 1)),
             "weight.quant_map": (DType.F32, table),
-            "weight.quant_state.bitsandbytes__nf4": (DType.U8, text),
+            f"weight.quant_state.bitsandbytes__{kind}": (DType.U8, text),
         }
         weight = table.astype(np.float64)[nibble] * np.asarray(scales, np.float64).repeat(block)[: n * k]
         return tensors | stored, weight.reshape(n, k)

@@ -19,7 +19,7 @@ from ingot.configs.recipe import Recipe
 from ingot.errors import CheckpointError
 from ingot.runtime import ModelRunner
 from tests.builder.calibrated.test_quantize import TEXT, checkpoint_of, quantised
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:

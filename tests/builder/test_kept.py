@@ -18,7 +18,7 @@ from tests import quantised as write
 from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_blocks import IDS, write_llama
 from tests.convert.quantised.test_formats import CASES
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 from tests.spanning import often, spanning
 
 HALF = 2.0**-12  # relative, of the numbers that float16 rounds, as root mean square
@@ -29,6 +29,8 @@ KEPT: dict[str, tuple[set[str], float]] = {
     "gptq symmetric v2 that says v1": ({"w4tg32"}, 0),
     "gptq 2 bits": ({"w4tsg16"}, 0),
     "gptq 3 bits": ({"w4tg32"}, 0),
+    "gptq v1 asymmetric, desc_act": ({"w4tsg32"}, 0),
+    "ct 4 bits asymmetric, actorder": ({"w4tsg32"}, 0),
     "auto-round as gptq": ({"w4tsg32"}, 0),
     "auto-round, zero points as they are": ({"w4tsg32"}, 0),
     "auto-round as awq": ({"w4tsg32"}, 0),
@@ -39,7 +41,7 @@ KEPT: dict[str, tuple[set[str], float]] = {
     "modelopt nvfp4 that says fp8": ({"w4tg16"}, 2.0**-23),
     "fp8 blocks of 32 columns": ({"f8g32"}, 0),
     **dict.fromkeys(("ct fp8 tensor", "fp8 rows", "modelopt fp8", "torchao fp8"), ({"f8"}, 0)),
-    "bnb nf4": ({"w4tg32", "w4tg128"}, 0.005),
+    **dict.fromkeys(("bnb nf4", "bnb fp4"), ({"w4tg32", "w4tg128"}, HALF)),
     "hqq 4 bits": ({"w4tsg32", "w4tsg128"}, HALF),
     "hqq 3 bits": ({"w4tsg32"}, HALF),
 }
@@ -75,7 +77,7 @@ def test_no_group_of_the_source_is_cut(group: int, kept: int) -> None:
 
 @pytest.mark.parametrize("name", spanning(CASES, lambda name: str(KEPT.get(name))))
 def test_a_format(tmp_path: Path, name: str) -> None:
-    """What cannot be kept is w8: column orders, groups of odd sizes, bytes."""
+    """What cannot be kept is w8: groups of odd sizes, bytes."""
     settings, packer, _ = CASES[name]
     write.write_model(tmp_path / "model", settings, packer)
     found = products(built(tmp_path, tmp_path / "model"))
@@ -101,13 +103,12 @@ def test_a_type_of_gguf(tmp_path: Path, kind: int) -> None:
 
 
 def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:
-    """Panels have tables and shifts of their own; where a panel would hold two of them, the product is w8."""
+    """Panels have tables and shifts of their own; where a panel would hold two of them, the product is taken apart."""
     write_llama(tmp_path, 2, kinds={"ffn_up": 3, "attn_k": 20})
     report = built(tmp_path, tmp_path / "model.gguf")
     found = products(report)
-    gate_up, qkv = (next(each for name, each in found.items() if part in name) for part in ("gate_up", "qkv"))
-    assert gate_up == ("w4tsg128", 0)
-    assert qkv[0] == "w8"
+    assert found["layers.0/gate_up.weight"] == ("w4tsg128", 0)
+    assert [found[f"layers.0/{part}.weight"] for part in "qkv"] == [("w4tg128", 0)] * 3
     text = inspect(tmp_path / "engine").text
     assert "gguf Q4_0 i4, gguf Q4_1 u4 with offset  w4tsg128" in text
     assert "matmuls keep their codes" in " ".join(report.notes)

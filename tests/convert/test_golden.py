@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
@@ -13,6 +12,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.dtypes import DType
+from tests.graph_logits import logits_of_graph
 from tests.tiny import LLAMA3, TinyModel, load_model, logits_by_token, tiny_gpt2, tiny_llama, tiny_model
 
 TOLERANCE = 1e-5  # of the range of the logits
@@ -40,12 +40,6 @@ GPT2S: dict[str, dict[str, Any]] = {
     "unscaled, by layer": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "head_dim": 4},
     "upcast": {"reorder_and_upcast_attn": True, "layer_norm_epsilon": 1e-2},
 }
-
-
-def logits_of_graph(checkpoint: Path, ids: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(checkpoint / "model.onnx", providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, {"input_ids": ids})[0]
-    return result
 
 
 def assert_golden(model: TinyModel, checkpoint: Path, vocab: int) -> None:

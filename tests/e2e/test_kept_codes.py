@@ -14,7 +14,8 @@ from tests.e2e.command import ingot
 from tests.e2e.test_quantised import bits
 
 KINDS = [("awq g32", "int8"), ("awq g32", "bf16"), ("ct nvfp4", "int8"), ("hqq 4 bits", "int8")]
-KINDS += [("fp8 blocks of 32 columns", "bf16")]
+KINDS += [("fp8 blocks of 32 columns", "bf16"), ("bnb nf4", "int8"), ("bnb fp4", "bf16")]
+KINDS += [("gptq v1 asymmetric, desc_act", "int8"), ("ct 4 bits asymmetric, actorder", "bf16")]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)

@@ -17,7 +17,7 @@ from ingot.convert.families.deepseek_v3 import FAMILY
 from ingot.dtypes import DType
 from ingot.engine import read_plan
 from ingot.runtime.model_runner import ModelRunner
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 from tests.quantised import Tensors, save
 from tests.tiny import random_model
 

@@ -22,8 +22,8 @@ from ingot.export.export import export
 from ingot.export.gguf_tokenizer import gguf_tokenizer
 from ingot.quickstart import SHIPPED
 from ingot.tensor_file import read_header, read_rows
-from tests.convert.test_golden import logits_of_graph
 from tests.gguf_files import BLOCKS
+from tests.graph_logits import logits_of_graph
 from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
 
 TEXT = ["Once upon a time there was a fox, who lived in a wood; the fox was quick and brown. " * 6]

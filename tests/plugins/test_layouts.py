@@ -58,7 +58,7 @@ def test_gated_rows_come_back(half: int, group: int) -> None:
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 @pytest.mark.parametrize("shift", ["", "zero", "offset"])
 def test_groups_come_back(group: int, shift: str) -> None:
-    rows, dtype = random_grouped((40, 150), group, shift), DType.W4TS if shift else DType.W4T
+    rows, dtype = random_grouped((40, 150), group, shift, more_bits=group == 64), DType.W4TS if shift else DType.W4T
     for gated in (False, True):
         packed = pack_quantised(rows, gated=gated)
         assert packed.shape[1] == panel_bytes(150, dtype, group)
@@ -69,11 +69,14 @@ def test_groups_come_back(group: int, shift: str) -> None:
 
 
 def test_every_byte_of_a_w4t_panel() -> None:
-    rows = random_grouped((17, 150), 64, "zero")
+    rows = random_grouped((17, 150), 64, "zero", more_bits=True)
     second = pack_quantised(rows)[1]
     assert second[:64].view(np.float32)[0] == rows.scale[16]
     assert second[64:80].view(np.int8).tolist() == rows.table[16].tolist()
     assert rows.shift is not None
+    assert rows.more_bits is not None
+    assert second[80:82].tolist() == [0, 1]
+    assert second[96:112].view(np.int8).tolist() == rows.more_bits[16].tolist()
     numbers = second[128 : 128 + 4 * 2 * 32].view(np.float16).reshape(4, 2, 16)
     assert numbers[:3, 0, 0].tolist() == rows.group_scale[16].tolist()
     assert numbers[:3, 1, 0].tolist() == rows.shift[16].tolist()

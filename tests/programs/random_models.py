@@ -29,8 +29,8 @@ from ingot.convert.convert import convert
 from ingot.plan import Plan
 from ingot.plugins.registry import find_target
 from ingot.runtime.model_runner import ModelRunner
-from tests.convert.test_golden import logits_of_graph
 from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, check_chunks, opened, prompts_of
+from tests.graph_logits import logits_of_graph
 from tests.programs.random_configs import DRAWS, random_config
 from tests.runtime.test_bit_identity import generations
 from tests.runtime.tiny_engine import poisoned_runner

@@ -208,3 +208,11 @@ def test_memory_of_quantising_is_printed_by_layers() -> None:
     widths = ("--hidden", 64, "--inner", 96, "--heads", 2, "--kv_heads", 1, "--vocab", 400)
     _, _, *rows = run("quantize_memory", "--layers", 1, *widths, "--calibration_tokens", 256).splitlines()
     assert re.fullmatch(r"\| 1 \| [\d.]+ [MG]iB \| 0\.\d+ GiB \| \d+ s \|", rows[0]), rows
+
+
+def test_damaged_checkpoints_are_refused_or_read_right() -> None:
+    """Of each way of storing codes one format; the program itself fails where one is not."""
+    names = ("gptq v1 asymmetric, desc_act", "ct nvfp4", "bnb nf4", "gguf 2")
+    lines = run("hostile_quantised", *names, "--count", 5).splitlines()
+    assert [line.split(": ")[0] for line in lines] == list(names)
+    assert all(" refused" in line for line in lines)

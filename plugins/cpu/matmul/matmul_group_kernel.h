@@ -3,6 +3,8 @@
 //
 // Rows that are rounded to int8: the sum of a group is exact in int32, then it joins the others in float32 by one fma
 // (with a shift two), groups ascending. So every blocking, instruction set and number of rows gives the same bits.
+// Where a panel's table has further eight bits, every group is multiplied twice, by the values and by those bits: the
+// second sum joins with 2^-8 of the scale. A panel without them that is multiplied beside such a one adds zeros.
 // Floors: N * K / 2 bytes and those of the scales over the bandwidth of memory. Per line of 128 codes, which with
 // VPDPBUSD cost two operations to unpack, two to look up and two for each row, a group adds three or four for each row.
 #pragma once
@@ -22,7 +24,8 @@ struct GroupProducts {
   static int64_t run_k(int64_t group) { return group; }
   static constexpr int kRows = I::kCodeRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
   static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = !kKeepsTotals;
-  static constexpr int64_t kPart = kLeaves ? 1024 : 2048, kUnpackedBytes = kLeaves ? kPart * kPanel : 0;
+  static constexpr int64_t kPart = kLeaves ? 1024 : 2048;
+  static constexpr int64_t kUnpackedBytes = kLeaves ? 2 * kPart * kPanel : 0;  // the values, and their further bits
   static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
   static constexpr bool kWholeOnce = true;
 
@@ -50,6 +53,19 @@ struct GroupProducts {
 
   template <Values kValues, int kR, int kP>
   static void tile(const Int8Tile& t) {
+    if (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1])) {
+      multiply_twice<kValues, kR, kP>(t);
+    } else {
+      multiply<kValues, kR, kP, false>(t);
+    }
+  }
+  template <Values kValues, int kR, int kP>
+  [[gnu::noinline]] static void multiply_twice(const Int8Tile& t) {
+    multiply<kValues, kR, kP, true>(t);
+  }
+
+  template <Values kValues, int kR, int kP, bool kTwice>
+  [[gnu::always_inline]] static inline void multiply(const Int8Tile& t) {
     const int64_t group = int64_t{1} << t.group_bits, lines = group / Format::kLineK;
     const int64_t groups = ceil_div(t.tiles * kTileK, group), next_step = 2 * t.next_step;
     float* const totals = reinterpret_cast<float*>(t.sums);
@@ -69,7 +85,8 @@ struct GroupProducts {
         total[r][p] = I::load(totals + p * t.panel_stride + r * kPanel);
       });
     const int8_t* x = t.x;
-    for (int64_t g = 0; g < groups; ++g) {
+    [[maybe_unused]] bool more = false;  // whether the further bits are multiplied
+    for (int64_t g = 0; g < groups; g += kTwice && more ? 0 : 1) {
       typename I::Sum sum[kR][kP];
       each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
         sum[r][p] = I::set_sum(-I::kValueBias * t.runs[r * t.run_stride + g]);
@@ -105,12 +122,21 @@ struct GroupProducts {
         each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
           const auto s = I::template sum_floats<kVector>(sum[r][p]);
           if constexpr (kKeepsTotals) {
-            total[r][p] = with_group<0>(total[r][p], s, t, g, p, r);
+            total[r][p] = with_group<0, kTwice>(total[r][p], s, t, g, p, r, more);
           } else {
-            add_group<kVector * I::kWidth>(s, t, g, p, r);
+            add_group<kVector * I::kWidth, kTwice>(s, t, g, p, r, more);
           }
         });
       });
+      if constexpr (kTwice) {
+        more = !more;
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p) {
+          table[p] = I::product_table(more ? panel_more_bits(t.panels[p]) : panel_table(t.panels[p]));
+          if (more && kValues != kFound) line[p] -= lines * kLineBytes;
+        }
+        if (more) x -= group * kR;
+      }
     }
     if constexpr (kKeepsTotals)
       each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
@@ -118,13 +144,15 @@ struct GroupProducts {
       });
   }
 
-  // A total that a group's sum joins: columns from kColumn on.
-  template <int64_t kColumn>
+  // A total that a group's sum joins: columns from kColumn on. more: the sum is that of the further bits.
+  template <int64_t kColumn, bool kTwice>
   [[gnu::always_inline]] static inline typename I::V with_group(typename I::V total, typename I::V s, const Int8Tile& t,
-                                                                int64_t group, int panel, int64_t row) {
+                                                                int64_t group, int panel, int64_t row, bool more) {
     using V = typename I::V;
     const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
     const V scale = I::load_f16(numbers + kColumn);
+    if constexpr (kTwice)
+      if (more) return I::fma(s, I::mul(scale, I::set1(kMoreUnit)), total);
     if constexpr (kShift) {
       const V shift = I::load_f16(numbers + kPanel + kColumn);
       const float all = static_cast<float>(t.runs[row * t.run_stride + group]);
@@ -138,11 +166,11 @@ struct GroupProducts {
     return total;
   }
   // The same where totals lie in memory.
-  template <int64_t kColumn>
+  template <int64_t kColumn, bool kTwice>
   [[gnu::always_inline]] static inline void add_group(typename I::V s, const Int8Tile& t, int64_t group, int panel,
-                                                      int64_t row) {
+                                                      int64_t row, bool more) {
     float* const to = reinterpret_cast<float*>(t.sums) + panel * t.panel_stride + row * kPanel + kColumn;
-    I::store(to, with_group<kColumn>(I::load(to), s, t, group, panel, row));
+    I::store(to, with_group<kColumn, kTwice>(I::load(to), s, t, group, panel, row, more));
   }
 
   // Tiles of kLeast rows and more: groups of rows are of one size, so that one of several is no smaller than that.
@@ -195,31 +223,40 @@ struct GroupedWeight {
 
   // The lines of `part` values of k from `at` on, which begins a group.
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+    return panel_has_more_bits(panel) ? lines_of<true>(panel, at, part, to) : lines_of<false>(panel, at, part, to);
+  }
+
+ private:
+  template <bool kTwice>
+  const std::byte* lines_of(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
     constexpr int64_t kLineK = W4t<kShift>::kLineK;
-    const auto table = I::table(panel_table(panel));
+    const auto table = I::table(panel_table(panel)), more = I::table(panel_more_bits(panel));
     const bool offset = panel_has_offsets(panel);
     const std::byte* codes = stored(panel, at);
     float* floats = reinterpret_cast<float*>(to);
     for (int64_t k = at; k < at + part; k += kLineK, codes += kLineBytes, floats += kLineK * kPanel) {
-      alignas(kLineBytes) std::byte values[2 * kLineBytes];
+      alignas(kLineBytes) std::byte values[2 * kLineBytes], rest[2 * kLineBytes];
       I::store_weights(values, I::look_up(codes, false, table));
       I::store_weights(values + kLineBytes, I::look_up(codes, true, table));
+      if constexpr (kTwice) {
+        I::store_weights(rest, I::look_up(codes, false, more));
+        I::store_weights(rest + kLineBytes, I::look_up(codes, true, more));
+      }
       const auto* numbers = reinterpret_cast<const uint16_t*>(format.multipliers(panel, k));
       for (int64_t i = 0; i < kPanel; i += I::kWidth) {
         const auto scale = I::load_f16(numbers + i), shift = I::load_f16(numbers + (kShift ? kPanel : 0) + i);
-        const auto store = [&](int64_t number, auto v) __attribute__((always_inline)) {
+        const auto store = [&]<int kByte>(int64_t half) __attribute__((always_inline)) {
+          const int64_t quads = half * kLineBytes + i * 4;
+          auto v = I::template load_quads<kByte>(values + quads);
+          if constexpr (kTwice) v = I::fma(I::template load_quads<kByte>(rest + quads), I::set1(kMoreUnit), v);
           if (kShift && !offset) v = I::sub(v, shift);
           v = I::mul(v, scale);
           if (kShift && offset) v = I::add(v, shift);
-          I::store(floats + number * kPanel + i, v);
+          I::store(floats + (half * 4 + kByte) * kPanel + i, v);
         };
-        for (int64_t half = 0; half < 2; ++half) {
-          const std::byte* quads = values + half * kLineBytes + i * 4;
-          store(half * 4, I::template load_quads<0>(quads));
-          store(half * 4 + 1, I::template load_quads<1>(quads));
-          store(half * 4 + 2, I::template load_quads<2>(quads));
-          store(half * 4 + 3, I::template load_quads<3>(quads));
-        }
+        for (int64_t half = 0; half < 2; ++half)
+          for_each(std::make_integer_sequence<int, 4>(),
+                   [&]<int kByte>() __attribute__((always_inline)) { store.template operator()<kByte>(half); });
       }
     }
     return to;

@@ -19,7 +19,8 @@ struct GroupTileProducts {
   static int64_t run_k(int64_t group) { return group; }
   static constexpr int kRows = 16, kPanels = 2;
   static constexpr int64_t kPart = 1024;
-  static constexpr int64_t kUnpackedBytes = kPart / RoundedRows::kShortestRun * kTileBytes;  // of the shortest groups
+  static constexpr int64_t kMostTiles = kPart / RoundedRows::kShortestRun;  // of the shortest groups
+  static constexpr int64_t kUnpackedBytes = 2 * kMostTiles * kTileBytes;    // of the values, then of their further bits
   static constexpr int64_t kBlockRows = 256, kBlockPanels = 32;
   static constexpr bool kWholeOnce = false;
   static_assert(I::kWidth == kPanel);
@@ -50,21 +51,31 @@ struct GroupTileProducts {
   };
 
   template <int kP>
+  static bool has_more_bits(const Int8Tile& t) {
+    return panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]);
+  }
+
+  template <int kP>
   static void look_up(const Int8Tile& t, const Cut& cut) {
-    const int64_t lines = cut.tile_k() / Format::kLineK;  // of a tile
     for (int p = 0; p < kP; ++p) {
-      const auto table = I::table(panel_table(t.panels[p]));
       std::byte* const to = t.unpacked + p * kUnpackedBytes;
-      if (lines * Format::kLineK < kTileK) std::fill_n(to, cut.groups * kTileBytes, std::byte{0});
-      for (int64_t l = 0; l < cut.groups * cut.steps * lines; ++l) {
-        const std::byte* const codes = t.lines[p] + l * kLineBytes;
-        // where the line's k lie among the 64 of their tile
-        const int64_t at = l * Format::kLineK % kTileK / 4 * kLineBytes;
-        std::byte* const line = to + l / lines * kTileBytes + at;
-        I::store_weights(line, I::look_up(codes, false, table));
-        I::store_weights(line + kLineBytes, I::look_up(codes, true, table));
-        I::prefetch_far(t.next[p] + 2 * l * t.next_step);
-      }
+      look_up(t, cut, p, panel_table(t.panels[p]), to);
+      if (has_more_bits<kP>(t)) look_up(t, cut, p, panel_more_bits(t.panels[p]), to + kMostTiles * kTileBytes);
+    }
+  }
+
+  static void look_up(const Int8Tile& t, const Cut& cut, int p, const int8_t* values, std::byte* to) {
+    const int64_t lines = cut.tile_k() / Format::kLineK;  // of a tile
+    const auto table = I::table(values);
+    if (lines * Format::kLineK < kTileK) std::fill_n(to, cut.groups * kTileBytes, std::byte{0});
+    for (int64_t l = 0; l < cut.groups * cut.steps * lines; ++l) {
+      const std::byte* const codes = t.lines[p] + l * kLineBytes;
+      // where the line's k lie among the 64 of their tile
+      const int64_t at = l * Format::kLineK % kTileK / 4 * kLineBytes;
+      std::byte* const line = to + l / lines * kTileBytes + at;
+      I::store_weights(line, I::look_up(codes, false, table));
+      I::store_weights(line + kLineBytes, I::look_up(codes, true, table));
+      I::prefetch_far(t.next[p] + 2 * l * t.next_step);
     }
   }
 
@@ -80,30 +91,35 @@ struct GroupTileProducts {
     alignas(kLineBytes) int32_t sums[2][kP][kRows * kPanel];
     Tiles tiles(rows);
     constexpr std::make_integer_sequence<int, kP> kEachPanel;
-    const auto multiply = [&]<int kSum>(int64_t g) __attribute__((always_inline)) {
+    // sums[i]: of a group's values, or of their further bits
+    const int64_t times = has_more_bits<kP>(t) ? 2 : 1;
+    const auto multiply = [&]<int kSum>(int64_t i) __attribute__((always_inline)) {
+      const int64_t g = i / times;
+      const std::byte* const weights = t.unpacked + i % times * kMostTiles * kTileBytes;
       for_each(kEachPanel, [&]<int kI>() { tiles.template zero<kSum + kI>(); });
       for (int64_t step = g * cut.steps; step < (g + 1) * cut.steps; ++step) {
         tiles.template load<4>(t.x + step * cut.tile_k() / kTileK * kTileK * rows);
         for_each(kEachPanel, [&]<int kI>() {
-          tiles.template load<6 + kI>(t.unpacked + kI * kUnpackedBytes + step * kTileBytes);
+          tiles.template load<6 + kI>(weights + kI * kUnpackedBytes + step * kTileBytes);
           tiles.template dot_int8<kSum + kI, 4, 6 + kI>();
         });
       }
       for_each(kEachPanel, [&]<int kI>() { tiles.template store<kSum + kI>(sums[kSum / 2][kI]); });
     };
-    const auto join = [&](int64_t g) {
+    const auto join = [&](int64_t i) {
       for (int p = 0; p < kP; ++p)
         for (int64_t r = 0; r < rows; ++r)
-          Vectors::template add_group<0>(I::load_int(sums[g % 2][p] + r * kPanel), t, g, p, r);
+          Vectors::template add_group<0, true>(I::load_int(sums[i % 2][p] + r * kPanel), t, i / times, p, r,
+                                               i % times != 0);
     };
     for (int p = 0; p < kP; ++p)
       if (t.first) std::fill_n(reinterpret_cast<float*>(t.sums) + p * t.panel_stride, rows * kPanel, 0.0f);
     // the sums of a group leave while those of the next one are made
-    for (int64_t g = 0; g < cut.groups; ++g) {
-      g % 2 == 0 ? multiply.template operator()<0>(g) : multiply.template operator()<2>(g);
-      if (g > 0) join(g - 1);
+    for (int64_t i = 0; i < cut.groups * times; ++i) {
+      i % 2 == 0 ? multiply.template operator()<0>(i) : multiply.template operator()<2>(i);
+      if (i > 0) join(i - 1);
     }
-    join(cut.groups - 1);
+    join(cut.groups * times - 1);
   }
 
   template <bool kFirst, int kP, size_t... kR>

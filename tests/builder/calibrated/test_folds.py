@@ -19,7 +19,7 @@ from ingot.convert.convert import convert
 from ingot.dtypes import DType, to_float32
 from tests.builder.calibrated.test_quantize import LLAMA, TEXT, checkpoint_of, write_tokenizer
 from tests.builder.engines import engine_logits
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 from tests.handmade import TINY_GPT2, random_tensors, write_model
 
 BIASES = {**LLAMA, "attention_bias": True, "mlp_bias": True}

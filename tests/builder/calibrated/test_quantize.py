@@ -21,7 +21,7 @@ from ingot.convert.convert import convert
 from ingot.engine import read_manifest
 from ingot.errors import CapacityError, CheckpointError, UsageError
 from tests.builder.engines import engine_logits
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
 from tests.tiny import tiny_model
 

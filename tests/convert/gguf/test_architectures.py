@@ -16,7 +16,8 @@ from ingot.convert.gguf.architectures import ARCHITECTURES
 from tests import gguf_files as write
 from tests.convert.gguf import llama_cpp
 from tests.convert.gguf.llama_cpp import Case, gguf_tensors
-from tests.convert.test_golden import TOLERANCE, logits_of_graph
+from tests.convert.test_golden import TOLERANCE
+from tests.graph_logits import logits_of_graph
 from tests.tiny import LLAMA3, tiny_model
 
 FREE = {"layer_types": None, "use_sliding_window": False, "sliding_window": None}

@@ -17,7 +17,7 @@ from tests import gguf_files as write
 from tests import quantised
 from tests.builder.engines import engine_logits
 from tests.convert.quantised.test_formats import product_weights
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 
 HEADS, KV_HEADS, HEAD_DIM, VOCAB = 3, 1, 20, 37
 IDS = np.random.default_rng(3).integers(0, VOCAB, (2, 9))

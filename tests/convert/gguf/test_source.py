@@ -18,7 +18,7 @@ from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_architectures import CASES, assert_same, write_case
 from tests.convert.gguf.test_blocks import HEAD_DIM, llama_settings, write_llama
 from tests.convert.quantised.test_formats import reference
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 
 
 def stored(path: Path) -> dict[str, write.Stored]:

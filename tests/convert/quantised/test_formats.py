@@ -19,7 +19,7 @@ from ingot.engine import read_manifest
 from ingot.inspect import inspect
 from tests import quantised as write
 from tests.builder.engines import engine_logits
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 
 GPTQ = {"quant_method": "gptq", "desc_act": False, "checkpoint_format": "gptq"}
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm"}
@@ -143,6 +143,7 @@ CASES: dict[str, tuple[dict[str, object], write.Packer, bool]] = {
         True,
     ),
     "bnb nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, write.bnb4(64), False),
+    "bnb fp4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, write.bnb4(64, kind="fp4"), False),
     "bnb nf4, blocks across rows, nested": ({"load_in_4bit": True}, write.bnb4(20, nested=True), False),
     "bnb int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, write.bnb8, True),
     "hqq 4 bits": ({"quant_method": "hqq"}, write.hqq(4, 64, 1), True),

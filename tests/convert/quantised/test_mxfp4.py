@@ -23,7 +23,7 @@ from ingot.plugins.registry import find_op
 from ingot.tensor_file import read_header
 from tests import quantised as write
 from tests.builder.engines import engine_logits
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 
 SETTINGS = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 EXPERTS, INNER = 3, 64

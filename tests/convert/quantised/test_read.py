@@ -22,7 +22,7 @@ from ingot.dtypes import DType
 from ingot.errors import CheckpointError, ConfigError, IngotError, UnsupportedModelError
 from tests import quantised as write
 from tests.builder.engines import engine_logits
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "checkpoint_format": "gptq"}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}

@@ -13,6 +13,7 @@ from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
+from tests.plugins.cpu import column_cases
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
@@ -38,6 +39,8 @@ TOLERANCE = {
     "embedding": 0.0,
     "gather_rows": 0.0,
     "take_columns": 0.0,
+    "gather_columns": 0.0,
+    "join_columns": 0.0,
     "add": 0.0,
     "scale": 0.0,
     "softcap": 2e-7,
@@ -91,12 +94,6 @@ def _activation(dtype: DType) -> Iterator[Case]:
 def _elements(count: int, dtype: DType) -> Iterator[Case]:
     for rows, cols in zip(ROWS, WIDTHS[:5], strict=True):
         yield [_normal(index, rows, cols) for index in range(count)], {}, plain_batch(rows)
-
-
-def _take_columns(dtype: DType) -> Iterator[Case]:
-    for index, (rows, of) in enumerate(zip(ROWS, WIDTHS[1:6], strict=True)):
-        for first, count in ((0, of), (of // 2, of - of // 2), (of - 1, 1)):
-            yield [_normal(index, rows, 3 * of)], {"of": of, "first": first, "count": count}, plain_batch(rows)
 
 
 def _is_elementwise(name: str) -> bool:
@@ -194,7 +191,9 @@ CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     "scale": _scale,
     "softcap": _softcap,
     "gather_rows": _gather_rows,
-    "take_columns": _take_columns,
+    "take_columns": column_cases.take_columns,
+    "gather_columns": column_cases.gather_columns,
+    "join_columns": column_cases.join_columns,
     "rope_table": _rope_table,
     "rope_query": _rope_query,
     "matmul": _matmul,

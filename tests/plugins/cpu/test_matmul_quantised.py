@@ -257,12 +257,28 @@ def test_plans_that_do_not_fit_the_kernel_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kernel", [name for name in EXACT if ".w4t" in name])
+@pytest.mark.parametrize("group", [16, 64, 128])
+def test_panels_with_and_without_more_bits(kernel: str, group: int) -> None:
+    """Whatever is multiplied beside a panel, the bits are those of the reference."""
+    rows = random_grouped((70, 2200), group, "offset" if ".w4ts" in kernel else "", more_bits=True)
+    assert rows.more_bits is not None
+    rows.more_bits[16:32], rows.more_bits[64:] = 0, 0
+    inputs: list[Input] = [_normal(1, 40, 2200), Quantised.of(rows), None, None]
+    attrs = _attrs(kernel, group)
+    (expected,) = reference_outputs(kernel, inputs, attrs, plain_batch(40))
+    session = open_step(kernel, inputs, attrs, plain_batch(40))
+    for count in (1, 2, 5, 9, 17, 40):
+        assert _run(session, count).tobytes() == expected[:count].tobytes()
+
+
+@pytest.mark.parametrize("kernel", [name for name in EXACT if ".w4t" in name])
 @pytest.mark.parametrize("group", [16, 128])
 def test_the_largest_values_of_a_table(kernel: str, group: int) -> None:
     """-127 and 127 throughout, times rows of nothing but 127: no sum of a group overflows, whatever it is made of."""
     runnable_isa(kernel)
-    rows = random_grouped((17, 700), group, "zero" if ".w4ts" in kernel else "")
-    rows.table[:] = np.repeat([-127, 127], 8)
+    rows = random_grouped((17, 700), group, "zero" if ".w4ts" in kernel else "", more_bits=True)
+    assert rows.more_bits is not None
+    rows.table[:], rows.more_bits[:] = np.repeat([-127, 127], 8), np.repeat([-128, 127], 8)
     rows.codes[:2] = [[0], [15]]
     x = np.full((9, 700), 3.0, np.float32)
     x[1], x[2, ::2], x[3, ::4] = -3, -3, -3

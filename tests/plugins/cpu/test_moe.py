@@ -49,7 +49,7 @@ def _ids(seed: int, rows: int, experts: int, slots: int) -> Array:
 def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool) -> Packed:
     if dtype in ("w4t", "w4ts"):
         shift = ("zero", "offset")[k % 2] if dtype == "w4ts" else ""
-        return Quantised.of(random_grouped((experts, n, k), group, shift), gated=gated)
+        return Quantised.of(random_grouped((experts, n, k), group, shift, more_bits=group == 64), gated=gated)
     if dtype == "f8":
         return Quantised.of(random_f8((experts, n, k), 0 if n % 2 else group), gated=gated)
     if dtype not in ("w8", "w4"):

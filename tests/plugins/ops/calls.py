@@ -37,17 +37,19 @@ def random_rows(n: int, k: int, group: int = 0) -> QuantisedRows:
     return QuantisedRows(scale=scale, codes=codes, multipliers=multipliers.astype(np.int8), group=group)
 
 
-def random_grouped(shape: tuple[int, ...], group: int, shift: str = "") -> GroupedRows:
+def random_grouped(shape: tuple[int, ...], group: int, shift: str = "", *, more_bits: bool = False) -> GroupedRows:
     """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table."""
     random = np.random.default_rng(sum(shape) + group)
     groups = (*shape[:-1], -(-shape[-1] // group))
     table = (np.arange(16) if shift else random.integers(-127, 128, 16)).astype(np.int8)
+    more = np.random.default_rng(group).integers(-128, 128, 16).astype(np.int8)
     numbers = random.uniform(-9, 9, groups) if shift == "offset" else random.integers(0, 16, groups)
     return GroupedRows(
         scale=random.uniform(0.001, 0.1, shape[:-1]).astype(np.float32),
         codes=random.integers(0, 16, shape).astype(np.uint8),
         group_scale=_halves(random.uniform(-1, 1, groups)),
         table=np.broadcast_to(table, (*shape[:-1], 16)).copy(),
+        more_bits=np.broadcast_to(more, (*shape[:-1], 16)).copy() if more_bits else None,
         shift=_halves(numbers) if shift else None,
         is_offset=np.full(shape[:-1], shift == "offset"),
         group=group,
@@ -82,14 +84,13 @@ def _halves(values: npt.NDArray[np.floating] | npt.NDArray[np.integer]) -> Array
 
 
 def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
-    """A weight of any quantised type; with the index, groups and shifts go round."""
+    """A weight of any quantised type; with the index, groups, shifts and the bits of values go round."""
     if dtype in ("w8", "w4"):
         return random_rows(n, k, (32, 64, 128)[index % 3] if dtype == "w4" else 0)
     if dtype == "f8":
         return random_f8((n, k), (0, 128, 16, 64, 32)[index % 5])
-    return random_grouped(
-        (n, k), (16, 32, 64, 128)[index % 4], ("zero", "offset")[index % 2] if dtype == "w4ts" else ""
-    )
+    shift = ("zero", "offset")[index % 2] if dtype == "w4ts" else ""
+    return random_grouped((n, k), (16, 32, 64, 128)[index % 4], shift, more_bits=index % 3 == 1)
 
 
 def make_batch(

@@ -12,7 +12,7 @@ from tests.plugins.ops.calls import make_batch, with_arrays
 
 BLOCK = 16
 CPU_OPS = {  # no GPU target has kernels of them
-    "take_columns",
+    *("take_columns", "gather_columns", "join_columns"),
     *("mix_streams", "add_to_streams", "match_magnitude", "cut_below"),
     *("causal_conv", "linear_attention", "gated_norm", "sigmoid_gate"),
     *("head_matmul", "latent_attention", "latent_kv_write"),

@@ -1,0 +1,201 @@
+"""Products that keep their codes only apart from others, or with their columns in another order.
+
+x ─ Matmul(W by order) ▶ y      x ─ GatherColumns(order) ─ Matmul(W) ▶ y
+
+x ─ Matmul(Wq, Wk, Wv) ▶ qkv    x ┬ Matmul(Wq, Wk) ┬ JoinColumns ▶ qkv
+                                  └ Matmul(Wv) ────┘
+
+x ─ gated(Wg, Wu) ▶ y           x ┬ Matmul(Wg) ┬ Activation ▶ y
+                                  └ Matmul(Wu) ┘
+
+A checkpoint may have its columns in groups that are not neighbours (GPTQ's desc_act, actorder): then the weight's
+columns stay in the order of the groups, and x is put in that order. Neighbours among q, k and v whose codes one format
+holds stay one product; the others get their own, so that none takes a larger format for another's sake.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from ingot.builder.expressions import WeightReader
+from ingot.builder.graph import Graph, is_op, optional_input, ours, producer, weight_shape
+from ingot.builder.kept import kept_precision
+from ingot.builder.passes.base import PassReport, Sweep
+from ingot.builder.passes.insert_matmul import PLAIN
+from ingot.dtypes import Precision
+from ingot.plan import Plan
+from ingot.plugins.ops.gather_columns import OP as GATHER
+from ingot.plugins.ops.join_columns import MOST
+from ingot.plugins.ops.join_columns import OP as JOIN
+
+Order = npt.NDArray[np.int64]
+_Gathered = dict[tuple[int, bytes], gs.Tensor]  # (id of x, order) → x in that order
+_GATED = "_activation"  # what its activation's name adds to that of a gated product
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Member:
+    """Rows of a product that the checkpoint stores as one weight.
+
+    weight  [rows, K], its columns in their stored order where that differs and the codes can be kept
+    order   column of x that each of them takes; None: the same
+    """
+
+    weight: gs.Tensor
+    bias: gs.Tensor | None
+    order: Order | None
+
+    def goes_with(self, others: Sequence["_Member"]) -> bool:
+        """Whether one product holds all of them as well as several do."""
+        first = others[0]
+        if self.order is None or first.order is None:
+            same = self.order is first.order
+        else:
+            same = np.array_equal(self.order, first.order)
+        if not same:
+            return False
+        alone = [kept_precision(each.weight) is not None for each in (first, self)]
+        together = kept_precision(*(each.weight for each in others), self.weight) is not None
+        return together if all(alone) else not any(alone)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepCodes:
+    """wanted: names of the products that keep codes where they can; takes: whether the target has a product of that
+    precision."""
+
+    reader: WeightReader
+    wanted: Callable[[str], bool]
+    takes: Callable[[Precision], bool]
+    name: str = "keep_codes"
+
+    def run(self, graph: Graph) -> PassReport:
+        """Rewrite products, whose nodes have their names; new nodes get names too."""
+        return Sweep(name=self.name, apply=self._apply).run(graph)
+
+    def _apply(self, graph: Graph) -> int:
+        gathered: _Gathered = {}
+        return sum(
+            self._rewrite(graph, node, gathered)
+            for node in graph.nodes
+            if ours(node, "Matmul") and self.wanted(node.name)
+        )
+
+    def _rewrite(self, graph: Graph, node: gs.Node, gathered: _Gathered) -> bool:
+        members = self._members(node)
+        runs = _runs(members)
+        precisions = [kept_precision(*(each.weight for each in run)) for run in runs]
+        if not any(each is not None and self.takes(each) for each in precisions):
+            return False
+        if len(runs) == 1:
+            (run,) = runs
+            if run[0].order is None:
+                return False
+            node.inputs[0] = self._in_order(graph, node.inputs[0], run[0].order, node.name, gathered)
+            node.inputs[1] = _joined(graph, [each.weight for each in run])
+            return True
+        if len(runs) > MOST or optional_input(node, 3) is not None:
+            return False
+        self._split(graph, node, runs, gathered)
+        return True
+
+    def _members(self, node: gs.Node) -> list[_Member]:
+        weight, bias = node.inputs[1], optional_input(node, 2)
+        made_by, bias_by = producer(weight), None if bias is None else producer(bias)
+        weights, biases = [weight], [bias]
+        if is_op(made_by, "Concat") and made_by.attrs["axis"] == 0:
+            count = len(made_by.inputs)
+            if bias is None or (is_op(bias_by, "Concat") and len(bias_by.inputs) == count):
+                weights, biases = list(made_by.inputs), [None] * count if bias_by is None else list(bias_by.inputs)
+        return [self._member(each, own) for each, own in zip(weights, biases, strict=True)]
+
+    def _member(self, weight: gs.Tensor, bias: gs.Tensor | None) -> _Member:
+        node = producer(weight)
+        if is_op(node, "Gather") and node.attrs.get("axis", 0) in (1, -1) and len(weight_shape(weight)) == 2:
+            stored, places = node.inputs
+            order = self._order(places, weight_shape(weight)[1])
+            kept = None if order is None else kept_precision(stored)
+            if kept is not None and self.takes(kept):
+                return _Member(weight=stored, bias=bias, order=order)
+        return _Member(weight=weight, bias=bias, order=None)
+
+    def _order(self, places: gs.Tensor, columns: int) -> Order | None:
+        """From where each column lies; None where these are not the places of all columns."""
+        if weight_shape(places) != (columns,):
+            return None
+        found = self.reader.read_numbers(places, 0, columns).astype(np.int64)
+        order: Order = np.argsort(found, kind="stable")
+        return order if np.array_equal(found[order], np.arange(columns)) else None
+
+    def _split(self, graph: Graph, node: gs.Node, runs: Sequence[Sequence[_Member]], gathered: _Gathered) -> None:
+        gated = bool(node.attrs["gated"])
+        names = _names(node.name, [len(run) for run in runs])
+        made = []
+        for run, name in zip(runs, names, strict=True):
+            x = self._in_order(graph, node.inputs[0], run[0].order, name, gathered)
+            inputs = [x, _joined(graph, [each.weight for each in run])]
+            if run[0].bias is not None:
+                inputs.append(_joined(graph, [each.bias for each in run if each.bias is not None]))
+            made += graph.insert("Matmul", inputs, PLAIN if gated else node.attrs)
+            made[-1].inputs[0].name = name
+        name = node.name
+        if gated:
+            activation = {"activation": node.attrs["activation"]}
+            graph.replace(node.outputs[0], "Activation", made, activation).name = name + _GATED
+        else:
+            graph.replace(node.outputs[0], "JoinColumns", made, {}).name = name
+
+    @staticmethod
+    def _in_order(graph: Graph, x: gs.Tensor, order: Order | None, name: str, gathered: _Gathered) -> gs.Tensor:
+        """x with its columns in this order, which products of the same x share."""
+        if order is None:
+            return x
+        what = id(x), order.tobytes()
+        if what not in gathered:
+            (made,) = graph.insert("GatherColumns", [x, graph.constant(order.astype(np.float32))], {})
+            made.inputs[0].name = f"{name}_columns"
+            gathered[what] = made
+        return gathered[what]
+
+
+def rearranged(plan: Plan) -> set[str]:
+    """Names of the products that were rewritten so in an engine with this plan."""
+    writers: dict[str, str] = {}
+    found = set()
+    for step in plan.steps:
+        if step.op == JOIN.name:
+            found.add(step.name)
+        elif step.name.endswith(_GATED):
+            found.add(step.name.removesuffix(_GATED))
+        elif writers.get(step.inputs[0]) == GATHER.name:
+            found.add(step.name)
+        writers |= dict.fromkeys(step.outputs, step.op)
+    return found
+
+
+def _runs(members: Sequence[_Member]) -> list[list[_Member]]:
+    """Neighbours that stay one product."""
+    runs: list[list[_Member]] = []
+    for each in members:
+        if runs and each.goes_with(runs[-1]):
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return runs
+
+
+def _joined(graph: Graph, parts: Sequence[gs.Tensor]) -> gs.Tensor:
+    return parts[0] if len(parts) == 1 else graph.insert("Concat", parts, {"axis": 0}, domain="")[0]
+
+
+def _names(name: str, counts: Sequence[int]) -> list[str]:
+    """layers.0/qkv becomes layers.0/qk and layers.0/v, gate_up gate and up; others get numbers."""
+    path, slash, last = name.rpartition("/")
+    parts = list(last) if last == "qkv" else last.split("_")
+    if len(parts) != sum(counts):
+        return [f"{name}.{number}" for number in range(1, len(counts) + 1)]
+    begins = [sum(counts[:i]) for i in range(len(counts))]
+    return [path + slash + "".join(parts[at : at + count]) for at, count in zip(begins, counts, strict=True)]
