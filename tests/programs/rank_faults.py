@@ -2,9 +2,9 @@
 
 python -m tests.programs.rank_faults [--rounds 200] [--seed 0]
 
-Builds a tiny engine for 2 and one for 4 ranks. A round starts a process for each rank, lets the first one generate
-without end, and takes one rank away while they open, or while steps run. It fails unless all others end by themselves
-within seconds, say which rank it was, and leave nothing in /dev/shm.
+Builds a tiny engine of 2 ranks that share each layer, and one of two pipeline stages of 2 such ranks. A round starts a
+process for each rank, lets the first one generate without end, and takes one rank away while they open, or while steps
+run. It fails unless all others end by themselves within seconds, say which rank it was, and leave nothing in /dev/shm.
 """
 
 import argparse
@@ -63,7 +63,8 @@ def make_engines(folder: Path) -> dict[int, Path]:
     engines = {}
     for ranks in (2, 4):
         engines[ranks] = folder / f"e{ranks}"
-        build(BuildConfig(target="cpu", tp_size=ranks, autotune=False), folder / "c", engines[ranks])
+        config = BuildConfig(target="cpu", tp_size=2, pp_size=ranks // 2, autotune=False)
+        build(config, folder / "c", engines[ranks])
     return engines
 
 

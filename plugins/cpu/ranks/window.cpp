@@ -256,8 +256,8 @@ Window::Waited Window::wait_for(Word& word, int rank, uint32_t number, const cha
     const int64_t now = now_ns();
     if (now < look) continue;
     look = now + kSliceNs;
+    if (patience != Patience::kForEver) beat();  // this rank is not the one that keeps the others waiting
     if (patience == Patience::kWhileItComputes) {
-      beat();  // who waits for this rank waits for the other one
       const uint32_t last = std::exchange(beats, head_->lines[rank].beats.load(std::memory_order_relaxed));
       if (last != beats) begin = now;
     }
