@@ -6,6 +6,7 @@ from typing import Any
 
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
 from ingot.errors import RequestError
+from ingot.runtime.guided.chains import refuse_chain_of_schemas, refuse_chains_in_lark
 from ingot.runtime.guided.forced_texts import WHITESPACE, refuse_long, refuse_long_in
 from ingot.runtime.guided.unenforced import (
     DEEPEST,
@@ -34,6 +35,7 @@ def make_grammar(asked: StructuredOutputs, wire: Callable[[str], str]) -> Gramma
         return "regex", choice_as_regex(asked.choice)
     if asked.grammar is not None:
         text = _from_gbnf(asked.grammar) if "::=" in asked.grammar else asked.grammar
+        refuse_chains_in_lark(text, "structured_outputs.grammar")
         refuse_long_in("lark", text)
         refuse_numbers_in(text)
         return "lark", text
@@ -55,6 +57,7 @@ def schema_text(schema: Any, asked: StructuredOutputs | None = None) -> str:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError("structured_outputs.json cannot be written as JSON", got=str(error)[:200]) from None
+    refuse_chain_of_schemas(schema, "structured_outputs.json")
     refuse_unenforced(schema)
     options = dict(schema.get("x-guidance") or {}) if isinstance(schema.get("x-guidance"), Mapping) else {}
     _refuse_loose(options)

@@ -8,7 +8,8 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 _REGEX = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<sign>\{\d+(?:,\d*)?\}|[|()?*+])|.", re.DOTALL)
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\.-?\d+)?[ \t]*(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE)
@@ -110,13 +111,38 @@ def lark_strings(text: str) -> Iterator[str]:
                 place = _READ.raw_decode(text, place)[1]
 
 
+def lark_schemas(text: str) -> Iterator[Mapping[str, Any]]:
+    """The schemas inside a grammar."""
+    place = 0
+    while (found := _LARK.search(text, place)) is not None:
+        place = found.end()
+        if found.lastgroup == "json":
+            with contextlib.suppress(ValueError):
+                schema, place = _READ.raw_decode(text, place)
+                if isinstance(schema, Mapping):
+                    yield schema
+
+
+def rules_behind(text: str) -> dict[str, set[str]]:
+    """Rules and terminals of a grammar: name → those that its body names."""
+    bodies = _bodies(text)
+    return {
+        name: {found[0] for found in _LARK.finditer(body) if found.lastgroup == "name" and found[0] in bodies}
+        for name, body in bodies.items()
+    }
+
+
+def _bodies(text: str) -> dict[str, str]:
+    heads = list(_RULE.finditer(text))
+    ends = [*(head.start() for head in heads[1:]), len(text)]
+    return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=True)}
+
+
 class LarkRules:
     """The rules of one grammar. of_schema: text of a JSON schema → bytes that it can force at most."""
 
     def __init__(self, text: str, of_schema: Callable[[str], float]) -> None:
-        heads = list(_RULE.finditer(text))
-        ends = [*(head.start() for head in heads[1:]), len(text)]
-        self._bodies = {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=True)}
+        self._bodies = _bodies(text)
         self._of_schema = of_schema
         self._found: dict[str, Reach] = {}
 
