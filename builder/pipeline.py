@@ -3,6 +3,7 @@
 Standard ONNX in, plugins of the domain `ingot` out; whatever is left over is an error, never a guess.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -32,12 +33,15 @@ from ingot.builder.passes.add_in_products import add_in_products
 from ingot.builder.passes.base import Pass, PassReport
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.set_precision import SetPrecision
+from ingot.builder.passes.split_contexts import split_contexts
 from ingot.builder.passes.store_narrow import StoreNarrow
+from ingot.builder.passes.use_library import UseLibrary
 from ingot.builder.precision import ProductChoice
 from ingot.builder.program import Program
 from ingot.dtypes import DType
 from ingot.errors import PassError
-from ingot.plugins.target import StoresNarrow, Target
+from ingot.plan import Plan
+from ingot.plugins.target import SplitsContexts, StoresNarrow, Target, WithLibrary
 
 
 def structure_passes() -> tuple[Pass, ...]:
@@ -85,6 +89,21 @@ def step_passes(target: Target) -> tuple[StepPass, ...]:
         *((add_in_products,) if target.adds_in_products else ()),
         *((StoreNarrow(ops=target.storing_narrow()),) if isinstance(target, StoresNarrow) else ()),
     )
+
+
+def library_passes(target: Target, *, wanted: bool) -> tuple[StepPass, ...]:
+    """Where the target's sessions can call a library. wanted: as of a BuildConfig."""
+    return (UseLibrary(kernels=target.library_kernels(), wanted=wanted),) if isinstance(target, WithLibrary) else ()
+
+
+PlanPass = Callable[[Plan], tuple[Plan, PassReport]]
+
+
+def plan_passes(target: Target) -> tuple[PlanPass, ...]:
+    """What is decided when memory is planned; the variants come next, see `schedule.py`."""
+    if not isinstance(target, SplitsContexts):
+        return ()
+    return (functools.partial(split_contexts, rules=target.split_rules()),)
 
 
 def run_step_passes(

@@ -23,6 +23,8 @@ from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.split_ranks import SplitRanks
 from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import (
+    library_passes,
+    plan_passes,
     require_plugins,
     run_passes,
     run_step_passes,
@@ -50,7 +52,7 @@ from ingot.dtypes import DType, Precision
 from ingot.errors import BuildError, UsageError
 from ingot.plan import Limits, Plan
 from ingot.plugins.op_graph import OpGraph
-from ingot.plugins.target import CompilesGraph, JoinsRanks, Progress, RunsRanks, Target, Tunable
+from ingot.plugins.target import CompilesGraph, JoinsRanks, Progress, RunsRanks, Target, Tunable, WithLibrary
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
 BASE_MEMORY = 80 << 20
@@ -198,6 +200,7 @@ def _plan_target(
             for rank in range(begin, begin + config.tp_size):
                 planned[rank] = planned[rank][0], dataclasses.replace(planned[rank][1], tactics=tuning.tactics)
         plan = planned[0][1]
+    notes.extend(_library_notes(plan, target))
     sample = _sample(config, checkpoint, plan, target, notes)
     first = TargetBuild(
         target=target,
@@ -254,14 +257,28 @@ def _plan_rank(
         return stages[0](program)
 
     screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
+    libraries = library_passes(target, wanted=config.gemm_library)
     program = run_step_passes(
         lowering.program,
-        (*sums, *ranks, *step_passes(target), *screens, *((cut,) if config.pp_size > 1 else ())),
+        (*sums, *ranks, *step_passes(target), *libraries, *screens, *((cut,) if config.pp_size > 1 else ())),
         lambda report, made: None if dump is None or made is None else dump(report, plan_of(made)),
     )
     plan = plan_of(program)
     check_plan(plan, target)
+    for each in plan_passes(target):
+        plan, report = each(plan)
+        if dump is not None:
+            dump(report, plan)
     return lowering, schedule(plan, target, *(() if dump is None else (dump,)))
+
+
+def _library_notes(plan: Plan, target: Target) -> list[str]:
+    """What the engine needs of the machine that runs it."""
+    if not isinstance(target, WithLibrary) or {*target.library_kernels().values()}.isdisjoint(
+        step.kernel for step in plan.steps
+    ):
+        return []
+    return [f"{target.library} computes matmuls of many rows; machines without it refuse the engine"]
 
 
 def _own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:

@@ -44,6 +44,8 @@ class BuildConfig:
     pp_size           pipeline stages that divide the layers; tp_size ranks each
     sum_parts         parts of each sum that ranks divide: a power of two, a multiple of tp_size. None: tp_size. Engines
                       of other numbers of parts differ in bits
+    gemm_library      let a library compute matmuls where a target's sessions can call one (cuBLASLt, on cuda targets);
+                      else the target's own kernels compute all
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
     kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
     max_mem           bytes the build may use
@@ -68,6 +70,7 @@ class BuildConfig:
     tp_size: int = 1
     pp_size: int = 1
     sum_parts: int | None = None
+    gemm_library: bool = True
     tokens_per_block: int = 32
     kv_cache_dtype: str = "auto"
     max_mem: int | None = None

@@ -1,13 +1,14 @@
 """What a target is: the kernels it can be built for, what this machine lacks, and how to load a plan on it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType
 from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.step_io import Session
@@ -282,6 +283,47 @@ class StoresNarrow(Target, Protocol):
 
     def storing_narrow(self) -> frozenset[str]:
         """Ops whose kernels write their first output so, where the plan's buffer says it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SplitRules:
+    """When a target's attention of few new tokens cuts the contexts of a step into parts.
+
+    blocks        thread blocks that fill the largest GPU of the target: there are no more parts than that
+    parts         of a context, at most
+    least_tokens  of a part
+    dtypes        of a KV cache that kernels read in parts
+    group         query heads of a KV head, at most
+    """
+
+    blocks: int
+    parts: int
+    least_tokens: int
+    dtypes: frozenset[DType]
+    group: int
+
+
+@runtime_checkable
+class SplitsContexts(Target, Protocol):
+    """A target whose attention can cut contexts into parts."""
+
+    def split_rules(self) -> SplitRules:
+        """When it does."""
+        ...
+
+
+@runtime_checkable
+class WithLibrary(Target, Protocol):
+    """A target whose sessions can leave matmuls to a library of the machine.
+
+    library: its name
+    """
+
+    library: str
+
+    def library_kernels(self) -> Mapping[str, str]:
+        """A matmul's kernel → the kernel that leaves the library all but a few rows."""
         ...
 
 

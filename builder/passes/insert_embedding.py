@@ -88,8 +88,8 @@ def _check_widened(graph: Graph, match: Match) -> str | None:
 
 def _rewrite_widened(graph: Graph, match: Match) -> None:
     table, weight = match["table"], match["weight"]  # [vocab, narrow], [hidden, narrow]
-    turned = graph.insert("Transpose", [weight], {"perm": [1, 0]}, domain="")[0]
-    _with_positions(graph, match, graph.insert("MatMul", [table, turned], {}, domain="")[0])
+    transposed = graph.insert("Transpose", [weight], {"perm": [1, 0]}, domain="")[0]
+    _with_positions(graph, match, graph.insert("MatMul", [table, transposed], {}, domain="")[0])
 
 
 _EMBEDDING = Op("Embedding", X("ids"), W("table"), name="embedding", domain=DOMAIN)

@@ -74,20 +74,20 @@ def _delta_rows(model: ModelConfig) -> dict[str, Expr]:
     assert isinstance(mixer, LinearAttentionConfig), "the family has it"
     served, keys = mixer.heads // mixer.key_heads, 2 * mixer.key_heads * mixer.key_dim
 
-    def turned(name: str, begin: int = 0, axis: int = 0) -> Expr:
+    def regrouped(name: str, begin: int = 0, axis: int = 0) -> Expr:
         return Swapped(Take(f"blk.{{i}}.{name}"), served, mixer.key_heads, axis, begin)
 
     channels = keys + mixer.heads * mixer.value_dim
     return _delta(
         {
-            "qkv/weight": turned("attn_qkv.weight", keys),
-            "z/weight": turned("attn_gate.weight"),
-            "b/weight": turned("ssm_beta.weight"),
-            "dt/weight": turned("ssm_alpha.weight"),
-            "dt/bias": turned("ssm_dt.bias"),
-            "a_log/weight": LogOfMinus(turned("ssm_a")),
-            "conv/weight": Shaped(turned("ssm_conv1d.weight", keys), (channels, 1, mixer.conv_width)),
-            "out/weight": turned("ssm_out.weight", axis=1),
+            "qkv/weight": regrouped("attn_qkv.weight", keys),
+            "z/weight": regrouped("attn_gate.weight"),
+            "b/weight": regrouped("ssm_beta.weight"),
+            "dt/weight": regrouped("ssm_alpha.weight"),
+            "dt/bias": regrouped("ssm_dt.bias"),
+            "a_log/weight": LogOfMinus(regrouped("ssm_a")),
+            "conv/weight": Shaped(regrouped("ssm_conv1d.weight", keys), (channels, 1, mixer.conv_width)),
+            "out/weight": regrouped("ssm_out.weight", axis=1),
         }
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ingot.dtypes import DType
-from ingot.errors import EngineError
+from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
@@ -33,6 +33,7 @@ from ingot.plugins.registry import find_op
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
+LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 CODE_LAYOUT = "cubin6."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
@@ -101,14 +102,24 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     )
 
 
-def bind(plan: Plan, at: Addresses, *, library: bool) -> list[Bound]:
-    """The work of each step, in order. library: cuBLASLt computes products of more than a few rows."""
-    return _Binder(plan, at, library).bind()
+def bind(plan: Plan, at: Addresses) -> list[Bound]:
+    """The work of each step, in order."""
+    return _Binder(plan, at).bind()
+
+
+def needs_library(plan: Plan) -> bool:
+    """Whether cuBLASLt computes products of the plan."""
+    return any(_takes_library(step) for step in plan.steps)
+
+
+def _takes_library(step: Step) -> bool:
+    """Whether cuBLASLt computes a step's product where there are more than a few rows."""
+    return step.kernel.endswith(LIBRARY)
 
 
 class _Binder:
-    def __init__(self, plan: Plan, at: Addresses, library: bool) -> None:
-        self._plan, self._at, self._library = plan, at, library
+    def __init__(self, plan: Plan, at: Addresses) -> None:
+        self._plan, self._at = plan, at
         self._types = specialisation(plan)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
@@ -228,8 +239,16 @@ class _Binder:
             group=int(str(step.attrs["group"])),
             rows=buffer.rows,
         )
-        if not self._library or weight.dtype.is_quantised:
+        if not _takes_library(step):
             return [*work, *product_launches(own)]
+        if weight.dtype.is_quantised:
+            raise EngineError(
+                "cuBLASLt multiplies no codes",
+                where=f"step {step.name}",
+                expected=step.kernel.removesuffix(LIBRARY),
+                got=step.kernel,
+                hint=REBUILD,
+            )
         return [*work, *product_launches(own, FEW_ROWS), *library_work(own, self._at.sums)]
 
     def add(self, step: Step, narrow: bool) -> list[Work]:

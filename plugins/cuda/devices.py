@@ -36,6 +36,12 @@ class Device:
     l2: float
     source: str
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Major and minor number."""
+        digits = self.code.removeprefix("sm_").rstrip("a")
+        return int(digits[:-1]), int(digits[-1])
+
     def rate_of(self, dtype: DType) -> float:
         """Operations per second of products in a type."""
         return self.rate_f32 if dtype is DType.F32 else self.rate

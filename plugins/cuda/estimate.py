@@ -15,7 +15,7 @@ from ingot.plugins.cuda.bind import bind, group_of, specialisation
 from ingot.plugins.cuda.devices import Device, devices_of
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
 from ingot.plugins.cuda.session import device_bytes
-from ingot.plugins.cuda.shapes import attention_tiles, split_count
+from ingot.plugins.cuda.shapes import attention_tiles
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.target import CODES
 from ingot.plugins.cuda.work import Addresses, Multiply, Work
@@ -119,7 +119,7 @@ def estimate(
     longest = min(limits.max_seq_len, plan.max_positions)
     context, prompt = min(context, longest - 1), min(prompt, limits.max_input_len, longest)
     most = min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows)
-    free = device.memory - device_bytes(plan, device.multiprocessors)
+    free = device.memory - device_bytes(plan)
     each = sum(group.blocks_of(context + 1) * group.block_bytes for group in plan.caches)
     sizes = [size for size in dict.fromkeys(min(size, most) for size in batches) if size * each <= free]
     if not sizes:
@@ -171,8 +171,8 @@ def _ops(plan: Plan, device: Device, steps: Sequence[Sequences]) -> tuple[OpEsti
 def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
     """Every plan step under a load, then the draws."""
     work, rate = PlanWork(plan), device.rate_of(specialisation(plan).weight)
-    counts, splits = _counts(plan, device, load)
-    for bound in bind(plan, _nowhere(plan), library=True):
+    counts, splits = _counts(plan, load)
+    for bound in bind(plan, _nowhere(plan)):
         does, launched = work.of(bound.step, load), [each for each in bound.work if _runs(each, counts, splits)]
         yield OpEstimate(
             op=bound.step.op,
@@ -196,7 +196,7 @@ def _runs(work: Work, counts: Counts, splits: int) -> bool:
     return min(work.grid(counts, splits)) > 0 and not (work.only_split and splits == 1)
 
 
-def _counts(plan: Plan, device: Device, load: Load) -> tuple[Counts, int]:
+def _counts(plan: Plan, load: Load) -> tuple[Counts, int]:
     tiles = attention_tiles(group_of(plan))
     decode = all(new == 1 for _, new in load.sequences) and tiles.decode > 0
     items = len(load.sequences) if decode else 0
@@ -210,7 +210,7 @@ def _counts(plan: Plan, device: Device, load: Load) -> tuple[Counts, int]:
         prefill=prefill,
         longest=longest,
     )
-    return counts, split_count(items, plan.caches[0].kv_heads, longest, device.multiprocessors)
+    return counts, plan.parts_of(items, longest)
 
 
 def _nowhere(plan: Plan) -> Addresses:

@@ -131,7 +131,11 @@ class Products:
         """workspace: WORKSPACE_BYTES of device memory."""
         library = find_library()
         if isinstance(library, str):
-            raise TargetError("this machine has no cuBLASLt, which the engine needs", got=library)
+            raise TargetError(
+                "this machine has no cuBLASLt, which the engine needs",
+                got=library,
+                hint=f"{INSTALL}, or build the engine with --gemm_plugin disable",
+            )
         self._library, self._workspace, self._stream = Library(library), workspace, stream
         self._handle = ctypes.c_void_p()
         self._library.call("cublasLtCreate", ctypes.byref(self._handle))

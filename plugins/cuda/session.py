@@ -16,13 +16,13 @@ import numpy.typing as npt
 from ingot.dtypes import to_float32
 from ingot.errors import RequestError, TargetError
 from ingot.plan import Plan, Rows
-from ingot.plugins.cuda.bind import bind, code_weight, group_of, scratch_bytes, weight_places
+from ingot.plugins.cuda.bind import bind, code_weight, group_of, needs_library, scratch_bytes, weight_places
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
-from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products, find_library
+from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
 from ingot.plugins.cuda.sampling import DrawLayout, Sampler, Submitted
-from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows, split_count
+from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
 from ingot.plugins.target import SessionOptions
@@ -31,14 +31,14 @@ from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepR
 _INT = 4
 
 
-def device_bytes(plan: Plan, multiprocessors: int) -> int:
+def device_bytes(plan: Plan) -> int:
     """What a session of a plan allocates on its GPU, with the spare block but without the KV cache."""
-    scratch, rows = scratch_bytes(plan), partial_rows(multiprocessors)
+    scratch, rows = scratch_bytes(plan), partial_rows(plan)
     tables = _INT * TableLayout.of(plan, attention_tiles(group_of(plan))).total
     partial = 4 * rows * plan.caches[0].head_dim + 8 * rows
     drawn = DrawLayout.of(plan).nbytes
     arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs
-    return arena + tables + partial + drawn + plan.block_bytes + WORKSPACE_BYTES
+    return arena + tables + partial + drawn + plan.block_bytes + (WORKSPACE_BYTES if needs_library(plan) else 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class CudaSession:
 
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
-        self._plan, self._gpu = plan, gpu
+        self._plan = plan
         self._submitted: deque[Submitted] = deque()
         self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
         with contextlib.ExitStack() as opened:
@@ -74,7 +74,7 @@ class CudaSession:
         tiles = attention_tiles(group_of(plan))
         layout, scratch = TableLayout.of(plan, tiles), scratch_bytes(plan)
         tables = device.allocate(_INT * layout.total)
-        rows = partial_rows(self._gpu.multiprocessors)
+        rows = partial_rows(plan)
         self.addresses = Addresses(
             weights=device.allocate(weight_places(plan)[1]),
             arena=device.allocate(plan.arena_bytes),
@@ -95,13 +95,13 @@ class CudaSession:
             for _ in range(2)  # of two steps under way
         ]
         self._products: Products | None = None
-        if not isinstance(find_library(), str):  # else ingot's own kernels compute all products
+        if needs_library(plan):
             products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
             self._products = opened.enter_context(contextlib.closing(products))
         code = code_weight(plan)
         (piece,) = code.pieces
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
-        self._steps = bind(plan, self.addresses, library=self._products is not None)
+        self._steps = bind(plan, self.addresses)
         self._kernels = self._load_kernels(module)
         self._sampler = Sampler(device, self._kernels[DRAWS], plan, self.addresses.drawn)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
@@ -250,7 +250,7 @@ class CudaSession:
             raise RequestError("steps are under way; wait for them first")
 
     def _splits(self, counts: Counts) -> int:
-        return split_count(counts.decode, self._plan.caches[0].kv_heads, counts.longest, self._gpu.multiprocessors)
+        return self._plan.parts_of(counts.decode, counts.longest)
 
     def _launch_all(self, counts: Counts) -> None:
         splits = self._splits(counts)

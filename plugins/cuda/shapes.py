@@ -2,10 +2,16 @@
 
 import dataclasses
 
+from ingot.dtypes import DType
+from ingot.plan import Plan
+from ingot.plugins.target import SplitRules
+
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64  # query heads of one KV head
+MAX_DECODE_GROUP = 16  # of these, in the kernel whose tile has 16 rows; larger groups take that of prefill
 SPLIT_TOKENS = 64  # one tile of decode
 MAX_SPLITS = 64
+_SPLIT_ROWS = 16  # of an item and a KV head, whose partial sums a part leaves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +27,7 @@ class Tiles:
 
 def attention_tiles(group: int) -> Tiles:
     """group: query heads of one KV head, at most MAX_GROUP."""
-    return Tiles(decode=16 // group, prefill=64 // group)
+    return Tiles(decode=MAX_DECODE_GROUP // group, prefill=64 // group)
 
 
 def attention_shared_bytes(head_dim: int, *, decode: bool) -> int:
@@ -32,18 +38,21 @@ def attention_shared_bytes(head_dim: int, *, decode: bool) -> int:
     return 2 * stride * (rows + 2 * stages * tile)
 
 
-def split_count(items: int, kv_heads: int, longest: int, multiprocessors: int) -> int:
-    """Into how many parts decode cuts each item's tokens, so that the GPU is full and no part is tiny.
+def split_rules(multiprocessors: int) -> SplitRules:
+    """Four blocks for each of a GPU's multiprocessors, and no part of less than two tiles."""
+    return SplitRules(
+        blocks=4 * multiprocessors,
+        parts=MAX_SPLITS,
+        least_tokens=2 * SPLIT_TOKENS,
+        dtypes=frozenset({DType.BF16, DType.F16}),
+        group=MAX_DECODE_GROUP,
+    )
 
-    longest: tokens that the longest item may see
-    """
-    wanted = 4 * multiprocessors // max(1, items * kv_heads)
-    return max(1, min(wanted, MAX_SPLITS, longest // (2 * SPLIT_TOKENS)))
 
-
-def partial_rows(multiprocessors: int) -> int:
-    """Rows of partial sums that any step may need: 16 of each block of a decode that is split."""
-    return 16 * 4 * multiprocessors
+def partial_rows(plan: Plan) -> int:
+    """Rows of partial sums that any step may need."""
+    blocks = (each.most_items * each.parts for each in plan.splits if each.parts > 1)
+    return _SPLIT_ROWS * plan.caches[0].kv_heads * max(blocks, default=0)
 
 
 def product_rows(rows: int, most: int) -> int:

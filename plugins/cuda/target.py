@@ -9,14 +9,16 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, NARROW, OPS, code_weight, specialisation
+from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, LIBRARY, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
+from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.session import CudaSession, device_bytes
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, split_rules
+from ingot.plugins.cuda.stored_types import NARROW
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
+from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, SplitRules, Target
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
 LIMITS = KernelLimits(
@@ -79,6 +81,7 @@ class CudaTarget:
     adds_in_products = False
     frees_windows = True
     on_gpu = True
+    library = "cuBLASLt"
 
     def __init__(self, sm: str) -> None:
         self.name = f"cuda/{sm}"
@@ -86,7 +89,16 @@ class CudaTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
-        return tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
+        own = tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
+        return (*own, *self.library_kernels().values())
+
+    def library_kernels(self) -> dict[str, str]:
+        """For float weights; cuBLASLt multiplies no codes."""
+        return {kernel: kernel + LIBRARY for kernel in (f"matmul.{dtype}.sm80" for dtype in _DTYPES)}
+
+    def split_rules(self) -> SplitRules:
+        """For the largest GPU of the table that runs the machine code."""
+        return split_rules(max(each.multiprocessors for each in devices_of(self.architecture.code)))
 
     def limits(self) -> KernelLimits:
         """Kernels of all architectures take the same."""
@@ -131,7 +143,7 @@ class CudaTarget:
         """Bytes that the GPU has free now for the KV cache beside everything else of the plan. Raises CapacityError
         where there is not even room for that."""
         gpu = self._require_gpu()
-        return memory_beside(gpu, device_bytes(plan, gpu.multiprocessors) + _RESERVE)
+        return memory_beside(gpu, device_bytes(plan) + _RESERVE)
 
     def devices(self) -> int:
         """GPUs of this machine that run the machine code."""

@@ -16,7 +16,6 @@ from typing import Any
 from ingot.dtypes import DType
 from ingot.plan import CacheGroup
 from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
-from ingot.plugins.cuda.shapes import partial_rows
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Launch
 from ingot.plugins.op_graph import OpNode
@@ -25,7 +24,7 @@ PLUGIN = "IngotAttention"
 DOMAIN = "ingot"  # also the plugin's namespace
 VERSION = "1"
 
-MAX_MULTIPROCESSORS = 256  # of a GPU, for the size of the workspace, which is fixed when the engine is built
+PARTIAL_ROWS = 16 * 1024  # of partial sums, for which the workspace has room; a plan's splits need no more
 
 _ALIGNMENT = 256
 _ALWAYS = ("qkv", "keys", "values", "positions", "sequences", "tables", "decode", "prefill", "splits")
@@ -96,12 +95,11 @@ def workspace_bytes(attention: Attention, tokens: int) -> int:
 def _workspace(attention: Attention, tokens: int) -> Sequence[int]:
     """Where cosines and sines, queries, partial sums of splits and what these weigh begin, and where all of it ends;
     everything is float32."""
-    rows = partial_rows(MAX_MULTIPROCESSORS)
     sizes = (
         tokens * attention.rotary,
         tokens * attention.heads * attention.head_dim,
-        rows * attention.head_dim,
-        2 * rows,
+        PARTIAL_ROWS * attention.head_dim,
+        2 * PARTIAL_ROWS,
     )
     return list(itertools.accumulate((-(-4 * size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.errors import EngineError, TargetError
+from ingot.errors import REBUILD, EngineError, TargetError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import group_of
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
 from ingot.plugins.cuda.sampling import KERNEL as DRAWS
 from ingot.plugins.cuda.sampling import Sampler
-from ingot.plugins.cuda.shapes import attention_tiles, split_count
+from ingot.plugins.cuda.shapes import attention_tiles, partial_rows
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
-from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, kernels, launches
+from ingot.plugins.tensorrt.attention import PARTIAL_ROWS, Attention, kernels, launches
 from ingot.plugins.tensorrt.bindings import (
     ChecksEngines,
     Context,
@@ -82,8 +82,15 @@ class TensorRtSession:
         require_known_inputs(plan)
         (self._blocks,) = self.num_blocks = num_blocks
         require_blocks(plan, self._blocks)
+        if (rows := partial_rows(plan)) > PARTIAL_ROWS:
+            raise EngineError(
+                "the parts of attention do not fit the network's workspace",
+                where="plan: splits",
+                expected=f"at most {PARTIAL_ROWS} rows of partial sums",
+                got=str(rows),
+                hint=REBUILD,
+            )
         self._plan, self._library = plan, network.library
-        self._multiprocessors = min(gpu.multiprocessors, MAX_MULTIPROCESSORS)
         self._contexts: dict[int | None, Context] = {}  # by bucket; None: of mixed steps
         self._loaded: list[Any] = []  # runtime and engine, which contexts need
         with contextlib.ExitStack() as opened:
@@ -237,7 +244,7 @@ class TensorRtSession:
             self.device.wait()
 
     def _execute(self, context: Context, counts: Counts) -> None:
-        splits = split_count(counts.decode, self._plan.caches[0].kv_heads, counts.longest, self._multiprocessors)
+        splits = self._plan.parts_of(counts.decode, counts.longest)
         shapes = {
             "ids": (counts.tokens,),
             "positions": (counts.tokens,),

@@ -14,12 +14,14 @@ from ingot.errors import BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
+from ingot.plugins.cuda.devices import DEVICES
 from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.sampling import DrawLayout
+from ingot.plugins.cuda.shapes import split_rules
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Constant, File, KernelLimits, Progress, SessionOptions, Target, file_name
+from ingot.plugins.target import Constant, File, KernelLimits, Progress, SessionOptions, SplitRules, Target, file_name
 from ingot.plugins.tensorrt.compiler import compile_graph
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.library import Library, find_rtx
@@ -81,6 +83,12 @@ class TensorRtRtxTarget:
     def activations(self, kernel: str) -> str:
         """Products are strongly typed: both factors have the weight's type."""
         return kernel.split(".")[1]
+
+    def split_rules(self) -> SplitRules:
+        """For the largest GPU of the table that runs the network."""
+        return split_rules(
+            max(each.multiprocessors for each in DEVICES.values() if each.capability in self.flavour.runs_on)
+        )
 
     def library(self) -> Library | str:
         """As found, or what to install."""

@@ -161,7 +161,7 @@ def _cuda() -> dict[str, str]:
         "driver": found.why_not or f"driver {_driver_version()}, which supports CUDA {found.driver}",
         "products": "cuBLASLt is here"
         if not isinstance(library, str)
-        else f"ingot's own kernels compute all of them; {library}",
+        else f"only engines of --gemm_plugin disable run without it; {library}",
         "networks": str(find_rtx()),
         "networks on the GPU": str(find_tensorrt()),
     }

@@ -131,6 +131,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
         "sum_parts": plan.sum_parts,
+        "splits": [write_record(each) for each in plan.splits],
         "variants": [write_record(each) for each in plan.variants],
         "steps": [dataclasses.asdict(each) for each in steps],
         "built_with": dict(manifest.built_with),
@@ -156,6 +157,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     tables = [line for each in speed for line in ("", *each.table())]
     rest = [
         *(_variant_line(plan, each) for each in plan.variants),
+        *_split_lines(plan),
         *(
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
             for each in code
@@ -248,6 +250,14 @@ def _variant_line(plan: Plan, variant: Variant) -> str:
     return (
         f"variant     {variant.name}: {len(plan.steps)} kernel calls of at most {variant.most_tokens} tokens in {shown}"
     )
+
+
+def _split_lines(plan: Plan) -> list[str]:
+    """Into how many parts attention cuts contexts."""
+    if not plan.splits:
+        return []
+    words = ", ".join(f"{each.parts} up to {each.most_items}" for each in plan.splits)
+    return [f"attention   parts of a context by sequences: {words}; at least {plan.splits[0].least_tokens} tokens each"]
 
 
 def _versions(manifest: Manifest) -> str:

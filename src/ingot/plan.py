@@ -20,7 +20,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 11
+PLAN_SCHEMA = 12
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -269,6 +269,16 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Attention of a step with at most `most_items` items, each a few new tokens of a sequence: their context is cut
+    into at most `parts`, none of fewer than `least_tokens` tokens, which run side by side and are merged."""
+
+    most_items: RowCount
+    parts: Annotated[int, Between(1, 64)]
+    least_tokens: Count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
 
@@ -279,6 +289,7 @@ class Plan:
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
              Steps that are not named take the shipped way, "0000"; results do not depend on it
     sum_parts  into how many parts the sums are cut that ranks divide, by `split_sums`; 1: into none
+    splits   of attention, for more and more items, up to the largest batch; without any, contexts stay whole
     """
 
     vocab_size: Count
@@ -295,6 +306,7 @@ class Plan:
     sum_parts: Count = 1
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
+    splits: tuple[Split, ...] = ()
 
     @property
     def stage(self) -> tuple[int, int]:
@@ -328,6 +340,11 @@ class Plan:
         """As many blocks in each cache group: room for whole sequences, of which no block is given back. sequences: how
         many these are; then a group with states has a slot for each."""
         return tuple(sequences if group.state and sequences is not None else num_blocks for group in self.caches)
+
+    def parts_of(self, items: int, longest: int) -> int:
+        """Into how many parts attention cuts contexts. items: as of a Split; longest: tokens that one may see."""
+        split = next((each for each in self.splits if items <= each.most_items), None)
+        return 1 if split is None else max(1, min(split.parts, longest // split.least_tokens))
 
     def variant(self, name: str) -> Variant:
         """A variant by its name; "" stands for the steps one by one."""

@@ -41,6 +41,7 @@ def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
     yield from _weights(plan)
     yield from _steps(plan)
     yield from _variants(plan)
+    yield from _splits(plan)
 
 
 def _limits(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -237,6 +238,13 @@ def _variants(plan: Plan) -> Iterable[tuple[str, str]]:
         yield from ((where, found) for found in _calls(plan, variant))
     if plan.variants and most != plan.limits.max_num_tokens:
         yield "variants", f"the last one is for {most} tokens, a step may have {plan.limits.max_num_tokens}"
+
+
+def _splits(plan: Plan) -> Iterable[tuple[str, str]]:
+    """They are for more and more items, up to the largest batch: kernels write the results of parts where these fit."""
+    counts = [each.most_items for each in plan.splits]
+    if counts and (counts != sorted(set(counts)) or counts[-1] != plan.limits.max_batch_size):
+        yield "splits", f"for {counts[:20]} items, expected more and more up to {plan.limits.max_batch_size}"
 
 
 def _calls(plan: Plan, variant: Variant) -> Iterable[str]:

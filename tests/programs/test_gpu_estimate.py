@@ -115,6 +115,6 @@ def test_a_model_that_does_not_fit_gets_no_time(engine: Path) -> None:
     assert not small.fits
     assert "does not fit" in str(small)
     each = sum(group.blocks_of(9) * group.block_bytes for group in plan.caches)
-    tight = dataclasses.replace(h200, memory=device_bytes(plan, h200.multiprocessors) + 7.5 * each)
+    tight = dataclasses.replace(h200, memory=device_bytes(plan) + 7.5 * each)
     assert [step.sequences for step in estimate(plan, h200, (1, 8), 8).steps] == [1, 8, 1]
     assert [step.sequences for step in estimate(plan, tight, (1, 8), 8).steps] == [1, 1]

@@ -19,7 +19,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.errors import UsageError
 from ingot.plugins.cuda.estimate import estimates
 from ingot.plugins.registry import find_targets
-from ingot.plugins.target import JoinsRanks, RunsRanks
+from ingot.plugins.target import JoinsRanks, RunsRanks, WithLibrary
 
 _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_plugin
 
@@ -166,7 +166,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     type=click.Choice(["auto", "disable", *_COMPUTE]),
     default="auto",
     show_default=True,
-    help="Set the type of matmuls, and with it the precision of the weights. float16 runs as bf16 on CPUs.",
+    help="Set the type of matmuls, and with it the precision of the weights. float16 runs as bf16 on CPUs. disable: "
+    "compute all matmuls of cuda targets with ingot's own kernels, so that the engine needs no cuBLASLt.",
 )
 @compat_options
 @log_level
@@ -230,6 +231,7 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
         activations=activations,
         layers=recipe.layers,
         autotune=not options["no_autotune"],
+        gemm_library=options["gemm_plugin"] != "disable",
         tp_size=tp_size,
         pp_size=pp_size,
         **{name: options[name] for name in kept},
@@ -315,8 +317,10 @@ def _compute(options: dict[str, Any]) -> str | None:
 def _note_gemm_plugin(options: dict[str, Any], console: CliConsole) -> None:
     if options["gemm_plugin"] == "float16" and not _on_gpu(options):
         console.note("--gemm_plugin float16: CPU targets compute float16 models in bf16")
-    if options["gemm_plugin"] == "disable":
-        console.note("--gemm_plugin disable: ingot has no other matmuls; --precision sets their type")
+    if options["gemm_plugin"] == "disable" and not any(
+        isinstance(target, WithLibrary) for target in find_targets(options["target"])
+    ):
+        console.note("--gemm_plugin disable: only cuda targets use a library; --precision sets the type of matmuls")
 
 
 def _tell(report: BuildReport, console: CliConsole) -> None:

@@ -37,8 +37,8 @@ _SAME = {
     "--max_output_len N": "max_seq_len = max_input_len + N",
     "--gemm_plugin auto\\|disable\\|float32\\|float16\\|bfloat16": "the compute type of matmuls, so the "
     "precision: float32 is f32, bfloat16 is bf16, float16 runs as bf16 on CPUs and says so; auto and disable leave the "
-    "choice to --precision; beside quantised weights it is the type of the inputs: float16 and bfloat16 are "
-    "--activations bf16",
+    "choice to --precision, and with disable cuda targets use no cuBLASLt; beside quantised weights it is the type of "
+    "the inputs: float16 and bfloat16 are --activations bf16",
     "--log_level": "how much is said on stderr",
 }
 

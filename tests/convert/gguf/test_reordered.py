@@ -13,7 +13,8 @@ from ingot.errors import IngotError
 from tests import gguf_files as write
 from tests.convert.gguf.llama_cpp import Settings
 from tests.convert.gguf.test_architectures import CASES, write_case
-from tests.convert.test_golden import TOLERANCE, logits_of_graph
+from tests.convert.test_golden import TOLERANCE
+from tests.graph_logits import logits_of_graph
 
 QUANTISED: dict[str, Settings] = {
     "qwen35": {

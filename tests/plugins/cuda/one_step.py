@@ -1,6 +1,7 @@
 """Plans of a single step, run by a session on the emulated GPU and by the op's reference on the same numbers."""
 
 import ctypes
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 
 from ingot.builder.pack import add_constants
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plan import Attr, CacheGroup, Plan
+from ingot.plan import Attr, CacheGroup, Plan, Split
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.cuda.target import CudaTarget
 from ingot.plugins.op import Array, KvCache
@@ -49,11 +50,14 @@ def run_step(
     cache: KvCache | None = None,
     kv: CacheGroup | None = None,
     pieces: int = 1,
+    parts: int = 1,
 ) -> list[Array]:
-    """The outputs; threads run in both orders, which must give the same bits. pieces: of a packed weight in the file. A
-    written cache replaces `cache`'s."""
+    """The outputs; threads run in both orders, which must give the same bits. pieces: of a packed weight in the file;
+    parts: of the context of each decode item. A written cache replaces `cache`'s."""
     layout = cache.group if cache else kv or layout_of(DType(kernel.split(".")[1]))
     plan, section = one_step_plan(kernel, inputs, attrs, batch, layout, pieces=pieces)
+    splits = (Split(most_items=plan.limits.max_batch_size, parts=parts, least_tokens=1),)
+    plan = dataclasses.replace(plan, splits=splits if parts > 1 else ())
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
     found: list[list[Array]] = []
     session = open_gpu(plan, section, num_blocks)

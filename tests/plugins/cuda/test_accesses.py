@@ -14,7 +14,6 @@ from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.errors import TargetError
 from ingot.plugins.cuda import compiler
-from ingot.plugins.cuda import session as session_module
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cuda import test_draws as draws
@@ -35,12 +34,10 @@ def checked(gpu: ctypes.CDLL, emulation: Emulation, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("dtype", "heads", "dim"), [(DType.BF16, 4, 16), (DType.BF16, 4, 12), (DType.BF16, 24, 12), (DType.F32, 4, 16)]
 )
-def test_attention(
-    checked: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: DType, heads: int, dim: int, splits: int
-) -> None:
+def test_attention(checked: ctypes.CDLL, dtype: DType, heads: int, dim: int, splits: int) -> None:
     """Also splits without tokens, groups that go through the tile of prefill, and dims that are padded."""
-    monkeypatch.setattr(session_module, "split_count", lambda *given: splits)
-    check(checked, dtype, [(100, 1), (3, 1), (0, 7)][: 3 if splits == 1 else 2], heads=heads, kv_heads=1, dim=dim)
+    parts = [(100, 1), (3, 1), (0, 7)][: 3 if splits == 1 else 2]
+    check(checked, dtype, parts, heads=heads, kv_heads=1, dim=dim, splits=splits)
 
 
 def test_other_kernels(checked: ctypes.CDLL) -> None:
@@ -82,7 +79,7 @@ def test_faults_are_seen(
     (sources / file).write_text(text.replace(right, wrong))
     monkeypatch.setattr(compiler, "SOURCES", sources)
     with pytest.raises(TargetError, match="LAUNCH_FAILED"):
-        test_attention(checked, monkeypatch, DType.BF16, 4, 12, 7)
+        test_attention(checked, DType.BF16, 4, 12, 7)
     assert ("not allocated" if "pool" in fault else "a race") in capfd.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
-from ingot.errors import CapacityError, TargetError
+from ingot.errors import CapacityError, EngineError, TargetError
 from ingot.plugins.cuda import products as products_module
+from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
+from ingot.plugins.cuda.forecast import _nowhere
 from ingot.plugins.cuda.gpu import Device, find_gpus
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import product_rows
+from ingot.plugins.cuda.work import Multiply
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime.session import load_engine
@@ -133,6 +137,55 @@ def test_everything_is_given_back_after_a_fault(held: Held, gpu: ctypes.CDLL) ->
     assert held() == before
 
 
+def test_without_the_library_an_engine_that_needs_it_is_refused(
+    engine: Engine, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In words, and nothing is kept."""
+    before = held()
+    monkeypatch.setattr(products_module, "find_library", lambda: "it is not here")
+    with pytest.raises(TargetError, match=r"no cuBLASLt, which the engine needs(.|\n)*it is not here") as refused:
+        _open(engine)
+    assert refused.value.hint == "pip install nvidia-cublas, or build the engine with --gemm_plugin disable"
+    assert held() == before
+
+
+def test_kernels_of_the_plan_say_whether_the_library_multiplies(
+    gpu: ctypes.CDLL, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine of own kernels runs without it, and takes no memory for it."""
+    config = BuildConfig(
+        target="cuda/sm90",
+        precision="bf16",
+        tokens_per_block=16,
+        max_batch_size=4,
+        max_num_tokens=48,
+        gemm_library=False,
+    )
+    build(config, folder / "c", folder / "own")
+    own = open_engine(folder / "own")
+    for built, kernel in ((engine, "matmul.bf16.sm80.cublaslt"), (own, "matmul.bf16.sm80")):
+        assert {step.kernel for step in built.plan.steps if step.op == "matmul"} == {kernel}
+    assert device_bytes(engine.plan) - device_bytes(own.plan) == WORKSPACE_BYTES
+    with contextlib.closing(_open(engine)) as session:
+        assert any(isinstance(work, Multiply) for bound in session._steps for work in bound.work)
+    monkeypatch.setattr(products_module, "find_library", lambda: "it is not here")
+    with contextlib.closing(_open(own)) as session:
+        assert not any(isinstance(work, Multiply) for bound in session._steps for work in bound.work)
+        found = session.run(batch_of([(0, 40)], [range(3)], [39], want_logits=True))
+        assert found.logits is not None
+        assert np.isfinite(found.logits).all()
+
+
+def test_codes_that_a_library_should_multiply_are_refused(engine: Engine) -> None:
+    weights = [
+        dataclasses.replace(weight, dtype=DType.W8) if weight.layout == "row" and len(weight.shape) == 2 else weight
+        for weight in engine.plan.weights
+    ]
+    plan = dataclasses.replace(engine.plan, weights=tuple(weights))
+    with pytest.raises(EngineError, match="cuBLASLt multiplies no codes"):
+        bind(plan, _nowhere(plan))
+
+
 def test_a_product_without_an_algorithm_keeps_nothing(held: Held, gpu: ctypes.CDLL) -> None:
     before = held()
     with (
@@ -216,6 +269,6 @@ def test_the_cache_gets_what_is_free(gpu: ctypes.CDLL, engine: Engine) -> None:
 def test_what_a_session_takes_is_known_before(gpu: ctypes.CDLL, engine: Engine) -> None:
     """To the byte, but that small allocations take 256."""
     session = _open(engine, num_blocks=8)
-    expected = device_bytes(engine.plan, find_gpus().gpus[0].multiprocessors) + 8 * engine.plan.block_bytes
+    expected = device_bytes(engine.plan) + 8 * engine.plan.block_bytes
     assert expected <= gpu.emulated_taken() < expected + 4096
     session.close()

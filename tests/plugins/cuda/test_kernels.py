@@ -73,7 +73,7 @@ def _matmuls(dtype: DType) -> Iterator[Case]:
             }
             bias, residual = Packed(values=_normal(2, n)), _normal(3, rows, out)
             extra = ([None, None], [bias, residual], [None, residual], [bias, None])[(index + n) % 4]
-            yield f"matmul.{dtype.value}.sm80", [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
+            yield f"matmul.{dtype.value}.sm80.cublaslt", [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
 
 
 def _check(driver: ctypes.CDLL, case: Case) -> None:

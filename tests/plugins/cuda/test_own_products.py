@@ -8,7 +8,6 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.plan import Attr
-from ingot.plugins.cuda import session
 from ingot.plugins.cuda.bind import ACTIVATIONS
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
@@ -17,11 +16,6 @@ from tests.plugins.cuda.one_step import layout_of, run_step
 
 ROWS = (1, 7, 9, 17, 65)  # each kernel computes some
 SHAPES = ((33, 8, 0), (70, 300, 0), (66, 172, 1), (300, 520, 0), (2, 1000, 1))  # n, k, gated
-
-
-@pytest.fixture(autouse=True)
-def _without_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "find_library", lambda: "it is not here")
 
 
 def normal(seed: int, *shape: int) -> Array:

@@ -3,13 +3,14 @@
 import ctypes
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr
-from ingot.plugins.cuda import session as session_module
+from ingot.plugins.cuda.gpu import Device, Kernel
 from ingot.plugins.op import Array, KvCache
 from tests.plugins.cpu.one_step import batch_of, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
@@ -34,10 +35,11 @@ def check(
     window: int = 0,
     softcap: float = 0.0,
     shift: float = 0.0,
+    splits: int = 1,
 ) -> None:
     """parts: (past, new tokens) of each sequence. Blocks lie scattered, those before the window outside the memory of
     the cache; slots that nobody wrote hold NaN. shift: added to queries and taken from keys, so that scores are
-    negative."""
+    negative. splits: into how many parts contexts of decode are cut."""
     random = np.random.default_rng(heads * dim + window)
     layout = dataclasses.replace(layout_of(dtype, dim, kv_heads, block), window=window)
     needed = [-(-(past + new) // block) for past, new in parts]
@@ -68,8 +70,23 @@ def check(
     }
     kernel = f"paged_attention.{dtype.value}.sm80"
     (expected,) = reference_outputs(kernel, [q], attrs, batch, cache)
-    (found,) = run_step(driver, kernel, [q], attrs, batch, cache)
+    (found,) = run_step(driver, kernel, [q], attrs, batch, cache, parts=splits)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Kernels of decode that are launched while the test runs, and into how many parts they cut."""
+    found: list[tuple[str, int]] = []
+    launch = Device.launch
+
+    def noted(device: Device, kernel: Kernel, grid: tuple[int, int, int], *rest: Any) -> None:
+        if kernel.name in ("attention_decode", "attention_combine"):
+            found.append((kernel.name, grid[2]))
+        launch(device, kernel, grid, *rest)
+
+    monkeypatch.setattr(Device, "launch", noted)
+    return found
 
 
 MIXED = [(0, 1), (0, 65), (32, 1), (1, 16), (70, 3), (15, 2)]
@@ -108,23 +125,17 @@ def test_softcap(gpu: ctypes.CDLL, dtype: DType) -> None:
     check(gpu, dtype, MIXED, heads=2, kv_heads=1, dim=16 if dtype is DType.F32 else 64, softcap=1.5)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 7])  # two items in 7 parts: within what 4 multiprocessors get
-def test_splits(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    """Also more splits than a short sequence has tiles, and with a window."""
-    asked: list[int] = []
-
-    def fixed(items: int, kv_heads: int, longest: int, multiprocessors: int) -> int:
-        asked.append(items)
-        return splits
-
-    monkeypatch.setattr(session_module, "split_count", fixed)
-    check(gpu, DType.BF16, [(400, 1), (3, 1)], heads=4, kv_heads=1, dim=64)
-    check(gpu, DType.BF16, [(400, 2)], heads=4, kv_heads=1, dim=64, window=130)
-    assert asked
+@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+def test_splits(gpu: ctypes.CDLL, launched: list[tuple[str, int]], splits: int) -> None:
+    """As many as the plan states; also more than a short sequence has tiles, and with a window."""
+    check(gpu, DType.BF16, [(400, 1), (3, 1)], heads=4, kv_heads=1, dim=64, splits=splits)
+    check(gpu, DType.BF16, [(400, 2)], heads=4, kv_heads=1, dim=64, window=130, splits=splits)
+    kernels = {"attention_decode", "attention_combine"} if splits > 1 else {"attention_decode"}
+    assert set(launched) == {(kernel, splits) for kernel in kernels}
 
 
 @pytest.mark.parametrize("dim", [12, 72])
-def test_empty_splits_of_padded_heads(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+def test_empty_splits_of_padded_heads(gpu: ctypes.CDLL, dim: int) -> None:
     """A split without tokens weighs nothing beside scores of -200, whatever else its warps write to shared memory."""
-    monkeypatch.setattr(session_module, "split_count", lambda *given: 7)
-    check(gpu, DType.BF16, [(100, 1), (3, 1)], heads=4, kv_heads=1, dim=dim, shift=8.0 if dim == 12 else 5.0)
+    shift = 8.0 if dim == 12 else 5.0
+    check(gpu, DType.BF16, [(100, 1), (3, 1)], heads=4, kv_heads=1, dim=dim, shift=shift, splits=7)

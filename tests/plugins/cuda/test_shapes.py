@@ -13,17 +13,9 @@ from ingot.plugins.cuda import products
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Gpu
 from ingot.plugins.cuda.products import Product, Products
-from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles, batch_buckets, product_rows, split_count
+from ingot.plugins.cuda.shapes import attention_tiles, batch_buckets, product_rows
 from ingot.plugins.cuda.target import TARGETS, CudaTarget
 from ingot.plugins.cuda.work import Addresses, cache_places
-
-
-def test_decode_is_split_until_the_gpu_is_full() -> None:
-    assert split_count(1, 8, 1 << 20, 64) == 4 * 64 // 8
-    assert split_count(4, 8, 1 << 20, 64) == 4 * 64 // 32
-    assert split_count(1, 1, 1 << 20, 132) == MAX_SPLITS
-    assert split_count(1, 8, 1024, 132) == 8, "no part is smaller than two tiles"
-    assert split_count(1, 8, 100, 132) == split_count(1000, 8, 1 << 20, 132) == split_count(0, 0, 0, 1) == 1
 
 
 def test_few_products_need_a_plan() -> None:

@@ -44,7 +44,34 @@ def test_every_target_has_a_kernel_for_every_op_but_drawing_and_experts() -> Non
     for name in NAMES:
         kernels = find_target(name).kernels()
         assert {kernel.split(".")[0] for kernel in kernels} == set(OPS)
-        assert {"matmul.bf16.sm80", "matmul.f16.sm80", "matmul.f32.sm80"} <= set(kernels)
+        for kernel in ("matmul.bf16.sm80", "matmul.f16.sm80", "matmul.f32.sm80"):
+            assert {kernel, f"{kernel}.cublaslt"} <= set(kernels)
+
+
+def test_who_multiplies_and_where_contexts_are_cut_stands_in_the_plan(gpu: ctypes.CDLL, tmp_path: Path) -> None:
+    """The build says it, `inspect` and `--dump_passes` show it."""
+    model = write_model(tmp_path / "m", {**TINY_LLAMA, "head_dim": 16, "max_position_embeddings": 1024})
+    ingot("convert", "--model_dir", model, "--output_dir", tmp_path / "c").succeeds()
+    args = ("build", "--checkpoint_dir", tmp_path / "c", "--target", "cuda/sm90", "--precision", "bf16")
+    needs = "cuBLASLt computes matmuls of many rows; machines without it refuse the engine"
+    dump = ("--dump_passes", tmp_path / "passes", "--log_level", "debug")
+    built = ingot(*args, "--output_dir", tmp_path / "e", *dump).succeeds()
+    assert needs in built.err
+    assert "pass use_library: 9" in built.err
+    assert "pass split_contexts: 2" in built.err
+    files = {path.name.partition("_")[2]: path for path in (tmp_path / "passes").iterdir()}
+    assert '"splits":[]' in files["use_library.json"].read_text()
+    assert "matmul.bf16.sm80.cublaslt" in files["use_library.json"].read_text()
+    assert '"most_items":64' in files["split_contexts.json"].read_text()
+    shown = ingot("inspect", tmp_path / "e", "--all").succeeds().out
+    assert "matmul.bf16.sm80.cublaslt" in shown
+    assert "attention   parts of a context by sequences: 8 up to 33, 7 up to 37, 6 up to 44, 5 up to 52" in shown
+    splits = json.loads(ingot("inspect", tmp_path / "e", "--json").succeeds().out)["splits"]
+    assert splits[0] == {"most_items": 33, "parts": 8, "least_tokens": 128}
+    built = ingot(*args, "--output_dir", tmp_path / "own", "--gemm_plugin", "disable").succeeds()
+    assert needs not in built.err
+    assert "gemm_plugin" not in built.err
+    assert "cublaslt" not in ingot("inspect", tmp_path / "own", "--all").succeeds().out
 
 
 def test_the_engine_holds_the_machine_code(gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path) -> None:

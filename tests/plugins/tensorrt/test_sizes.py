@@ -1,17 +1,20 @@
 """What TensorRT targets choose from numbers alone: code of a GPU, memory of a step, blocks of a pool."""
 
 import dataclasses
+import itertools
 import struct
 
 import pytest
 
+from ingot.builder.passes.split_contexts import split_contexts
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Weight, WeightSlice
 from ingot.plugins.cuda.bind import CODE_LAYOUT
+from ingot.plugins.cuda.devices import DEVICES
 from ingot.plugins.cuda.gpu import Gpu
-from ingot.plugins.cuda.shapes import partial_rows
-from ingot.plugins.tensorrt.attention import MAX_MULTIPROCESSORS, Attention, workspace_bytes
+from ingot.plugins.cuda.shapes import partial_rows, split_rules
+from ingot.plugins.tensorrt.attention import PARTIAL_ROWS, Attention, workspace_bytes
 from ingot.plugins.tensorrt.plan_file import read_header
 from ingot.plugins.tensorrt.target import code_for
 from ingot.plugins.tensorrt.tensors import MOST_ELEMENTS, most_blocks
@@ -71,9 +74,20 @@ def test_the_workspace_has_room_for_all_parts() -> None:
         scale=1.0,
         softcap=0.0,
     )
-    rows = partial_rows(MAX_MULTIPROCESSORS)
-    assert rows == 16 * 4 * 256
+    rows = PARTIAL_ROWS
     assert workspace_bytes(attention, 8) == 4 * (8 * 32 + 8 * 4 * 64 + rows * 64 + 2 * rows)
+
+
+def test_no_plan_needs_more_room_for_parts() -> None:
+    """On the largest GPU of the table, whatever the batch and the heads."""
+    rules = split_rules(max(each.multiprocessors for each in DEVICES.values()))
+    for batch, heads in itertools.product((1, 3, 64, 4096), (1, 5, 8, 128)):
+        plan = make_plan()
+        limits = dataclasses.replace(plan.limits, max_batch_size=batch, max_seq_len=1 << 20)
+        cache = dataclasses.replace(plan.caches[0], kv_heads=heads, dtype=DType.BF16)
+        made, _ = split_contexts(dataclasses.replace(plan, limits=limits, caches=(cache,)), rules)
+        assert made.splits[-1].most_items == batch
+        assert partial_rows(made) <= PARTIAL_ROWS
 
 
 def test_a_pool_is_no_larger_than_a_tensor_may_be() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
-from ingot.plugins.cuda import session as session_module
 from ingot.plugins.cuda.compiler import Compiler
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_kernels, test_own_products
@@ -36,9 +35,8 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("f16", marks=pytest.mark.slow), "w8", "w4g32"])
-def test_products_without_a_library(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
-    monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
     test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
     kind = "product_" if precision in ("bf16", "f16") else f"product_{precision[:2]}_"
     assert names(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
@@ -46,17 +44,13 @@ def test_products_without_a_library(interpreted: Interpreted, monkeypatch: pytes
 
 @pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), ((66, 176, 1), 7), ((40, 1104, 0), 2)])
 def test_a_row_has_the_same_bits_in_any_batch(
-    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], which: int
+    interpreted: Interpreted, shape: tuple[int, int, int], which: int
 ) -> None:
-    monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
     test_own_products.check_bits(interpreted.driver, "bf16", shape, which)
     assert names(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
 
 
-def test_a_row_of_codes_has_the_same_bits_in_any_batch(
-    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_module, "find_library", lambda: "it is not here")
+def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted) -> None:
     test_own_products.check_bits(interpreted.driver, "w4g64", (70, 1104, 1), 7)
     assert names(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
 
@@ -104,11 +98,11 @@ def test_attention(interpreted: Interpreted, dtype: DType, heads: int, kv_heads:
 
 
 @pytest.mark.parametrize("dim", [64, 12])
-def test_splits(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+def test_splits(interpreted: Interpreted, dim: int) -> None:
     """Some of them without tokens."""
-    monkeypatch.setattr(session_module, "split_count", lambda *given: 7)
     parts, block = [(100, 1), (3, 1)], BLOCKS.get(dim, 16)
-    attention.check(interpreted.driver, DType.BF16, parts, heads=4, kv_heads=1, dim=dim, block=block, softcap=1.5)
+    sizes = {"heads": 4, "kv_heads": 1, "dim": dim, "block": block, "splits": 7}
+    attention.check(interpreted.driver, DType.BF16, parts, softcap=1.5, **sizes)
     assert {"attention_decode", "attention_combine"} <= names(interpreted)
 
 
@@ -162,7 +156,7 @@ def test_faults_are_seen(interpreted: Interpreted, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         KernelError, match="outside all memory|into" if "pool" in fault else "a race|still being copied"
     ):
-        test_splits(interpreted, monkeypatch, 12)
+        test_splits(interpreted, 12)
 
 
 BUDGETS = {  # instructions of all four warps

@@ -1,0 +1,47 @@
+"""Attention of few new tokens cuts long contexts into parts, so that a few sequences fill a GPU.
+
+    1 item    parts 0 1 2 ... 63          4 items    parts 0 1 ... 15          64 items    whole contexts
+
+The fewer items a step has, the more parts there are. The Plan states how many; a session looks the number up.
+"""
+
+import dataclasses
+
+from ingot.builder.passes.base import PassReport
+from ingot.plan import Plan, Split
+from ingot.plugins.registry import find_op
+from ingot.plugins.target import SplitRules
+
+NAME = "split_contexts"
+
+
+def split_contexts(plan: Plan, rules: SplitRules) -> tuple[Plan, PassReport]:
+    """fired: attention calls of a plan whose contexts are cut."""
+    attention = [step for step in plan.steps if find_op(step.op).reads_kv]
+    groups = [int(step.attrs["heads"]) // int(step.attrs["kv_heads"]) for step in attention]
+    if (reason := _refusal(plan, rules, max(groups, default=1))) is not None:
+        return plan, PassReport(name=NAME, fired=0, refused={reason: len(attention)})
+    made = dataclasses.replace(plan, splits=_splits(plan, rules))
+    return made, PassReport(name=NAME, fired=len(attention))
+
+
+def _refusal(plan: Plan, rules: SplitRules, group: int) -> str | None:
+    """Why contexts stay whole."""
+    dtype = plan.caches[0].dtype
+    if dtype not in rules.dtypes:
+        return f"no kernel reads a KV cache in {dtype.value} in parts"
+    if group > rules.group:
+        return f"more than {rules.group} query heads share a KV head"
+    if plan.limits.max_seq_len < 2 * rules.least_tokens:
+        return f"no context has {2 * rules.least_tokens} tokens"
+    return None
+
+
+def _splits(plan: Plan, rules: SplitRules) -> tuple[Split, ...]:
+    """A line for each number of parts, from many to one."""
+    heads, longest = plan.caches[0].kv_heads, plan.limits.max_seq_len
+    most: dict[int, int] = {}  # parts → the largest number of items that are cut into as many
+    for items in range(1, plan.limits.max_batch_size + 1):
+        wanted = min(rules.blocks // (items * heads), rules.parts, longest // rules.least_tokens)
+        most[max(1, wanted)] = items
+    return tuple(Split(most_items=items, parts=parts, least_tokens=rules.least_tokens) for parts, items in most.items())
