@@ -104,7 +104,7 @@ def plan_targets(
     for target in targets:
         check_graph(graph, target)
     errors = SampleErrors(checkpoint, progress)
-    builds = []
+    builds: list[TargetBuild] = []
     for target in targets:
         dump = config.dump_passes
         if dump is not None and len(targets) > 1:

@@ -9,13 +9,12 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, LIBRARY, OPS, code_weight, specialisation
+from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, LIBRARY, NARROW, OPS, code_weight, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, split_rules
-from ingot.plugins.cuda.stored_types import NARROW
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, SplitRules, Target

@@ -109,9 +109,9 @@ def differs(sound: Path, folder: Path, what: str, *, of_numbers: bool) -> str:
         return "" if not of_numbers else f"logits {found.shape}, expected {expected.shape}"
     if not np.isfinite(expected).all():
         return ""
-    error = float(np.abs(found - expected).max() / max(float(np.ptp(expected)), 1e-30))
+    off = float(np.abs(found - expected).max() / max(float(np.ptp(expected)), 1e-30))
     told = not of_numbers and any(key in what for key in SOUND)
-    return "" if error <= bound or told else f"logits are off by {error:.1e} of their range"
+    return "" if off <= bound or told else f"logits are off by {off:.1e} of their range"
 
 
 def _work(pipe: multiprocessing.connection.Connection, seed: int) -> None:

@@ -21,7 +21,7 @@ from ingot.errors import CapacityError, EngineError, TargetError
 from ingot.plugins.cuda import products as products_module
 from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
-from ingot.plugins.cuda.forecast import _nowhere
+from ingot.plugins.cuda.estimate import _nowhere
 from ingot.plugins.cuda.gpu import Device, find_gpus
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.session import CudaSession, device_bytes
