@@ -192,7 +192,7 @@ void tile(const TileArgs& args) {
     for (int v = 0; v < kVectors; ++v) sum[r][v] = args.first ? S::zero() : S::load(sums_at(r, v));
 
   float* widened = args.widened;
-  V scale[kVectors];  // of FP8, times what load_f8 leaves out
+  V scale[kVectors] = {};  // of FP8, times what load_f8 leaves out
   int64_t groups = 0;
   const auto next_scales = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 16

@@ -180,7 +180,7 @@ inline const float* panel_scales(const std::byte* panel) { return reinterpret_ca
 inline const int8_t* panel_table(const std::byte* panel) { return reinterpret_cast<const int8_t*>(panel + 64); }
 inline bool panel_has_offsets(const std::byte* panel) { return panel[80] != std::byte{0}; }
 // Whether values have further bits: int8, each worth kMoreUnit of theirs.
-inline bool panel_has_more_bits(const std::byte* panel) { return panel[81] != std::byte{0}; }
+inline bool panel_has_more_bits(const std::byte* panel) { return panel[81] == std::byte{1}; }
 inline const int8_t* panel_more_bits(const std::byte* panel) { return reinterpret_cast<const int8_t*>(panel + 96); }
 constexpr float kMoreUnit = 1.0f / 256;
 inline const int32_t* panel_sums(const std::byte* panel) { return reinterpret_cast<const int32_t*>(panel + 64); }
