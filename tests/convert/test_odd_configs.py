@@ -226,14 +226,14 @@ def logits_of_graph(model: Any, config: Config, folder: Path) -> np.ndarray:
 
 
 def check(name: str, *kinds: Changes, folder: Path | None = None, part: int = 1) -> int:
-    """How many different models the cases are. folder: convert and run one of each there; part: the model itself and
-    one of so many cases, other ones in each family."""
+    """How many different models the cases are. folder: convert and run one of each; part: one of so many cases."""
     classes: dict[ModelConfig, np.ndarray] = {}
     for number, (change, config) in enumerate(cases(name, *kinds)):
         if number and (number + family_names().index(name)) % part:
             continue
-        if (model := of_ingot(config)) is None or (name in NO_KINDS and "layer_types" in change):
-            continue
+        model = of_ingot(config) if name not in NO_KINDS or "layer_types" not in change else None
+        if model is None or (model.tied_embeddings and name in ("kimi_linear", "nemotron_h")):
+            continue  # of tied ones transformers keeps two tables, and ingot refuses such files
         rows, _ = find_family(name).table(model, ())
         require_rows(rows, weight_shapes(model))  # as for random weights
         made = of_transformers(config)

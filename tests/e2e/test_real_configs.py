@@ -13,7 +13,7 @@ from ingot.configs.read import Section
 from ingot.convert.convert import convert
 from ingot.convert.family import read_model
 from tests.builder.engines import engine_logits
-from tests.programs import model_shapes
+from tests.programs import model_shapes, real_configs
 from tests.real_models import REAL_MODELS
 from tests.tiny import tiny_model
 
@@ -51,3 +51,30 @@ def test_the_program_writes_few_layers(tmp_path: Path, monkeypatch: pytest.Monke
     model_shapes.main()
     made = json.loads((tmp_path / "c.json").read_text())
     assert (made["num_hidden_layers"], made["hidden_size"], len(made["layers_block_type"])) == (7, 2688, 7)
+
+
+FEW = ("openai--gpt-oss-20b", "Qwen--Qwen3.5-27B", "mlc--llama3_2_1b", "google--gemma-4-26B-A4B", "mlc--phi-2")
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", [*FEW, pytest.param("", marks=(pytest.mark.slow, pytest.mark.long))])
+def test_files_as_their_makers_wrote_them(
+    shared: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The long test takes all files. Each has the logits of transformers, or is refused with a reason."""
+    files = sorted((shared / "data" / "model_configs").glob(f"{name}*.json"))
+    assert files
+    monkeypatch.setattr("sys.argv", ["real_configs", *map(str, files)])
+    assert real_configs.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(files)
+    refused = [line for line in lines if ": refused: " in line]
+    assert len(refused) == (len(files) if name == "mlc--phi-2" else 0) or not name
+    assert name or len(lines) - len(refused) >= 100
+
+
+def test_what_is_small_has_every_option() -> None:
+    config = {**REAL_MODELS["deepseek-v3"].config, "quantization_config": {}}
+    small = real_configs.shrunk(config)
+    assert set(config) - set(small) == {"quantization_config"}
+    assert (small["n_group"], small["n_routed_experts"], small["num_hidden_layers"]) == (8, 16, 4)
