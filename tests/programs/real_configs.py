@@ -39,7 +39,7 @@ _SMALL: Config = {
     **{"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 12},
     **{"n_positions": 64, "n_ctx": 64, "seq_length": 64, "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2},
     **{"ssm_state_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
-    **{"linear_value_head_dim": 8, "index_head_dim": 16, "index_n_heads": 2, "expand": 2},
+    **{"linear_value_head_dim": 8, "index_head_dim": 16, "index_n_heads": 2, "expand": 2, "rotary_dim": 8},
 }
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _TAKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "experts_per_token")
