@@ -24,7 +24,7 @@ from ingot.convert.convert import convert
 from ingot.convert.family import read_model
 from ingot.convert.wrapped import text_section
 from ingot.errors import IngotError
-from tests.convert.test_golden import logits_of_graph
+from tests.graph_logits import logits_of_graph
 from tests.tiny import tiny_model
 
 Config = dict[str, Any]
