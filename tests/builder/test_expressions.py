@@ -179,8 +179,8 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path, location: s
 def test_a_product_of_two_weights(tmp_path: Path) -> None:
     """Near ONNX's, which sums in float32, and the same in every block."""
     g = ExternalMaker(tmp_path)
-    turned = g.node("Transpose", g.external(DType.F32, 5, 6), perm=[1, 0])
-    name = g.node("MatMul", g.float32(DType.BF16, 7, 6), turned)
+    transposed = g.node("Transpose", g.external(DType.F32, 5, 6), perm=[1, 0])
+    name = g.node("MatMul", g.float32(DType.BF16, 7, 6), transposed)
     expected = g.expected(name, tmp_path)
     weight = weight_of(g.finish(g.node("Add", g.input(), name)))
     assert matrix_shape(weight) == (7, 5)

@@ -110,7 +110,7 @@ def test_each_way_loses_less_than_the_one_before(precision: str, codes: str) -> 
     ]
     assert [each.method for each in found][:3] == ["plain", "nearest", "gptq"]
     losses = [each.loss for each in found]
-    assert losses[0] > losses[2] >= losses[3]
+    assert losses[0] > losses[2] >= losses[3] * (1 - 1e-12)  # the same codes may round to another last bit
     assert found[1].loss == found[0].plain
     assert precision == "f8" or losses[0] > losses[1] > losses[2]
 

@@ -275,8 +275,8 @@ def plus_one(config: Settings, tensors: Tensors) -> Tensors:
 
 
 def transposed(config: Settings, tensors: Tensors) -> Tensors:
-    turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-    return {name: value.T if name.endswith(turned) else value for name, value in tensors.items()}
+    matrices = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    return {name: value.T if name.endswith(matrices) else value for name, value in tensors.items()}
 
 
 def by_part(config: Settings, tensors: Tensors) -> Tensors:
