@@ -62,10 +62,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """A worker gets whole files, unless --dist says otherwise: fixtures and references of a file are made once."""
-    from xdist.scheduler import LoadFileScheduling
+    """A worker gets a row of files, and takes from another one's end when it is done, unless --dist says otherwise:
+    fixtures and references of a file are made once. A worker that crashes costs the test that it ran."""
+    from xdist.scheduler import WorkStealingScheduling
 
-    return LoadFileScheduling(config, log) if config.getvalue("dist") == "load" else None
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
