@@ -88,9 +88,9 @@ def _refuse(words: str, where: str, most: int, length: int) -> None:
     raise RequestError(
         f"structured_outputs: {words}",
         where=where,
-        expected=f"at most {most} after each other",
+        expected=f"a chain of at most {most}",
         got=str(length),
-        hint="write what stands behind a reference in its place, or simplify it",
+        hint="replace references by what they refer to, or simplify it",
     )
 
 

@@ -443,8 +443,9 @@ void Session::close() {
   const auto held = lock();
   if (!closed_ && group_ != nullptr && !group_->failed()) {
     try {
-      compute_announced();        // the other ranks are in the middle of it
-    } catch (const RankError&) {  // nobody waits for more
+      compute_announced();  // the other ranks are in the middle of it
+    } catch (const RankError&) {
+      closed_ = true;  // as below: nobody waits for the rest
     }
     group_->close();
   }

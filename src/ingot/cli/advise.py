@@ -72,7 +72,11 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
     help="Pick the fastest recipe for this many sequences that decode together.",
 )
 @click.option(
-    "--context", type=positive, default=2048, show_default=True, help="Count this many tokens per sequence in --memory."
+    "--context",
+    type=positive,
+    default=2048,
+    show_default=True,
+    help="With --memory: assume this many tokens of KV cache for each sequence.",
 )
 @click.option(
     "--pick", type=positive, metavar="N", help="Pick the recipe with this number in the table, instead of by budgets."
