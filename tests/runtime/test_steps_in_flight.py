@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import RankError, RequestError
-from ingot.runtime.request import Request
 from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import Ahead, Int32, SequenceRules, StepBatch, StepResult
 from tests.runtime.fake_session import FakeSession
-from tests.runtime.repeating import LIMITS, check, request_of
-from tests.runtime.test_submit import check_ends
+from tests.runtime.repeating import LIMITS, check, request_of, run_random_requests
 from tests.runtime.tiny_engine import make_loop
 
 
@@ -156,28 +154,7 @@ def test_a_lost_rank_is_the_end() -> None:
 def test_random_requests_leave_fail_and_are_preempted(seed: int) -> None:
     rng = random.Random(seed)
     loop, session = make(rng.choice([2, 3, 4]), rng.choice([52, 60, 90]))
-    faults = 0
-
-    def sometimes(batch: StepBatch) -> None:
-        nonlocal faults
-        if faults < 6 and rng.random() < 0.05:
-            faults += 1
-            raise ValueError("the kernel fell over")
-
-    session.before_step = sometimes
-    live: list[Request] = []
-    for _ in range(40):
-        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 30))]
-        ends = frozenset([rng.randrange(90)]) if rng.random() < 0.5 else frozenset[int]()
-        live.append(request_of(prompt, rng.randrange(1, 60), ends))
-        loop.add(live[-1:])
-        for _ in range(rng.randrange(9)):
-            loop.step()
-        if rng.random() < 0.1:
-            loop.abort([rng.choice(live)])
-    loop.drain()
-    check_ends(live)
-    assert loop.stats()["blocks_used"] == 0
+    run_random_requests(rng, loop, session)
     assert loop.work.overlapped > 20
 
 

@@ -1,7 +1,6 @@
 """Steps that are submitted while the step before them computes: the same tokens, even if others end, leave or fail."""
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from ingot.runtime.request import FinishReason, ReasoningRules, Request
 from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import StepBatch
 from tests.runtime.fake_session import SubmittingSession, continued
-from tests.runtime.repeating import LIMITS, check, request_of
+from tests.runtime.repeating import LIMITS, check, request_of, run_random_requests
 from tests.runtime.tiny_engine import make_loop
 
 
@@ -194,39 +193,8 @@ def test_an_interrupted_step_is_run_again() -> None:
 def test_random_requests_leave_fail_and_are_preempted(seed: int) -> None:
     rng = random.Random(seed)
     loop, session = make(rng.choice([52, 60, 90]))
-    faults = 0
-
-    def sometimes(batch: StepBatch) -> None:
-        nonlocal faults
-        if faults < 6 and rng.random() < 0.05:
-            faults += 1
-            raise ValueError("the kernel fell over")
-
-    session.before_step = sometimes
-    live: list[Request] = []
-    for _ in range(40):
-        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 30))]
-        ends = frozenset([rng.randrange(90)]) if rng.random() < 0.5 else frozenset[int]()
-        live.append(request_of(prompt, rng.randrange(1, 60), ends))
-        loop.add(live[-1:])
-        for _ in range(rng.randrange(9)):
-            loop.step()
-        if rng.random() < 0.1:
-            loop.abort([rng.choice(live)])
-    loop.drain()
-    check_ends(live)
-    assert loop.stats()["blocks_used"] == 0
+    run_random_requests(rng, loop, session)
     assert session.followed > 20
-
-
-def check_ends(requests: Sequence[Request]) -> None:
-    for request in requests:
-        check(request)
-        if request.finish_reason is FinishReason.LENGTH:
-            assert request.num_generated == request.max_new_tokens
-        elif request.finish_reason is FinishReason.STOP:
-            assert int(request.generated()[-1]) in request.end_ids
-        assert request.finished
 
 
 def test_a_close_forgets_what_was_submitted() -> None:

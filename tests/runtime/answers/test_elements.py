@@ -81,8 +81,10 @@ CASES = [
     ("<free>hi <k>v</k> there</free>", {"free": {"k": "v", "$text": "hi  there"}}),
     ('<free>{"a": [1, {}]}</free>', {"free": {"a": [1, {}]}}),
     ("<free><tool_call>v</tool_call></free>", {"free": {"tool_call": "v"}}),
-    ("<tree><name>a</name><parts><item><name>1</name></item></parts></tree>",
-     {"tree": {"name": "a", "parts": [{"name": "1"}]}}),
+    (
+        "<tree><name>a</name><parts><item><name>1</name></item></parts></tree>",
+        {"tree": {"name": "a", "parts": [{"name": "1"}]}},
+    ),
     ("<new>3</new><other><item>x</item></other>", {"new": 3, "other": ["x"]}),
     # What models forget.
     ("<user>1<note>x</note>", {"user": 1, "note": "x"}),
@@ -92,7 +94,7 @@ CASES = [
     ("<user>1</user> so <note>x</note>", {"user": 1, "note": "x"}),
     ("<note>a <b>c</b> d</note>", {"note": f"a {MARK}<b>c"}),
     ("", {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("tokens", [(), (MARK,)], ids=["letters", "token"])
@@ -190,21 +192,27 @@ def test_grammars_hold_calls_to_their_schema(texts: Texts, choice: Any) -> None:
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, "<item>1</item>", False),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, "<item>1</item>" * 2, True),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, "<item>1</item>" * 4, False),
-        ({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-         "<item><item>1</item></item><item></item>", True),
+        (
+            {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            "<item><item>1</item></item><item></item>",
+            True,
+        ),
         ({"type": "array", "prefixItems": [{"type": "integer"}], "items": False}, "[1]", True),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 1000}, "[1]", False),
         ({"type": "object", "properties": {"a>": {"type": "integer"}}, "required": ["a>"]}, '{"a>": 1}', True),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"k": "x"}', False),
-        ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["b"]},
-         "<a>1</a>", False),
+        (
+            {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["b"]},
+            "<a>1</a>",
+            False,
+        ),
         ({"oneOf": [{"type": "integer"}, {"type": "boolean"}]}, "true", True),
         ({"const": 3}, "3", True),
         ({"const": 3}, "4", False),
         ({"type": "integer", "minimum": 2}, "1", False),
         ({}, "anything at all", True),
     ],
-)  # fmt: skip
+)
 def test_values_of_a_grammar(texts: Texts, schema: object, text: str, expected: bool) -> None:
     whole = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
     order = {"type": "function", "function": {"name": "order", "parameters": whole}}

@@ -5,10 +5,10 @@ import dataclasses
 import functools
 import json
 import threading
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from tokenizers import Tokenizer as HfTokenizer
@@ -241,7 +241,9 @@ def test_a_step_wakes_the_loop_once() -> None:
         def call_soon(callback: Callable[..., None], *given: object) -> None:
             calls.append(functools.partial(callback, *given))
 
-        bridge = LoopBridge(types.SimpleNamespace(call_soon_threadsafe=call_soon))  # type: ignore[arg-type]
+        loop = mock.create_autospec(asyncio.AbstractEventLoop, instance=True)
+        loop.call_soon_threadsafe.side_effect = call_soon
+        bridge = LoopBridge(loop)
         queues, taken = [EventQueue(bridge) for _ in range(3)], []
         for step in range(2):
             for queue in queues:
