@@ -54,7 +54,7 @@ def _check_positions(graph: Graph, match: Match) -> str | None:
 
 
 def _misfit(graph: Graph, match: Match, width: int) -> str | None:
-    """Why a table of positions is none, or of another width."""
+    """Why the second table cannot be a table of positions of that width."""
     if position_count(graph, match["positions"]) is None:
         return "the second table is not indexed by positions"
     shape = weight_shape(match["position_table"])

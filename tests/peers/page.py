@@ -47,8 +47,9 @@ def readme_sentence() -> str:
         each for group in groups if "-" not in group.precision for found in group.ratios.values() for each in found
     ]
     return (
-        f"In this comparison, {min(here):.2f} to {max(here):.2f} times the fastest of llama.cpp and OpenVINO GenAI. "
-        f"In the single rounds of all machines and formats, {min(rounds):.2f} to {max(rounds):.2f} times."
+        f"In this comparison ingot is {min(here):.2f} to {max(here):.2f} times as fast as the fastest of llama.cpp and "
+        f"OpenVINO GenAI. In single rounds on all machines and in all formats, the ratio is {min(rounds):.2f} to "
+        f"{max(rounds):.2f}."
     )
 
 
