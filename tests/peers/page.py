@@ -19,12 +19,22 @@ _HEAD = """# Results beside other engines
 This page compares ingot's speed with other engines. [Speed](speed.md) explains the method, the limit of a machine, and
 what these results cannot say. `python -m tests.peers.page` writes the page from the records in `tests/peers/results`.
 
-Each model has the shape that its title names, and random weights. The tables show tokens per second, as the median of
-the rounds. A percentage is the share of the machine's limit. The last row of each class of weights shows ingot's speed
-divided by that of the fastest other engine, for each round.
+Each model has random weights, and the shape of the model that the title names. How to read a table:
 
-Records up to 2026-11-23 were copied from the tables of that day. The command of such a record says what the table
-measured. Newer records are written by the program itself.
+| part of a table | meaning |
+|---|---|
+| a column such as `decode 8` or `prefill 512` | tokens per second when 8 sequences decode, \
+or when a prompt of 512 tokens is computed: the median of the rounds |
+| a percentage | the share of the machine's limit that the engine reaches |
+| a row "*limit*" | the tokens per second that memory bandwidth and peak arithmetic of the machine allow |
+| a row "ingot / fastest other engine" | ingot's speed divided by that of the fastest other engine \
+with weights of this class, one number for each round |
+| alone | TTFT and TPOT of a request that runs alone |
+| goodput | the highest rate of requests, per second, at which at least \
+90 % of the requests meet the limits of TTFT and TPOT |
+
+Records up to 2026-11-23 were typed in from printed tables; their commands say what the tables measured.
+`python -m tests.peers` wrote the later records.
 """
 
 
@@ -71,7 +81,7 @@ def _section(record: Record) -> Iterator[str]:
         yield from _load(record.load)
         yield ""
     yield from (f"- {note}" for note in record.notes)
-    yield from (f"- {engine}: {version}" for engine, version in record.versions.items())
+    yield from (f"- Version of {engine}: {version}" for engine, version in record.versions.items())
     yield ""
 
 
@@ -102,7 +112,7 @@ def _load(load: Load) -> list[str]:
             row.weights,
             "" if row.ttft is None or row.tpot is None else f"{row.ttft:.2f} s, {1e3 * row.tpot:.0f} ms",
             f"{row.at_once:.3g}",
-            *("search given up" if each is None else f"{each:.3g}" for each in row.goodputs),
+            *("not found" if each is None else f"{each:.3g}" for each in row.goodputs),
         ]
         for row in load.rows
     ]
@@ -111,7 +121,7 @@ def _load(load: Load) -> list[str]:
         f"Mixed load: {load.words}. At most {load.concurrent} requests run at once. "
         f"A good request has its first token within {load.ttft:g} s."
     )
-    columns = ["engine", "weights", "alone: TTFT, TPOT", "all at once, requests/s", *limits]
+    columns = ["engine", "weights", "alone: TTFT, TPOT", "requests/s, all at once", *limits]
     return [words, "", *table(columns, rows)]
 
 
@@ -125,7 +135,7 @@ def _ratios(rows: Sequence[LoadRow]) -> Iterator[str]:
             yield ""
         else:
             best = max(each for each in theirs if each is not None)
-            yield f"**{ours / best:.2f}**" if best else "**others: 0**"
+            yield f"**{ours / best:.2f}**" if best else "other engines: 0"
 
 
 def main() -> None:
