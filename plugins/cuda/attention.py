@@ -4,6 +4,7 @@ import dataclasses
 
 from ingot.dtypes import DType
 from ingot.plan import CacheGroup, Rows
+from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.shapes import attention_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, integer, number, pointer, row_grid
@@ -80,8 +81,31 @@ def write_launch(
     return Launch(kernel="turn_and_store", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """What becomes of scores beside their scale, as the op `paged_attention` says. sinks, slopes: addresses, or 0."""
+
+    softcap: float = 0.0
+    sinks: int = 0
+    slopes: int = 0
+    bf16_bias: bool = False
+    growth: float = 0.0
+    growth_every: int = 1
+
+    def arguments(self) -> tuple[Argument, ...]:
+        """What the kernels take of it."""
+        return (
+            number(self.softcap),
+            pointer(self.sinks),
+            pointer(self.slopes),
+            integer(self.bf16_bias),
+            number(self.growth),
+            integer(self.growth_every),
+        )
+
+
 def attention_launches(
-    at: Places, kv: CacheGroup, *, y: int, heads: int, window: int, scale: float, softcap: float, narrow: bool
+    at: Places, kv: CacheGroup, scores: Scores, *, y: int, heads: int, window: int, scale: float, narrow: bool
 ) -> list[Launch]:
     """Attends to the pools. narrow: y has the products' type."""
     out, partial, stats = pointer(y), pointer(at.partial), pointer(at.stats)
@@ -101,7 +125,7 @@ def attention_launches(
             integer(kv.kv_heads),
             integer(window),
             number(scale),
-            number(softcap),
+            *scores.arguments(),
             integer(narrow),
         )
         return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
@@ -131,6 +155,7 @@ def attention_launches(
             integer(heads),
             integer(kv.kv_heads),
             integer(window),
+            pointer(scores.sinks),
             integer(narrow),
         ),
     )

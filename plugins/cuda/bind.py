@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
-from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
+from ingot.plugins.cuda.attention import Places, Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work
 from ingot.plugins.cuda.gpu import Argument
@@ -34,7 +34,7 @@ from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
-CODE_LAYOUT = "cubin6."  # of the machine code among the weights; the number counts changes of kernels' parameters
+CODE_LAYOUT = "cubin7."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
 _TABLES = {
@@ -283,17 +283,24 @@ class _Binder:
         ]
 
     def paged_attention(self, step: Step, narrow: bool) -> list[Work]:
-        return [
-            *attention_launches(
-                *self._places(step, q=step.inputs[0]),
-                y=self._buffer(step.outputs[0]),
-                heads=int(step.attrs["heads"]),
-                window=int(step.attrs["window"]),
-                scale=float(step.attrs["scale"]),
-                softcap=float(step.attrs["softcap"]),
-                narrow=narrow,
-            )
-        ]
+        scores = Scores(
+            softcap=float(step.attrs["softcap"]),
+            sinks=self._weight(step.inputs[1]),
+            slopes=self._weight(step.inputs[2]),
+            bf16_bias=bool(step.attrs["bf16_bias"]),
+            growth=float(step.attrs["growth"]),
+            growth_every=int(step.attrs["growth_every"]),
+        )
+        launches = attention_launches(
+            *self._places(step, q=step.inputs[0]),
+            scores,
+            y=self._buffer(step.outputs[0]),
+            heads=int(step.attrs["heads"]),
+            window=int(step.attrs["window"]),
+            scale=float(step.attrs["scale"]),
+            narrow=narrow,
+        )
+        return [*launches]
 
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
@@ -303,17 +310,24 @@ class _Binder:
         return [Launch(kernel="gather_rows", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def softcap(self, step: Step, narrow: bool) -> list[Work]:
+        return [self._by_number(step, "soft_cap", float(step.attrs["cap"]))]
+
+    def scale(self, step: Step, narrow: bool) -> list[Work]:
+        return [self._by_number(step, "scale_rows", float(step.attrs["factor"]))]
+
+    # Parts of several ops.
+
+    def _by_number(self, step: Step, kernel: str, value: float) -> Launch:
+        """A kernel that computes each element of y from the same of x and a number."""
         buffer, cols = self._shape(step)
         arguments = (
             pointer(self._buffer(step.outputs[0])),
             pointer(self._buffer(step.inputs[0])),
             integer(cols),
-            number(step.attrs["cap"]),
+            number(value),
         )
         grid = row_grid(buffer.rows, -(-cols // _ROW_THREADS))
-        return [Launch(kernel="soft_cap", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
-
-    # Parts of several ops.
+        return Launch(kernel=kernel, grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
 
     def _places(self, step: Step, *, q: str) -> tuple[Places, CacheGroup]:
         layer, tables = int(step.attrs["layer"]), self._at.tables
@@ -353,6 +367,7 @@ _STEPS: dict[str, _StepKernels] = {
     "paged_attention": _StepKernels(_Binder.paged_attention, narrow=True),
     "gather_rows": _StepKernels(_Binder.gather_rows),
     "softcap": _StepKernels(_Binder.softcap),
+    "scale": _StepKernels(_Binder.scale),
 }
 OPS = tuple(_STEPS)
 NARROW = frozenset(op for op, kernels in _STEPS.items() if kernels.narrow)

@@ -26,9 +26,6 @@ LIMITS = KernelLimits(
     group=MAX_GROUP,
     one_group=True,
     extent=(1 << 31) - 1,
-    sinks=False,
-    slopes=False,
-    growth=False,
     made_values=False,
     activations=frozenset(ACTIVATIONS),
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.dtypes import DType
 from ingot.plan import CacheGroup
-from ingot.plugins.cuda.attention import Places, attention_launches, rope_table_launch, write_launch
+from ingot.plugins.cuda.attention import Places, Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Launch
 from ingot.plugins.op_graph import OpNode
@@ -171,11 +171,11 @@ def launches(
     attend = attention_launches(
         places,
         kv,
+        Scores(softcap=attention.softcap),
         y=y,
         heads=attention.heads,
         window=attention.window,
         scale=attention.scale,
-        softcap=attention.softcap,
         narrow=bool(attention.narrow),
     )
     counts = Counts(
@@ -207,6 +207,6 @@ def kernels(kv: CacheGroup) -> dict[str, int]:
         wide_norm=False,
         eps=0,
     )
-    attend = attention_launches(nowhere, kv, y=0, heads=0, window=0, scale=0, softcap=0, narrow=False)
+    attend = attention_launches(nowhere, kv, Scores(), y=0, heads=0, window=0, scale=0, narrow=False)
     table = rope_table_launch(0, inv_freq=0, positions=0, half=0, scale=0)
     return {each.kernel: each.shared for each in (table, write, *attend)}

@@ -178,6 +178,9 @@ class _Lowering:
         bent = self._node("Tanh", [self._node("Div", [self._activation(node.inputs[0]), cap], "scaled")], "bent")
         return [self._node("Mul", [bent, cap], "capped")]
 
+    def scale(self, node: OpNode) -> list[str]:
+        return [self._node("Mul", [self._activation(node.inputs[0]), self._number(node.attrs["factor"])], "scaled")]
+
     # Parts of several ops.
 
     def _activate(self, kind: str, x: str) -> str:
@@ -241,6 +244,7 @@ _OPS: Mapping[str, Callable[[_Lowering, OpNode], list[str]]] = {
     "PagedAttention": _Lowering.paged_attention,
     "GatherRows": _Lowering.gather_rows,
     "Softcap": _Lowering.softcap,
+    "Scale": _Lowering.scale,
 }
 
 

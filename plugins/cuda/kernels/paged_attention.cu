@@ -96,6 +96,8 @@ struct Tile {
   float sums[2 * kDimTiles][4];  // rows lane/4 and lane/4 + 8; dims 8 * i + 2 * (lane % 4) and the next
   float top[2];
   float weight[2];
+  float scale[2];  // of the two rows' scores
+  float slope[2];
 
   INGOT_DEVICE void clear() {
 #pragma unroll
@@ -141,24 +143,40 @@ struct Tile {
     }
   }
 
+  // The highest score of one row, whose scores get all but their softmax.
+  template <bool kBiased, int kTokenTiles>
+  INGOT_DEVICE float bend(float (&scores)[kTokenTiles][4], const Attention& at, int first, int half, int last) {
+    const int begin = at.first_visible(last), pair = threadIdx.x % 4;
+    float highest = top[half];
+#pragma unroll
+    for (int n = 0; n < kTokenTiles; ++n) {
+#pragma unroll
+      for (int c = 2 * half; c < 2 * half + 2; ++c) {
+        const int position = first + n * 8 + 2 * pair + c % 2;
+        const bool visible = position <= last && position >= begin;
+        float score = at.bent(scores[n][c] * scale[half]);
+        if constexpr (kBiased) score += at.bias(slope[half], last, position);
+        scores[n][c] = visible ? score : minus_infinity();
+        highest = fmaxf(highest, scores[n][c]);
+      }
+    }
+    return highest;
+  }
+
   // Scores become weights under a running maximum; sums so far are rescaled.
   template <int kTokenTiles>
   INGOT_DEVICE void soften(float (&scores)[kTokenTiles][4], const Attention& at, int first, const int (&positions)[2]) {
-    const int pair = threadIdx.x % 4;
+    float tops[2];
+    if (at.slopes) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) tops[half] = bend<true>(scores, at, first, half, positions[half]);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) tops[half] = bend<false>(scores, at, first, half, positions[half]);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int last = positions[half], begin = at.first_visible(last);
-      float highest = top[half];
-#pragma unroll
-      for (int n = 0; n < kTokenTiles; ++n) {
-#pragma unroll
-        for (int c = 2 * half; c < 2 * half + 2; ++c) {
-          const int position = first + n * 8 + 2 * pair + c % 2;
-          const bool visible = position <= last && position >= begin;
-          scores[n][c] = visible ? at.bent(scores[n][c]) : minus_infinity();
-          highest = fmaxf(highest, scores[n][c]);
-        }
-      }
+      float highest = tops[half];
       highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
       highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
       const float base = highest == minus_infinity() ? 0.f : highest;  // nothing visible yet
@@ -201,12 +219,13 @@ INGOT_DEVICE void write_rows(const Tile<4>& tile, const Attention& at, const Ite
     const int row = warp * 16 + lane / 4 + 8 * half;
     if (row >= rows) continue;
     const int64_t to = at.place(item, row, kv_head) * kHeadDim;
+    const float weight = at.with_sink(tile.weight[half], tile.top[half], at.head(row, kv_head));
 #pragma unroll
     for (int i = 0; i < 2 * kDimTiles; ++i) {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const int dim = i * 8 + 2 * (lane % 4) + odd;
-        if (dim < kHeadDim) store_activation(at.y, to + dim, tile.sum(i, half, odd) / tile.weight[half], at.narrow);
+        if (dim < kHeadDim) store_activation(at.y, to + dim, tile.sum(i, half, odd) / weight, at.narrow);
       }
     }
   }
@@ -244,6 +263,7 @@ INGOT_DEVICE void merge_warps(const Tile<1>& tile, float* shared, const Attentio
       weight += stats[2 * (w * 16 + row) + 1] * factor;
     }
     if (gridDim.z == 1) {
+      weight = at.with_sink(weight, top, at.head(row, kv_head));
       store_activation(at.y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weight, at.narrow);
       continue;
     }
@@ -300,6 +320,8 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   for (int half = 0; half < 2; ++half) {
     const int row = row_warp * 16 + lane / 4 + 8 * half;
     positions[half] = row < rows ? item.position + row / (at.heads / at.kv_heads) : -1;  // -1 sees nothing
+    tile.scale[half] = at.scale_at(max(positions[half], 0));
+    tile.slope[half] = at.slopes ? at.slopes[at.head(row, kv_head)] : 0.f;
   }
   const auto load = [&](int index) {
     const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
@@ -340,10 +362,10 @@ INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
 // y = the splits of attention_decode, weighted. Grid: as attention_decode's; the blocks of an item share its elements.
 INGOT_KERNEL(kAttentionThreads)
 attention_combine(void* y, const Item* items, const float* partial, const float* stats, int heads, int kv_heads,
-                  int window, int narrow) {
+                  int window, const float* sinks, int narrow) {
   const int splits = gridDim.z;
   Attention at{};
-  at.heads = heads, at.kv_heads = kv_heads, at.window = window;
+  at.heads = heads, at.kv_heads = kv_heads, at.window = window, at.sinks = sinks;
   const Item item = items[blockIdx.x];
   const int end = item.position + item.count;
   const int used = Splits<TileShape<1>::kTile>(at.first_visible(item.position), end, splits).used;
@@ -359,6 +381,7 @@ attention_combine(void* y, const Item* items, const float* partial, const float*
       sum += partial[place * kHeadDim + dim] * factor;
       weight += stats[place * 2 + 1] * factor;
     }
+    weight = at.with_sink(weight, top, at.head(row, kv_head));  // once, whatever the splits
     store_activation(y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weight, narrow);
   }
 }
@@ -374,6 +397,7 @@ INGOT_KERNEL(kAttentionThreads) attention_rows(INGOT_ATTENTION_PARAMETERS) {
   for (int row = threadIdx.x / kWarp; row < item.count * group; row += kAttentionThreads / kWarp) {
     const int64_t place = at.place(item, row, kv_head) * kHeadDim;
     const int last = item.position + row / group;
+    const float scale = at.scale_at(last), slope = at.slopes ? at.slopes[at.head(row, kv_head)] : 0.f;
     float query[kPerLane], sums[kPerLane], top = minus_infinity(), weight = 0.f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -388,7 +412,8 @@ INGOT_KERNEL(kAttentionThreads) attention_rows(INGOT_ATTENTION_PARAMETERS) {
         const int dim = i * kWarp + lane;
         if (dim < kHeadDim) score += query[i] * to_float(at.keys[slot * kHeadDim + dim]);
       }
-      score = at.bent(warp_sum(score));
+      score = at.bent(warp_sum(score) * scale);
+      if (at.slopes) score += at.bias(slope, last, position);
       const float highest = fmaxf(top, score);
       const float factor = expf(top - highest), share = expf(score - highest);
       top = highest;
@@ -399,6 +424,7 @@ INGOT_KERNEL(kAttentionThreads) attention_rows(INGOT_ATTENTION_PARAMETERS) {
         if (dim < kHeadDim) sums[i] = sums[i] * factor + share * to_float(at.values[slot * kPaddedDim + dim]);
       }
     }
+    weight = at.with_sink(weight, top, at.head(row, kv_head));
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int dim = i * kWarp + lane;

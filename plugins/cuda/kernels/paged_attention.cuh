@@ -33,32 +33,53 @@ struct Attention {
   int kv_heads;
   int window;  // 0: none
   float scale;
-  float softcap;  // 0: none
+  float softcap;        // 0: none
+  const float* sinks;   // [heads]: scores of a token whose value is zero; or null
+  const float* slopes;  // [heads]: of ALiBi; or null
+  int bf16_bias;        // its bias is made of rounded positions, as the op says
+  float growth;         // of queries with their position; 0: none
+  int growth_every;
   int narrow;
 
   INGOT_DEVICE int64_t slot(const Item& item, int position, int kv_head) const {
     const int64_t block = tables[static_cast<int64_t>(item.sequence) * table_width + position / kBlockTokens];
     return (block * kv_heads + kv_head) * kBlockTokens + position % kBlockTokens;
   }
+  INGOT_DEVICE int head(int row, int kv_head) const {
+    const int group = heads / kv_heads;
+    return kv_head * group + row % group;
+  }
   // The row's place in q and y, in heads.
   INGOT_DEVICE int64_t place(const Item& item, int row, int kv_head) const {
-    const int group = heads / kv_heads;
-    return static_cast<int64_t>(item.token + row / group) * heads + kv_head * group + row % group;
+    return static_cast<int64_t>(item.token + row / (heads / kv_heads)) * heads + head(row, kv_head);
   }
   INGOT_DEVICE int first_visible(int position) const {
     return window && position >= window ? position + 1 - window : 0;
   }
-  INGOT_DEVICE float bent(float score) const {
-    score *= scale;
-    return softcap > 0.f ? softcap * tanhf(score / softcap) : score;
+  // Of the scores of the token at a position.
+  INGOT_DEVICE float scale_at(int position) const {
+    return growth > 0.f ? scale * (1.f + growth * logf(1.f + position / growth_every)) : scale;
+  }
+  INGOT_DEVICE float bent(float score) const { return softcap > 0.f ? softcap * tanhf(score / softcap) : score; }
+  // What is added to the score of the token at `position`, seen from that at `last`.
+  INGOT_DEVICE float bias(float slope, int last, int position) const {
+    if (!bf16_bias) return slope * static_cast<float>(position - last);
+    const float rounded = to_float(from_float<BF16>(static_cast<float>(position)));
+    return to_float(from_float<BF16>(__fmul_rn(slope, rounded))) * scale;
+  }
+  // The sum of weights of a head, with its sink. top: the highest score, on which the weights are based.
+  INGOT_DEVICE float with_sink(float weight, float top, int head) const {
+    return sinks ? weight + exp2f((sinks[head] - top) * kLog2e) : weight;
   }
 };
 
 // The parameters of every attention kernel, and the struct they make.
 #define INGOT_ATTENTION_PARAMETERS                                                                                 \
   void *y, const float *q, const Kv *keys, const Kv *values, const Item *items, const int *tables, float *partial, \
-      float *stats, int table_width, int heads, int kv_heads, int window, float scale, float softcap, int narrow
+      float *stats, int table_width, int heads, int kv_heads, int window, float scale, float softcap,              \
+      const float *sinks, const float *slopes, int bf16_bias, float growth, int growth_every, int narrow
 #define INGOT_ATTENTION                                                                                             \
   Attention {                                                                                                       \
-    y, q, keys, values, items, tables, partial, stats, table_width, heads, kv_heads, window, scale, softcap, narrow \
+    y, q, keys, values, items, tables, partial, stats, table_width, heads, kv_heads, window, scale, softcap, sinks, \
+        slopes, bf16_bias, growth, growth_every, narrow                                                             \
   }

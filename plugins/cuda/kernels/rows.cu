@@ -126,3 +126,11 @@ soft_cap(float* y, const float* x, int cols, float cap) {
   const int64_t row = blockIdx.x;
   if (i < cols) y[row * cols + i] = cap * tanhf(x[row * cols + i] / cap);
 }
+
+// y = factor * x; y may be x. Grid: (rows, strips of 256 columns)
+INGOT_KERNEL(kRowThreads)
+scale_rows(float* y, const float* x, int cols, float factor) {
+  const int i = blockIdx.y * kRowThreads + threadIdx.x;
+  const int64_t row = blockIdx.x;
+  if (i < cols) y[row * cols + i] = factor * x[row * cols + i];
+}

@@ -54,6 +54,8 @@ def _elementwise() -> Iterator[Case]:
         yield "gather_rows.f32.sm80", [_normal(1, rows, 317)], {}, plain_batch(rows, range(0, rows, 3))
     for cap in (0.5, 30.0):
         yield "softcap.f32.sm80", [wide], {"cap": cap}, plain_batch(2)
+    for factor in (0.0625, -3.0):
+        yield "scale.f32.sm80", [wide], {"factor": factor}, plain_batch(2)
     for half in (1, 6, 128):
         inv_freq = Packed(values=np.float32(1e4) ** -(np.arange(half, dtype=np.float32) / np.float32(half)))
         batch = batch_of([(0, 3), (130000, 2)], [range(1), range(1, 8130)])

@@ -12,7 +12,7 @@ from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr
 from ingot.plugins.cuda.gpu import Device, Kernel
 from ingot.plugins.op import Array, KvCache
-from tests.plugins.cpu.one_step import batch_of, reference_outputs
+from tests.plugins.cpu.one_step import Input, Packed, batch_of, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
 
 FAR = 1 << 24  # a block that no memory has
@@ -36,6 +36,10 @@ def check(
     softcap: float = 0.0,
     shift: float = 0.0,
     splits: int = 1,
+    sinks: bool = False,
+    slopes: bool = False,
+    bf16_bias: bool = False,
+    growth: float = 0.0,
 ) -> None:
     """parts: (past, new tokens) of each sequence. Blocks lie scattered, those before the window outside the memory of
     the cache; slots that nobody wrote hold NaN. shift: added to queries and taken from keys, so that scores are
@@ -64,13 +68,17 @@ def check(
         "scale": dim**-0.5,
         "window": window,
         "softcap": softcap,
-        "bf16_bias": 0,
-        "growth": 0.0,
-        "growth_every": 1,
+        "bf16_bias": int(bf16_bias),
+        "growth": growth,
+        "growth_every": 30,
     }
     kernel = f"paged_attention.{dtype.value}.sm80"
-    (expected,) = reference_outputs(kernel, [q], attrs, batch, cache)
-    (found,) = run_step(driver, kernel, [q], attrs, batch, cache, parts=splits)
+    of_heads = [
+        Packed(values=random.random(heads).astype(np.float32) * 2) if each else None for each in (sinks, slopes)
+    ]
+    inputs: list[Input] = [q, *of_heads]
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch, cache)
+    (found,) = run_step(driver, kernel, inputs, attrs, batch, cache, parts=splits)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
@@ -123,6 +131,24 @@ def test_windows(gpu: ctypes.CDLL, dtype: DType, window: int) -> None:
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
 def test_softcap(gpu: ctypes.CDLL, dtype: DType) -> None:
     check(gpu, dtype, MIXED, heads=2, kv_heads=1, dim=16 if dtype is DType.F32 else 64, softcap=1.5)
+
+
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {"sinks": True, "window": 33},
+    {"sinks": True, "growth": 0.5},
+    {"slopes": True},
+    {"slopes": True, "bf16_bias": True, "sinks": True},
+)
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+def test_sinks_slopes_and_queries_that_grow(gpu: ctypes.CDLL, dtype: DType, extras: dict[str, Any]) -> None:
+    """In tiles of decode and of prefill, and where contexts are cut: a sink counts once."""
+    dim = 16 if dtype is DType.F32 else 64
+    check(gpu, dtype, [(150, 1), (0, 70), (90, 5)], heads=4, kv_heads=2, dim=dim, **extras)
+    if dtype is DType.BF16:
+        check(gpu, dtype, [(400, 1), (3, 1)], heads=4, kv_heads=2, dim=dim, splits=3, **extras)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 7])

@@ -36,7 +36,7 @@ def test_every_target_takes_every_op_but_drawing_and_experts() -> None:
     assert [target.name for target in TARGETS] == NAMES
     for target in TARGETS:
         ops = {kernel.split(".")[0] for kernel in target.kernels()}
-        without = {"sample", "screened_matmul", "scale", "add_gated", "moe_route", "moe_gate_up", "moe_down"}
+        without = {"sample", "screened_matmul", "add_gated", "moe_route", "moe_gate_up", "moe_down"}
         assert ops == set(op_names()) - without - CPU_OPS
 
 

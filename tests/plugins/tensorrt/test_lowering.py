@@ -34,7 +34,7 @@ from ingot.step_io import StepBatch
 from tests.families import covering_families
 from tests.handmade import write_model
 from tests.plugins.cpu.one_step import batch_of, in_groups
-from tests.plugins.gpu_families import REFUSED_FAMILIES
+from tests.plugins.gpu_families import TENSORRT_REFUSES
 from tests.plugins.tensorrt.network import NumpyAttention, decided, evaluator
 from tests.spanning import often
 
@@ -117,7 +117,7 @@ def _compare(built: Built, precision: str) -> None:
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
 
 
-@pytest.mark.parametrize("family", covering_families(REFUSED_FAMILIES))
+@pytest.mark.parametrize("family", covering_families(TENSORRT_REFUSES))
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     built = built_model(tmp_path, family, "f32")
     _compare(built, "f32")
@@ -136,9 +136,9 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
     _compare(built, "bf16")
 
 
-@pytest.mark.parametrize("family", often(REFUSED_FAMILIES, covering_families()))
+@pytest.mark.parametrize("family", often(TENSORRT_REFUSES, covering_families()))
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
-    words = r"no kernel (for op (moe_|scale|causal_conv|head_matmul)|that takes attention sinks|for \w+ that)"
+    words = r"no kernel (for op (moe_|causal_conv|head_matmul)|that takes attention sinks|for \w+ that)"
     with pytest.raises(NoKernelError, match=words):
         built_model(tmp_path, family, "f32")
 

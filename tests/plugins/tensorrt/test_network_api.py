@@ -41,7 +41,7 @@ from ingot.plugins.tensorrt.network_api import add_network
 from ingot.plugins.tensorrt.tensors import LOGITS
 from tests.families import covering_families
 from tests.plugins.cpu.one_step import batch_of, in_groups
-from tests.plugins.gpu_families import REFUSED_FAMILIES
+from tests.plugins.gpu_families import TENSORRT_REFUSES
 from tests.plugins.tensorrt.network import NumpyAttention, decided
 from tests.plugins.tensorrt.numpy_network import NumpyNetwork, NumpyTrt
 from tests.plugins.tensorrt.test_lowering import (
@@ -83,7 +83,7 @@ def _compare(built: Built, precision: str) -> Counter[str]:
     return kinds
 
 
-@pytest.mark.parametrize("family", covering_families(REFUSED_FAMILIES))
+@pytest.mark.parametrize("family", covering_families(TENSORRT_REFUSES))
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     _compare(built_model(tmp_path, family, "f32"), "f32")
 

@@ -75,7 +75,7 @@ def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[
     items, table = np.array([[0, 0, new, past]], np.int32), np.arange(pages, dtype=np.int32)
     sums = place(np.zeros(16 * (head_dim + 2), np.float32))
     addresses = [place(each) for each in (rows, rows, pool, pool, items, table)]
-    given = struct.pack("<8Q4i2fi", *addresses, sums, sums, pages, GROUP, 1, 0, 0.1, 0.0, 0)
+    given = struct.pack("<8Q4i2f2Qifii", *addresses, sums, sums, pages, GROUP, 1, 0, 0.1, 0.0, 0, 0, 0, 0.0, 1, 0)
     shared = attention_shared_bytes(head_dim, decode=new == 1)
     return machine.launch(entry, (1, 1, 1), THREADS, shared, given), machine.lines
 

@@ -3,6 +3,7 @@ of attention costs."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted)
 
 def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     test_kernels.test_norms_and_elementwise_kernels(interpreted.driver)
-    assert names(interpreted) == {"residual_norm", "epilogue", "gather_rows", "soft_cap", "rope_table"}
+    assert names(interpreted) == {"residual_norm", "epilogue", "gather_rows", "soft_cap", "scale_rows", "rope_table"}
 
 
 @pytest.mark.parametrize(
@@ -97,11 +98,30 @@ def test_attention(interpreted: Interpreted, dtype: DType, heads: int, kv_heads:
     assert names(interpreted) - {"attention_combine"} == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "dim", "extras"),
+    [
+        (DType.BF16, 64, attention.EXTRAS[0]),
+        (DType.BF16, 12, attention.EXTRAS[3]),
+        (DType.F32, 16, attention.EXTRAS[2]),
+        *(pytest.param(DType.BF16, 64, each, marks=pytest.mark.slow) for each in attention.EXTRAS[1:3]),
+    ],
+)
+def test_sinks_slopes_and_queries_that_grow(
+    interpreted: Interpreted, dtype: DType, dim: int, extras: dict[str, Any]
+) -> None:
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "dim": dim, "block": BLOCKS.get(dim, 16), **extras}
+    attention.check(interpreted.driver, dtype, [(0, 33), (70, 1)], **sizes)
+    if dtype is not DType.F32:
+        attention.check(interpreted.driver, dtype, [(130, 1), (3, 1)], **sizes, splits=3)
+        assert names(interpreted) == {"attention_prefill", "attention_decode", "attention_combine"}
+
+
 @pytest.mark.parametrize("dim", [64, 12])
 def test_splits(interpreted: Interpreted, dim: int) -> None:
     """Some of them without tokens."""
     parts, block = [(100, 1), (3, 1)], BLOCKS.get(dim, 16)
-    sizes = {"heads": 4, "kv_heads": 1, "dim": dim, "block": block, "splits": 7}
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 1, "dim": dim, "block": block, "splits": 7}
     attention.check(interpreted.driver, DType.BF16, parts, softcap=1.5, **sizes)
     assert {"attention_decode", "attention_combine"} <= names(interpreted)
 
