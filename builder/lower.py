@@ -216,6 +216,7 @@ class Lowering:
             arena_bytes=arena_bytes,
             weight_bytes=weight_bytes,
             logits="" if program.logits is None else names[program.logits],
+            draw_kernel="" if program.logits is None else program.draw_kernel,
             sum_parts=program.sum_parts,
         )
 

@@ -33,6 +33,7 @@ from ingot.builder.passes.add_in_products import add_in_products
 from ingot.builder.passes.base import Pass, PassReport
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.set_precision import SetPrecision
+from ingot.builder.passes.size_decode_steps import size_decode_steps
 from ingot.builder.passes.split_contexts import split_contexts
 from ingot.builder.passes.store_narrow import StoreNarrow
 from ingot.builder.passes.use_library import UseLibrary
@@ -41,7 +42,7 @@ from ingot.builder.program import Program
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Plan
-from ingot.plugins.target import SplitsContexts, StoresNarrow, Target, WithLibrary
+from ingot.plugins.target import CapturesDecode, SplitsContexts, StoresNarrow, Target, WithLibrary
 
 
 def structure_passes() -> tuple[Pass, ...]:
@@ -101,9 +102,12 @@ PlanPass = Callable[[Plan], tuple[Plan, PassReport]]
 
 def plan_passes(target: Target) -> tuple[PlanPass, ...]:
     """What is decided when memory is planned; the variants come next, see `schedule.py`."""
-    if not isinstance(target, SplitsContexts):
-        return ()
-    return (functools.partial(split_contexts, rules=target.split_rules()),)
+    passes: list[PlanPass] = []
+    if isinstance(target, SplitsContexts):
+        passes.append(functools.partial(split_contexts, rules=target.split_rules()))
+    if isinstance(target, CapturesDecode):
+        passes.append(size_decode_steps)
+    return tuple(passes)
 
 
 def run_step_passes(

@@ -17,6 +17,7 @@ from ingot.builder.limits import fit_limits
 from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
+from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
 from ingot.builder.passes.keep_codes import KeepCodes
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
@@ -256,11 +257,12 @@ def _plan_rank(
         stages.append(CutStages(lowering=lowering, target=target, stage=stage, cuts=cuts))
         return stages[0](program)
 
+    draws = ChooseDrawKernel(target=target)
     screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
     libraries = library_passes(target, wanted=config.gemm_library)
     program = run_step_passes(
         lowering.program,
-        (*sums, *ranks, *step_passes(target), *libraries, *screens, *((cut,) if config.pp_size > 1 else ())),
+        (draws, *sums, *ranks, *step_passes(target), *libraries, *screens, *((cut,) if config.pp_size > 1 else ())),
         lambda report, made: None if dump is None or made is None else dump(report, plan_of(made)),
     )
     plan = plan_of(program)

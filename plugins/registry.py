@@ -4,13 +4,15 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import ingot.plugins as plugins_package
 import ingot.plugins.ops as ops_package
 from ingot.errors import PassError, TargetError, UsageError
+from ingot.plan import Plan
 from ingot.plugins.op import Op
-from ingot.plugins.target import Target
+from ingot.plugins.target import EnginePart, Target
 
 
 @functools.cache
@@ -128,11 +130,19 @@ class Fit:
         )
 
 
-def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, isa: str | None = None) -> Fit:
+def fit_targets(
+    names: Sequence[str],
+    *,
+    where: str,
+    wanted: str | None = None,
+    isa: str | None = None,
+    plan: Callable[[str], Plan] | None = None,
+) -> Fit:
     """What this machine, capped to `isa`, makes of the targets of an engine.
 
+    plan    reads that of a target; `where` is then the engine's directory. None: names alone decide
     wanted  one of `names`, or a family of them ("cpu"): only these are looked at
-    Raises UsageError for one that the engine has not.
+    Raises UsageError for one that the engine has not, EngineError where a plan cannot be read.
     """
     asked = [name for name in names if wanted is None or wanted in (name, name.split("/")[0])]
     if not asked:
@@ -150,7 +160,8 @@ def fit_targets(names: Sequence[str], *, where: str, wanted: str | None = None, 
         known = [target for target in known if not target.on_gpu]
     runs = []
     for target in known:
-        if (reason := target.run_blocker(isa)) is None:
+        part = None if plan is None else EnginePart(plan=functools.partial(plan, target.name), directory=Path(where))
+        if (reason := target.run_blocker(isa, part)) is None:
             runs.append(target)
             del reasons[target.name]
         else:

@@ -32,6 +32,18 @@ class SessionOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EnginePart:
+    """What one target of an engine has there.
+
+    plan       reads it: only a target that must know what the engine needs calls this
+    directory  of the engine; None: what it needs lies in the plan alone
+    """
+
+    plan: Callable[[], Plan]
+    directory: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
     """Bytes that a target stores in the engine beside the weights, e.g. machine code."""
 
@@ -139,8 +151,9 @@ class Target(Protocol):
         """Name → exact version of whatever on this machine makes a part of an engine; the manifest keeps it."""
         ...
 
-    def run_blocker(self, isa: str | None = None) -> str | None:
-        """Why this machine (capped to `isa`) cannot run the target, or None if it can."""
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
+        """Why this machine (capped to `isa`) cannot run the target, or None if it can. part: of an engine that is to
+        run, which may need more of the machine than another one does. Raises EngineError where it cannot be read."""
         ...
 
     def kv_memory(self, plan: Plan) -> int | None:
@@ -311,6 +324,16 @@ class SplitsContexts(Target, Protocol):
     def split_rules(self) -> SplitRules:
         """When it does."""
         ...
+
+
+@runtime_checkable
+class CapturesDecode(Target, Protocol):
+    """A target whose sessions capture decode steps of the sizes that a plan lists.
+
+    captures_decode: True
+    """
+
+    captures_decode: bool
 
 
 @runtime_checkable

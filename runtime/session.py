@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sizes import format_bytes
-from ingot.engine import Engine, open_engine, read_manifest
+from ingot.engine import Engine, open_engine, read_manifest, read_plan
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.native import crc32 as native_crc32
@@ -159,8 +159,11 @@ def _follow(session: RankSession, engine: Engine) -> NoReturn:
 
 
 def _choose_target(directory: Path | str, config: RuntimeConfig) -> Target:
+    def plan(target: str) -> Plan:
+        return read_plan(directory, target=target)
+
     targets = read_manifest(directory).targets
-    return fit_targets(targets, where=str(directory), wanted=config.target, isa=config.isa).best()
+    return fit_targets(targets, where=str(directory), wanted=config.target, isa=config.isa, plan=plan).best()
 
 
 def _share(config: RuntimeConfig, ranks: int) -> int | None:

@@ -103,7 +103,7 @@ void make_session(Session* self, const Bytes& weights, const std::vector<InputTu
                   const std::vector<BufferTuple>& buffers, const std::vector<WeightTuple>& weight_tuples,
                   const std::vector<StepTuple>& steps, const std::vector<VariantTuple>& variants,
                   const LimitsTuple& limits, const std::vector<CacheTuple>& caches, int64_t arena_bytes,
-                  const std::string& logits, int threads, const std::string& isa,
+                  const std::string& logits, const std::string& draw_kernel, int threads, const std::string& isa,
                   std::shared_ptr<ingot::RankGroup> group) {
   const auto spec = [](const auto&... field) { return ingot::LimitsSpec{field...}; };
   ingot::PlanSpec plan{std::apply(spec, limits),
@@ -114,7 +114,8 @@ void make_session(Session* self, const Bytes& weights, const std::vector<InputTu
                        specs<ingot::StepSpec>(steps),
                        variant_specs(variants),
                        arena_bytes,
-                       logits};
+                       logits,
+                       draw_kernel};
   const nb::gil_scoped_release release;
   new (self) Session(std::move(plan), reinterpret_cast<const std::byte*>(weights.data()),
                      static_cast<int64_t>(weights.size()), threads, isa, std::move(group));
@@ -336,7 +337,7 @@ void bind_ranks(nb::module_& m) {
 void bind_session(nb::module_& m) {
   nb::class_<Session>(m, "Session", "A plan bound to its weights, arena and KV pools. Arguments: target.py.")
       .def("__init__", &make_session, "weights"_a.noconvert(), "inputs"_a, "buffers"_a, "weight_specs"_a, "steps"_a,
-           "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "threads"_a, "isa"_a,
+           "variants"_a, "limits"_a, "caches"_a, "arena_bytes"_a, "logits"_a, "draw_kernel"_a, "threads"_a, "isa"_a,
            "group"_a.none() = nb::none(), nb::keep_alive<1, 2>())
       .def("start", &start, "slot"_a, "rules"_a, "tokens"_a.noconvert(), "num_prompt"_a,
            "Hold a sequence in a slot; its rules are SequenceRules' fields in order.")

@@ -266,6 +266,7 @@ def open_native(
             caches=[_cache_tuple(*each) for each in zip(plan.caches, options.num_blocks, strict=True)],
             arena_bytes=plan.arena_bytes,
             logits=plan.logits,
+            draw_kernel=plan.draw_kernel,
             threads=threads,
             isa=isa,
             group=group,

@@ -23,7 +23,17 @@ from ingot.plugins.cpu.native import (
 from ingot.plugins.cpu.numa import numa_placement
 from ingot.plugins.cpu.ranks import open_group
 from ingot.plugins.cpu.session import CpuRankSession, CpuSession, open_native
-from ingot.plugins.target import CallRules, Constant, KernelLimits, Product, Progress, RankLink, SessionOptions, Target
+from ingot.plugins.target import (
+    CallRules,
+    Constant,
+    EnginePart,
+    KernelLimits,
+    Product,
+    Progress,
+    RankLink,
+    SessionOptions,
+    Target,
+)
 from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
@@ -95,8 +105,8 @@ class CpuTarget:
         """Nothing but ingot itself."""
         return {}
 
-    def run_blocker(self, isa: str | None = None) -> str | None:
-        """Why not. Raises UsageError for an `isa` that is not a level."""
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
+        """Why not, which all engines of the target share. Raises UsageError for an `isa` that is not a level."""
         if isa is not None and isa not in ISA_BASES:
             raise UsageError(f"there is no ISA {isa!r}", where="--isa", expected=", ".join(ISA_LEVELS))
         if why_not is not None:

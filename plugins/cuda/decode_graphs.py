@@ -1,4 +1,5 @@
-"""Decode steps (one token of every sequence, all logits wanted) as CUDA graphs, one per bucket of batch sizes.
+"""Decode steps (one token of every sequence, all logits wanted) as CUDA graphs, one for each size that the plan
+lists.
 
 They are captured when a session opens, from steps whose rows are all idle. Idle rows write to a spare block.
 """
@@ -8,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.plan import Limits
+from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import Device
-from ingot.plugins.cuda.shapes import batch_buckets
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.step_io import StepBatch
 
@@ -18,17 +18,17 @@ from ingot.step_io import StepBatch
 class DecodeGraphs:
     """The graphs of one session. The counts of a step decide what it launches, so they are the key of its graph."""
 
-    def __init__(self, device: Device, limits: Limits) -> None:
+    def __init__(self, device: Device, plan: Plan) -> None:
         self._device = device
-        self.buckets = batch_buckets(min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows))
+        self.sizes = plan.decode_sizes
         self._graphs: dict[Counts, Any] = {}
 
-    def bucket(self, batch: StepBatch) -> int | None:
+    def size(self, batch: StepBatch) -> int | None:
         """The size that a decode step is filled up to; None for every other step."""
         sequences = len(batch.past_lengths)
         if len(batch.ids) != sequences or not np.array_equal(batch.logit_rows, np.arange(sequences)):
             return None
-        return next((bucket for bucket in self.buckets if bucket >= sequences), None)
+        return next((size for size in self.sizes if size >= sequences), None)
 
     def capture(self, counts: Counts, launch: Callable[[], None]) -> None:
         """`launch` enqueues the work of a step with these counts. It has run before: libraries load what they need on

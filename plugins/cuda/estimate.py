@@ -13,7 +13,7 @@ from typing import Any
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import bind, group_of, specialisation
 from ingot.plugins.cuda.devices import Device, devices_of
-from ingot.plugins.cuda.sampling import KERNEL as DRAWS
+from ingot.plugins.cuda.sampling import draw_kernel
 from ingot.plugins.cuda.session import device_bytes
 from ingot.plugins.cuda.shapes import attention_tiles
 from ingot.plugins.cuda.step_tables import Counts
@@ -186,7 +186,12 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
         does = work.draw_work(load)
         seconds = device.seconds(does.nbytes, does.operations, 1, rate=device.rate_f32)
         yield OpEstimate(
-            op="draw", kernels=(DRAWS,), launches=1, nbytes=does.nbytes, operations=does.operations, seconds=seconds
+            op="draw",
+            kernels=(draw_kernel(plan),),
+            launches=1,
+            nbytes=does.nbytes,
+            operations=does.operations,
+            seconds=seconds,
         )
 
 

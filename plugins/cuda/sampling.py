@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.errors import RequestError
+from ingot.errors import REBUILD, EngineError, RequestError
 from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import Argument, Arguments, Device, Kernel
 from ingot.plugins.cuda.step_tables import within
@@ -23,7 +23,7 @@ from ingot.plugins.ops.sample import Draw, Drawn, log_softmax, ranking
 from ingot.plugins.sequences import Sequences, drawing_slots
 from ingot.step_io import LAST_DRAWN, Float32, Int32, SequenceRules, StepBatch, StepResult
 
-KERNEL = "draw_tokens"
+KERNELS = {"sample.f32.sm80": "draw_tokens"}  # of a plan → as the machine code names it
 
 _INT = 4
 _THREADS = 512
@@ -126,6 +126,19 @@ class Submitted:
     lines: Sequence[Float32]
     rounds: Sequence[tuple[int, Int32]]
     event: Any
+
+
+def draw_kernel(plan: Plan) -> str:
+    """What draws tokens, as the machine code names it. Raises EngineError for a kernel that is not here."""
+    if (found := KERNELS.get(plan.draw_kernel)) is None:
+        raise EngineError(
+            "the plan names a kernel that this version of ingot does not have",
+            where="plan: draw_kernel",
+            expected=" or ".join(KERNELS),
+            got=plan.draw_kernel or "none",
+            hint=REBUILD,
+        )
+    return found
 
 
 class Sampler:

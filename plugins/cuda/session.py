@@ -20,8 +20,7 @@ from ingot.plugins.cuda.bind import bind, code_weight, group_of, needs_library, 
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
-from ingot.plugins.cuda.sampling import KERNEL as DRAWS
-from ingot.plugins.cuda.sampling import DrawLayout, Sampler, Submitted
+from ingot.plugins.cuda.sampling import DrawLayout, Sampler, Submitted, draw_kernel
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
@@ -102,12 +101,13 @@ class CudaSession:
         (piece,) = code.pieces
         module = device.load(weights[piece.offset : piece.offset + code.nbytes])
         self._steps = bind(plan, self.addresses)
-        self._kernels = self._load_kernels(module)
-        self._sampler = Sampler(device, self._kernels[DRAWS], plan, self.addresses.drawn)
+        draws = draw_kernel(plan)
+        self._kernels = self._load_kernels(module, draws)
+        self._sampler = Sampler(device, self._kernels[draws], plan, self.addresses.drawn)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
         logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
         self._logits_at = self.addresses.arena + logits.offset
-        self._graphs = DecodeGraphs(device, plan.limits)
+        self._graphs = DecodeGraphs(device, plan)
         self._capture_decode()
 
     def _upload(self, plan: Plan, weights: npt.NDArray[np.uint8]) -> None:
@@ -119,16 +119,16 @@ class CudaSession:
                 self.device.upload(self.addresses.weights + places[weight.name] + piece.begin * unit, part)
 
     def _capture_decode(self) -> None:
-        """A graph of every bucket, so that no step that serves waits for one. Each runs first with idle rows alone."""
-        for bucket in self._graphs.buckets:
-            counts, integers = self._tables[0].fill(idle_batch(), padded=bucket)
+        """A graph of every size, so that no step that serves waits for one. Each runs first with idle rows alone."""
+        for size in self._graphs.sizes:
+            counts, integers = self._tables[0].fill(idle_batch(), padded=size)
             self.device.send(self._tables_at, integers)
             self._launch_all(counts)
             self.device.wait()
             self._graphs.capture(counts, functools.partial(self._launch_all, counts))
 
-    def _load_kernels(self, module: Any) -> dict[str, Kernel]:
-        wanted = {DRAWS: 0}
+    def _load_kernels(self, module: Any, draws: str) -> dict[str, Kernel]:
+        wanted = {draws: 0}
         for bound in self._steps:
             for each in bound.work:
                 if isinstance(each, Launch):
@@ -164,7 +164,7 @@ class CudaSession:
         draws = self._sampler.of_step(batch)
         self.device.enter()
         self._tables.reverse()
-        counts, integers = self._tables[0].fill(batch, self._graphs.bucket(batch))
+        counts, integers = self._tables[0].fill(batch, self._graphs.size(batch))
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, lambda: self._launch_all(counts))
         self._submitted.append(self._sampler.submit(batch, draws, self._logits_at))

@@ -1,4 +1,4 @@
-"""Sizes that kernels and session agree on: tiles of attention, shared memory, splits, batch buckets."""
+"""Sizes that kernels and session agree on: tiles of attention, shared memory, splits."""
 
 import dataclasses
 
@@ -65,9 +65,3 @@ def product_rows(rows: int, most: int) -> int:
         return min(most, 1 << (rows - 1).bit_length())
     step = max(8, 1 << ((rows - 1).bit_length() - 4))
     return min(most, -(-rows // step) * step)
-
-
-def batch_buckets(largest: int) -> tuple[int, ...]:
-    """Sizes of decode steps that get a graph each: powers of two, and the largest itself."""
-    powers = [1 << i for i in range(largest.bit_length()) if 1 << i < largest]
-    return (*powers, largest)

@@ -9,15 +9,26 @@ import numpy.typing as npt
 
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import ACTIVATIONS, CODE_LAYOUT, LIBRARY, NARROW, OPS, code_weight, specialisation
+from ingot.plugins.cuda.bind import (
+    ACTIVATIONS,
+    CODE_LAYOUT,
+    LIBRARY,
+    NARROW,
+    OPS,
+    code_weight,
+    needs_library,
+    specialisation,
+)
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
+from ingot.plugins.cuda.products import find_library
+from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, split_rules
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, SplitRules, Target
+from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, SessionOptions, SplitRules, Target
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
 LIMITS = KernelLimits(
@@ -77,6 +88,7 @@ class CudaTarget:
     adds_in_products = False
     frees_windows = True
     on_gpu = True
+    captures_decode = True
     library = "cuBLASLt"
 
     def __init__(self, sm: str) -> None:
@@ -86,7 +98,7 @@ class CudaTarget:
     def kernels(self) -> tuple[str, ...]:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         own = tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
-        return (*own, *self.library_kernels().values())
+        return (*own, *self.library_kernels().values(), *DRAW_KERNELS)
 
     def library_kernels(self) -> dict[str, str]:
         """For float weights; cuBLASLt multiplies no codes."""
@@ -123,8 +135,8 @@ class CudaTarget:
         compiler = find_compiler()
         return {} if compiler is None else {"nvcc": compiler.version}
 
-    def run_blocker(self, isa: str | None = None) -> str | None:
-        """Driver or GPU, in words."""
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
+        """Driver, GPU, or the library that computes matmuls of this engine, in words."""
         if isa is not None:
             raise UsageError("an ISA caps a CPU, not a GPU", where="--isa", got=isa, hint="leave --isa out")
         found = find_gpus()
@@ -133,12 +145,15 @@ class CudaTarget:
         if self._gpu(found.gpus) is None:
             here = ", ".join(f"{gpu.name} (sm_{gpu.sm})" for gpu in found.gpus)
             return f"{self.name} needs a GPU that runs {self.architecture.code}; this machine has {here}"
+        if part is not None and needs_library(part.plan()) and isinstance(missing := find_library(), str):
+            disable = "or build the engine with --gemm_plugin disable"
+            return f"{self.name} computes matmuls of this engine with {self.library}: {missing}, {disable}"
         return None
 
     def kv_memory(self, plan: Plan) -> int | None:
         """Bytes that the GPU has free now for the KV cache beside everything else of the plan. Raises CapacityError
         where there is not even room for that."""
-        gpu = self._require_gpu()
+        gpu = self._require_gpu(plan)
         return memory_beside(gpu, device_bytes(plan) + _RESERVE)
 
     def devices(self) -> int:
@@ -153,14 +168,15 @@ class CudaTarget:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
         if options.threads is not None:
             raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
-        gpu = self._require_gpu()
+        gpu = self._require_gpu(plan)
         layout = code_weight(plan).layout
         if layout != CODE_LAYOUT + self.architecture.code:
             raise TargetError("the machine code is for another GPU", expected=self.architecture.code, got=layout)
         return CudaSession(plan, weights, options, gpu)
 
-    def _require_gpu(self) -> Gpu:
-        if (reason := self.run_blocker()) is not None:
+    def _require_gpu(self, plan: Plan | None = None) -> Gpu:
+        part = None if plan is None else EnginePart(plan=lambda: plan)
+        if (reason := self.run_blocker(part=part)) is not None:
             raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
         gpu = self._gpu(find_gpus().gpus)
         assert gpu is not None, "run_blocker() found one"

@@ -10,7 +10,7 @@ from ingot.plugins.op import Op
 from ingot.plugins.ref.ranks import RanksSession
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_op, op_names
-from ingot.plugins.target import Constant, KernelLimits, Progress, SessionOptions, Target
+from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, SessionOptions, Target
 from ingot.step_io import Session
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
@@ -59,7 +59,7 @@ class RefTarget:
         """Nothing but ingot itself."""
         return {}
 
-    def run_blocker(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
         """Nothing: numpy runs everywhere, under every cap."""
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ingot.errors import BuildError, EngineError, TargetError, UsageError
+from ingot.errors import REBUILD, BuildError, EngineError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.gpu import Gpu, find_gpus
 from ingot.plugins.op_graph import OpGraph
@@ -94,36 +94,25 @@ class TensorRtTarget(TensorRtRtxTarget):
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
         if options.threads is not None:
             raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
-        gpu, library = self._require()
+        gpu, library = self._require(plan, options.directory)
         assert options.directory is not None, "the network lies in the engine's directory"
         file = network_file(options.directory, self.name)
-        _require_version(file.with_name(file.name + ".json"), library)
         network = Network(image=file.read_bytes(), where=str(file), library=library)
         return TensorRtSession(plan, weights, options.num_blocks, gpu, network, code_for(plan, gpu))
 
+    def built_by(self, directory: Path) -> str:
+        """As the description of the network says."""
+        file = network_file(directory, self.name)
+        description = file.with_name(file.name + ".json")
+        try:
+            return str(json.loads(description.read_text())["version"])
+        except (OSError, ValueError, KeyError) as error:
+            raise EngineError(
+                "the network's description cannot be read", where=str(description), got=repr(error), hint=REBUILD
+            ) from error
+
     def _gpu(self, gpus: Sequence[Gpu]) -> Gpu | None:
         return super()._gpu(tuple(gpus))
-
-
-def _require_version(description: Path, library: Library) -> None:
-    """An engine runs with exactly the version that built it."""
-    try:
-        built = json.loads(description.read_text())["version"]
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(
-            "the network's description cannot be read",
-            where=str(description),
-            got=repr(error),
-            hint="rebuild the engine",
-        ) from error
-    if built != library.version:
-        raise TargetError(
-            "the engine needs exactly the version of TensorRT that built it",
-            where=str(description),
-            expected=built,
-            got=library.version,
-            hint="install that version, or build the engine again",
-        )
 
 
 TARGETS: tuple[Target, ...] = tuple(TensorRtTarget(sm) for sm in _FLAVOURS)

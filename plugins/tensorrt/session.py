@@ -4,7 +4,7 @@
                                       └ per layer: the plugin's enqueue launches the kernels of the cubin
 
 Weights, pools and the integers of a step are bound once; from step to step only the shapes of mixed steps change.
-Decode steps are captured as CUDA graphs when the session opens, each bucket from an execution context of its own, so
+Decode steps are captured as CUDA graphs when the session opens, each size from an execution context of its own, so
 that replaying one enters neither the library nor Python's plugins.
 """
 
@@ -23,8 +23,7 @@ from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import group_of
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
-from ingot.plugins.cuda.sampling import KERNEL as DRAWS
-from ingot.plugins.cuda.sampling import Sampler
+from ingot.plugins.cuda.sampling import Sampler, draw_kernel
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.tensorrt.attention import PARTIAL_ROWS, Attention, kernels, launches
@@ -91,7 +90,7 @@ class TensorRtSession:
                 hint=REBUILD,
             )
         self._plan, self._library = plan, network.library
-        self._contexts: dict[int | None, Context] = {}  # by bucket; None: of mixed steps
+        self._contexts: dict[int | None, Context] = {}  # by size of decode steps; None: of mixed steps
         self._loaded: list[Any] = []  # runtime and engine, which contexts need
         with contextlib.ExitStack() as opened:
             self.device = opened.enter_context(contextlib.closing(Device(gpu)))
@@ -129,10 +128,11 @@ class TensorRtSession:
             self._addresses |= {pool.name: place, pool.name + UPDATED: place}
         (piece,) = code.pieces
         module = device.load(section[piece.offset : piece.offset + code.nbytes])
-        wanted = {**kernels(plan.caches[0]), DRAWS: 0}
+        draws = draw_kernel(plan)
+        wanted = {**kernels(plan.caches[0]), draws: 0}
         self._kernels = {name: device.kernel(module, name, shared) for name, shared in wanted.items()}
-        self._sampler = Sampler(device, self._kernels[DRAWS], plan, device.allocate(_INT * plan.limits.max_batch_size))
-        self._graphs = DecodeGraphs(device, plan.limits)
+        self._sampler = Sampler(device, self._kernels[draws], plan, device.allocate(_INT * plan.limits.max_batch_size))
+        self._graphs = DecodeGraphs(device, plan)
 
     def _deserialise(self, image: bytes, where: str) -> TensorRtEngine:
         trt = load(self._library)
@@ -173,12 +173,13 @@ class TensorRtSession:
         return engine
 
     def _make_contexts(self, engine: TensorRtEngine) -> None:
-        """One for mixed steps, and one per bucket of decode steps: the library may lay a captured context out anew when
+        """One for mixed steps, and one per size of decode steps: the library may lay a captured context out anew when
         its shapes change. All share their memory: steps run one after the other."""
         size = max(engine.get_device_memory_size_for_profile_v2(profile) for profile in (MIXED, DECODE))
         memory = self.device.allocate(size)
-        for bucket in (None, *self._graphs.buckets):
-            self._contexts[bucket] = self._make_context(engine, MIXED if bucket is None else DECODE, memory, size)
+        for sequences in (None, *self._graphs.sizes):
+            profile = MIXED if sequences is None else DECODE
+            self._contexts[sequences] = self._make_context(engine, profile, memory, size)
         self.device.wait()
 
     def _make_context(self, engine: TensorRtEngine, profile: int, memory: int, size: int) -> Context:
@@ -200,11 +201,11 @@ class TensorRtSession:
         return context
 
     def _capture_decode(self) -> None:
-        """A graph of every bucket, from a context that has run with these shapes, here with idle rows alone: then the
+        """A graph of every size, from a context that has run with these shapes, here with idle rows alone: then the
         library has done what it postpones to the first run, and what a capture forbids."""
-        for bucket in self._graphs.buckets:
-            context = self._contexts[bucket]
-            counts, integers = self._tables.fill(idle_batch(), padded=bucket)
+        for size in self._graphs.sizes:
+            context = self._contexts[size]
+            counts, integers = self._tables.fill(idle_batch(), padded=size)
             self.device.send(self._tables_at, integers)
             self._execute(context, counts)
             self.device.wait()
@@ -225,12 +226,12 @@ class TensorRtSession:
         check_batch(batch, self._plan, self.num_blocks)
         draws = self._sampler.of_step(batch)
         self.device.enter()
-        bucket = self._graphs.bucket(batch)
+        size = self._graphs.size(batch)
         # A network without a single row is not what layers are made for: row 0 is computed, and nobody reads it.
         padded = batch if len(batch.logit_rows) else dataclasses.replace(batch, logit_rows=np.zeros(1, np.int32))
-        counts, integers = self._tables.fill(padded, bucket)
+        counts, integers = self._tables.fill(padded, size)
         self.device.send(self._tables_at, integers)
-        self._graphs.run(counts, functools.partial(self._execute, self._contexts[bucket], counts))
+        self._graphs.run(counts, functools.partial(self._execute, self._contexts[size], counts))
         return self._sampler.finish(self._sampler.submit(batch, draws, self._logits_at))
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:

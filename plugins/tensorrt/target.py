@@ -10,22 +10,33 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ingot.errors import BuildError, EngineError, TargetError, UsageError
+from ingot.errors import REBUILD, BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import DEVICES
 from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
+from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.sampling import DrawLayout
 from ingot.plugins.cuda.shapes import split_rules
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Constant, File, KernelLimits, Progress, SessionOptions, SplitRules, Target, file_name
+from ingot.plugins.target import (
+    Constant,
+    EnginePart,
+    File,
+    KernelLimits,
+    Progress,
+    SessionOptions,
+    SplitRules,
+    Target,
+    file_name,
+)
 from ingot.plugins.tensorrt.compiler import compile_graph
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.library import Library, find_rtx
-from ingot.plugins.tensorrt.plan_file import read_header
+from ingot.plugins.tensorrt.plan_file import HEADER_BYTES, read_header
 from ingot.plugins.tensorrt.session import Network, TensorRtSession
 from ingot.plugins.tensorrt.tensors import most_blocks, require_lengths
 
@@ -63,18 +74,20 @@ class TensorRtRtxTarget:
     adds_in_products = False
     frees_windows = False
     on_gpu = True
+    captures_decode = True
 
     def __init__(self, word: str) -> None:
         self.name = f"tensorrt-rtx{word}"
         self.flavour = _FLAVOURS[word]
 
     def kernels(self) -> tuple[str, ...]:
-        """tensorrt in a name: native layers; sm80: in the attention plugin, as for cuda targets."""
-        return tuple(
+        """tensorrt in a name: native layers; sm80: kernels of cuda targets, in the attention plugin or behind it."""
+        own = tuple(
             f"{op}.{dtype}.{'sm80' if find_op(op).uses_kv else 'tensorrt'}"
             for op in OPS
             for dtype in (_DTYPES if find_op(op).by_dtype else ("f32",))
         )
+        return (*own, *DRAW_KERNELS)
 
     def limits(self) -> KernelLimits:
         """Those of the attention kernels, as far as the plugin gives them what they take."""
@@ -143,8 +156,8 @@ class TensorRtRtxTarget:
             **({} if compiler is None else {"nvcc": compiler.version}),
         }
 
-    def run_blocker(self, isa: str | None = None) -> str | None:
-        """Driver, GPU or library, in words."""
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
+        """Driver, GPU, library, or its version that built this engine, in words."""
         if isa is not None:
             raise UsageError("an ISA caps a CPU, not a GPU", where="--isa", got=isa, hint="leave --isa out")
         found = find_gpus()
@@ -155,7 +168,22 @@ class TensorRtRtxTarget:
             wanted = ", ".join(f"{major}.{minor}" for major, minor in self.flavour.runs_on)
             return f"{self.name} needs a GPU of compute capability {wanted}; this machine has {here}"
         library = self.library()
-        return library if isinstance(library, str) else None
+        if isinstance(library, str):
+            return library
+        if part is None or part.directory is None or (built := self.built_by(part.directory)) == library.version:
+            return None
+        return f"{self.name} needs {library.name} {built}, which built this engine; this machine has {library}"
+
+    def built_by(self, directory: Path) -> str:
+        """The version of the library that compiled the network of an engine. Raises EngineError."""
+        file = network_file(directory, self.name)
+        try:
+            with file.open("rb") as opened:
+                return read_header(opened.read(HEADER_BYTES), str(file)).version
+        except OSError as error:
+            raise EngineError(
+                "the network of the engine cannot be read", where=str(file), got=str(error), hint=REBUILD
+            ) from error
 
     def kv_memory(self, plan: Plan) -> int | None:
         """Bytes that the GPU has free now for the KV cache, at most what TensorRT's tensors may hold; the library's own
@@ -177,25 +205,22 @@ class TensorRtRtxTarget:
         """
         if options.threads is not None:
             raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
-        gpu, library = self._require()
+        gpu, library = self._require(plan, options.directory)
         assert options.directory is not None, "the network lies in the engine's directory"
         file = network_file(options.directory, self.name)
-        image = file.read_bytes()
-        header = read_header(image, str(file))
-        if header.version != library.version:
-            raise TargetError(
-                "the engine needs exactly the version of TensorRT-RTX that built it",
-                where=str(file),
-                expected=header.version,
-                got=library.version,
-                hint="install that version, or build the engine again",
-            )
-        network = Network(image=image, where=str(file), library=library)
+        network = Network(image=file.read_bytes(), where=str(file), library=library)
         return TensorRtSession(plan, weights, options.num_blocks, gpu, network, code_for(plan, gpu))
 
-    def _require(self) -> tuple[Gpu, Library]:
-        if (reason := self.run_blocker()) is not None:
-            raise TargetError("this machine cannot run the engine", expected=self.name, got=reason)
+    def _require(self, plan: Plan | None = None, directory: Path | None = None) -> tuple[Gpu, Library]:
+        part = None if plan is None else EnginePart(plan=lambda: plan, directory=directory)
+        if (reason := self.run_blocker(part=part)) is not None:
+            raise TargetError(
+                "this machine cannot run the engine",
+                where=None if directory is None else str(directory),
+                expected=self.name,
+                got=reason,
+                hint=None if plan is None else "install what is missing, or build the engine again",
+            )
         gpu, library = self._gpu(find_gpus().gpus), self.library()
         assert gpu is not None, "run_blocker() found none"
         assert not isinstance(library, str), "run_blocker() found it"

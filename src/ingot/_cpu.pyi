@@ -132,6 +132,7 @@ class Session:
         caches: Sequence[tuple[int, Sequence[int], int, int, int, str, int, Sequence[int], int]],
         arena_bytes: int,
         logits: str,
+        draw_kernel: str,
         threads: int,
         isa: str,
         group: RankGroup | None = None,

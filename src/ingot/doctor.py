@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.configs.sizes import format_bytes
-from ingot.engine import check_files, read_manifest
+from ingot.engine import check_files, read_manifest, read_plan
 from ingot.errors import IngotError
 from ingot.plugins.cpu.native import read_bandwidth
 from ingot.plugins.cuda.compiler import MISSING as COMPILER_MISSING
@@ -132,10 +132,10 @@ def _engine(path: Path) -> EngineState:
         manifest = read_manifest(path)
         check_files(path, manifest)
         wire, reasoning = known_formats(ChatTemplates.from_dir(path).texts.values())
+        fit = fit_targets(manifest.targets, where=str(path), plan=lambda name: read_plan(path, target=name))
     except IngotError as error:
         problem = error.what + (f": {error.got}" if error.got else "")
         return EngineState(directory=str(path), takes=None, why_not=(), problem=problem)
-    fit = fit_targets(manifest.targets, where=str(path))
     takes = fit.runs[0].name if fit.runs else None
     return EngineState(
         directory=str(path),

@@ -130,9 +130,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "inputs": [write_record(each) for each in plan.inputs],
         "buffers": [write_record(each) for each in plan.buffers],
         "weight_bytes": plan.weight_bytes,
-        "sum_parts": plan.sum_parts,
-        "splits": [write_record(each) for each in plan.splits],
-        "variants": [write_record(each) for each in plan.variants],
+        **_chosen(plan),
         "steps": [dataclasses.asdict(each) for each in steps],
         "built_with": dict(manifest.built_with),
         "verification": dict(manifest.verification),
@@ -157,7 +155,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
     tables = [line for each in speed for line in ("", *each.table())]
     rest = [
         *(_variant_line(plan, each) for each in plan.variants),
-        *_split_lines(plan),
+        *_chosen_lines(plan),
         *(
             f"code        for {each['architecture']}: {each['bytes']:,} bytes at {each['offset']:,} of {file}"
             for each in code
@@ -252,12 +250,30 @@ def _variant_line(plan: Plan, variant: Variant) -> str:
     )
 
 
-def _split_lines(plan: Plan) -> list[str]:
-    """Into how many parts attention cuts contexts."""
-    if not plan.splits:
-        return []
-    words = ", ".join(f"{each.parts} up to {each.most_items}" for each in plan.splits)
-    return [f"attention   parts of a context by sequences: {words}; at least {plan.splits[0].least_tokens} tokens each"]
+def _chosen(plan: Plan) -> dict[str, Any]:
+    """What passes have decided of whole steps."""
+    return {
+        "sum_parts": plan.sum_parts,
+        "splits": [write_record(each) for each in plan.splits],
+        "draw_kernel": plan.draw_kernel,
+        "decode_sizes": list(plan.decode_sizes),
+        "variants": [write_record(each) for each in plan.variants],
+    }
+
+
+def _chosen_lines(plan: Plan) -> list[str]:
+    """Into how many parts attention cuts contexts, which kernel draws tokens, which decode steps are CUDA graphs."""
+    lines = []
+    if plan.splits:
+        words = ", ".join(f"{each.parts} up to {each.most_items}" for each in plan.splits)
+        least = plan.splits[0].least_tokens
+        lines.append(f"attention   parts of a context by sequences: {words}; at least {least} tokens each")
+    if plan.draw_kernel:
+        lines.append(f"draws       tokens by {plan.draw_kernel}")
+    if plan.decode_sizes:
+        sizes = ", ".join(map(str, plan.decode_sizes))
+        lines.append(f"graphs      of decode steps with {sizes} sequences; smaller batches are filled up")
+    return lines
 
 
 def _versions(manifest: Manifest) -> str:

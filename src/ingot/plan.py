@@ -20,7 +20,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 12
+PLAN_SCHEMA = 13
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -32,6 +32,7 @@ Layer = Annotated[int, Between(0, 65534)]
 Offset = Annotated[int, Between(0, (1 << 63) - 1), MultipleOf(ALIGNMENT)]
 Name = Annotated[str, Like(r"[^\0]+", "a name")]
 Kernel = Annotated[str, Like(r"[^.\0]+(\.[^.\0]+){2,}", "<op>.<dtype>.<isa or sm>")]
+DrawKernel = Annotated[str, Like(r"([^.\0]+(\.[^.\0]+){2,})?", "<op>.<dtype>.<isa or sm>, or nothing")]
 Digits = Annotated[str, Like("[0-9]{4}", "four digits")]
 
 
@@ -280,7 +281,8 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`.
+    """Everything a target needs to run a step. `steps` are in execution order; the last one writes `logits`, and
+    `draw_kernel` draws tokens from them. A pipeline stage that is not the last one has neither.
 
     caches   the KV memory: a pool of blocks for each group, all of as many tokens; a sequence has a block table in each
     inputs   what the steps read beside weights and buffers, by the names that sessions know
@@ -290,6 +292,8 @@ class Plan:
              Steps that are not named take the shipped way, "0000"; results do not depend on it
     sum_parts  into how many parts the sums are cut that ranks divide, by `split_sums`; 1: into none
     splits   of attention, for more and more items, up to the largest batch; without any, contexts stay whole
+    decode_sizes  numbers of sequences, ascending, of decode steps that are captured as CUDA graphs; a smaller batch is
+             filled up to the next one
     """
 
     vocab_size: Count
@@ -303,10 +307,12 @@ class Plan:
     arena_bytes: Bytes
     weight_bytes: Bytes
     logits: str
+    draw_kernel: DrawKernel = ""
     sum_parts: Count = 1
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
     splits: tuple[Split, ...] = ()
+    decode_sizes: tuple[RowCount, ...] = ()
 
     @property
     def stage(self) -> tuple[int, int]:

@@ -10,7 +10,20 @@ from collections.abc import Iterable
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import ALIGNMENT, STATE_WINDOW, Attr, Buffer, CacheGroup, Input, Plan, Rows, Step, Variant, Weight
+from ingot.plan import (
+    ALIGNMENT,
+    STATE_WINDOW,
+    Attr,
+    Buffer,
+    CacheGroup,
+    Input,
+    Limits,
+    Plan,
+    Rows,
+    Step,
+    Variant,
+    Weight,
+)
 
 _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
@@ -42,6 +55,7 @@ def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
     yield from _steps(plan)
     yield from _variants(plan)
     yield from _splits(plan)
+    yield from _decode_sizes(plan)
 
 
 def _limits(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -140,6 +154,8 @@ def _arena(plan: Plan) -> Iterable[tuple[str, str]]:
     if plan.arena_bytes != end:
         yield "arena_bytes", f"{plan.arena_bytes}, its buffers end at {end}"
     logits = next((each for each in plan.buffers if each.name == plan.logits), None)
+    if bool(plan.logits) != bool(plan.draw_kernel):
+        yield "draw_kernel", f"{plan.draw_kernel or 'none'} for {plan.logits or 'no logits'}"
     if not plan.logits:  # of a pipeline stage that is not the last
         return
     if logits is None or (logits.rows, logits.cols, logits.dtype) != (Rows.LOGITS, plan.vocab_size, DType.F32):
@@ -245,6 +261,18 @@ def _splits(plan: Plan) -> Iterable[tuple[str, str]]:
     counts = [each.most_items for each in plan.splits]
     if counts and (counts != sorted(set(counts)) or counts[-1] != plan.limits.max_batch_size):
         yield "splits", f"for {counts[:20]} items, expected more and more up to {plan.limits.max_batch_size}"
+
+
+def _decode_sizes(plan: Plan) -> Iterable[tuple[str, str]]:
+    """They grow, and every one of these steps keeps the limits."""
+    sizes, most = plan.decode_sizes, most_decoding(plan.limits)
+    if sizes and (list(sizes) != sorted(set(sizes)) or sizes[-1] > most):
+        yield "decode_sizes", f"{sizes[:20]}, expected larger and larger ones up to {most}"
+
+
+def most_decoding(limits: Limits) -> int:
+    """Sequences of the largest step that has one token and one row of logits of each."""
+    return min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows)
 
 
 def _calls(plan: Plan, variant: Variant) -> Iterable[str]:

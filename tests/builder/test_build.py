@@ -58,7 +58,8 @@ def test_every_pass_keeps_the_numbers(checkpoint: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint, tmp_path / "c"))
     report = build_ref(folder, tmp_path / "e", dump_passes=folder)
     dumps = sorted(folder.glob("[0-9][0-9]_*.onnx"))
-    assert [dump.stem[3:] for dump in dumps] == ["checkpoint", *(each.name for each in report.passes)]
+    plans = sorted(folder.glob("[0-9][0-9]_*.json"))
+    assert [dump.stem[3:] for dump in (*dumps, *plans)] == ["checkpoint", *(each.name for each in report.passes)]
     expected = evaluate_model(onnx.load(dumps[0]), IDS)
     for dump in dumps[1:]:
         np.testing.assert_allclose(evaluate_model(onnx.load(dump), IDS), expected, rtol=1e-3, atol=1e-4)
@@ -67,7 +68,7 @@ def test_every_pass_keeps_the_numbers(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_dumps_leave_the_weights_outside(llama: Path, tmp_path: Path) -> None:
     build_ref(llama, tmp_path / "e", dump_passes=tmp_path / "deep" / "dumps", dry_run=True)
-    for dump in (tmp_path / "deep" / "dumps").iterdir():
+    for dump in (tmp_path / "deep" / "dumps").glob("*.onnx"):
         model = onnx.load(dump, load_external_data=False)
         assert dump.stat().st_size < 60_000
         assert any(each.data_location == onnx.TensorProto.EXTERNAL for each in model.graph.initializer)

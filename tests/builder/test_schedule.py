@@ -96,6 +96,7 @@ def plan_of(lines: Sequence[Line], over: dict[str, str] | None = None) -> Plan:
         arena_bytes=places["logits"] + -(-ROWS * 4 * COLS["logits"] // 64) * 64,
         weight_bytes=192,
         logits="logits",
+        draw_kernel="sample.f32.avx2",
     )
 
 

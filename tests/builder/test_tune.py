@@ -13,7 +13,7 @@ from ingot.errors import UsageError
 from ingot.plan import Attr, Plan
 from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.ref.target import RefTarget
-from ingot.plugins.target import Product, Tunable
+from ingot.plugins.target import EnginePart, Product, Tunable
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, one_step_plan, plain_batch
 from tests.plugins.ops.calls import random_rows
 
@@ -40,7 +40,7 @@ class Stopwatch(RefTarget):
 
 
 class Absent(Stopwatch):
-    def run_blocker(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
         return "cpu/amx needs AMX"
 
 

@@ -47,6 +47,7 @@ def make_plan() -> Plan:
         arena_bytes=128,
         weight_bytes=WEIGHT_BYTES,
         logits="b",
+        draw_kernel="sample.f32.ref",
     )
 
 

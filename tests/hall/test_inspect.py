@@ -63,8 +63,11 @@ def test_the_variants_of_an_engine(folder: Path, tmp_path: Path) -> None:
     assert "6 norms in matmuls, 3 rotations in attention" in lines[1]
     assert inspect(folder / "e").document["variants"] == [], "ref runs the steps"
     dumped = [path.name for path in sorted(tmp_path.glob("*.json"))]
-    assert [each.partition("_")[2] for each in dumped[:2]] == ["add_in_products.json", "few.private_rows.json"]
-    adding = [bool(step.inputs[3]) for step in _dumped(tmp_path / dumped[0]).steps if step.op == "matmul"]
+    names = [each.partition("_")[2] for each in dumped[:3]]
+    assert names == ["choose_draw_kernel.json", "add_in_products.json", "few.private_rows.json"]
+    assert _dumped(tmp_path / dumped[0]).draw_kernel == found.document["draw_kernel"] == "sample.f32.avx2"
+    assert "draws       tokens by sample.f32.avx2" in found.text
+    adding = [bool(step.inputs[3]) for step in _dumped(tmp_path / dumped[1]).steps if step.op == "matmul"]
     assert adding == [False, True, False, True] * 3 + [False], "attention's product and down, of each layer"
     assert _dumped(tmp_path / dumped[-1]).variants == read_plan(tmp_path / "e").variants
 

@@ -1,5 +1,7 @@
 """The repository as the house tests see it: its files and its rooms."""
 
+import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,12 @@ def files(*suffixes: str, under: str = ".") -> Iterator[Path]:
             yield from files(*suffixes, under=str(path.relative_to(ROOT)))
         elif path.is_file() and path.suffix in suffixes:
             yield path
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """A Python file, parsed once for all tests that look at it."""
+    return ast.parse(path.read_text())
 
 
 def module_name(path: Path) -> str:

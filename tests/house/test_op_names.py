@@ -7,7 +7,7 @@ import pytest
 
 from ingot.builder.select import ATTENTIONS, plugin_of
 from ingot.plugins.registry import op_names
-from tests.house.project import ROOT, package_files
+from tests.house.project import ROOT, package_files, tree_of
 
 PLUGINS = {*map(plugin_of, op_names()), *ATTENTIONS}
 # Words that are also names of attributes, of other values, or of ONNX's ops.
@@ -54,7 +54,7 @@ def test_no_file_lists_ops() -> None:
     for path in package_files():
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith("plugins/ops/"):
-            each = [f"{name}:{line}: {', '.join(ops)}" for line, ops in lists(ast.parse(path.read_text()))]
+            each = [f"{name}:{line}: {', '.join(ops)}" for line, ops in lists(tree_of(path))]
             found |= {name: each} if each else {}
     listed = [place for name, places in found.items() if name not in MAY_LIST for place in places]
     assert listed == [], "ask the op's spec by a property that says what the op is: plugins/op.py has them"

@@ -1,6 +1,5 @@
 """What an install brings: numpy and small libraries, neither torch nor CUDA; a small model with its card."""
 
-import ast
 import importlib.metadata
 import re
 import sys
@@ -8,7 +7,7 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
-from tests.house.project import ROOT, package_files, pyproject
+from tests.house.project import ROOT, package_files, pyproject, tree_of
 from tests.house.test_imports import OPTIONAL, imports
 
 FORBIDDEN = re.compile(r"^(torch|transformers|onnxruntime|tensorrt|cuda|nvidia|cupy|triton)")
@@ -50,8 +49,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     dependencies = _project()["dependencies"]
     assert isinstance(dependencies, list)
     modules = {Requirement(text).name.replace("-", "_") for text in dependencies}
-    trees = [ast.parse(path.read_text()) for path in package_files()]
-    imported = {name.split(".")[0] for tree in trees for _, name in imports(tree)}
+    imported = {name.split(".")[0] for path in package_files() for _, name in imports(tree_of(path))}
     assert imported - sys.stdlib_module_names - {"ingot", *OPTIONAL} == (modules - {"protobuf"}) | {"google"}
 
 

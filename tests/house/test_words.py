@@ -11,7 +11,7 @@ import pytest
 
 from ingot.cli.app import COMMANDS, group
 from tests.house.documents import PAGES, name, prose
-from tests.house.project import files, package_files
+from tests.house.project import files, package_files, tree_of
 
 # phrase → what to say instead; docs/style.md has the reasons
 AVOID = {
@@ -83,7 +83,7 @@ def test_help_texts() -> None:
 def nodes() -> list[tuple[Path, ast.AST]]:
     """Every statement and call of the package that says something, read once."""
     says = (ast.Raise, ast.Call, ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    trees = ((path, ast.parse(path.read_text())) for path in package_files())
+    trees = ((path, tree_of(path)) for path in package_files())
     return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, says)]
 
 

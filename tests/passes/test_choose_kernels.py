@@ -9,6 +9,7 @@ from ingot.builder.select import plan_ops
 from ingot.dtypes import DType, Precision
 from ingot.errors import NoKernelError
 from ingot.plugins.ref.target import RefTarget
+from ingot.plugins.target import EnginePart
 from tests.passes.test_set_precision import small_graph
 
 
@@ -23,7 +24,7 @@ class ListTarget(RefTarget):
     def kernels(self) -> tuple[str, ...]:
         return self._names
 
-    def run_blocker(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
         return "it is made of paper"
 
 

@@ -81,8 +81,9 @@ def test_odd_splits_are_refused() -> None:
     [("cuda/sm80", 108), ("cuda/sm90", 132), ("cuda/sm89", 142), ("tensorrt-rtx/sm89", 142), ("tensorrt-rtx", 170)],
 )
 def test_a_target_fills_its_largest_gpu(name: str, multiprocessors: int) -> None:
-    (split,) = plan_passes(find_target(name))
-    made, _ = split(plan(batch=600, kv_heads=1))
+    made = plan(batch=600, kv_heads=1)
+    for each in plan_passes(find_target(name)):
+        made, _ = each(made)
     assert {items: made.parts_of(items, 1 << 20) for items in (1, 33, 600)} == {
         1: 64,
         33: 4 * multiprocessors // 33,

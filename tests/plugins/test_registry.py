@@ -10,7 +10,7 @@ import ingot.plugins.registry as registry
 from ingot.errors import PassError, TargetError, UsageError
 from ingot.plugins.op import Op
 from ingot.plugins.ref.target import RefTarget
-from ingot.plugins.target import Target
+from ingot.plugins.target import EnginePart, Target
 
 
 class Paper(RefTarget):
@@ -19,7 +19,7 @@ class Paper(RefTarget):
     def __init__(self, name: str, lack: str | None) -> None:
         self.name, self._lack = name, lack
 
-    def run_blocker(self, isa: str | None = None) -> str | None:
+    def run_blocker(self, isa: str | None = None, part: EnginePart | None = None) -> str | None:
         return self._lack
 
 

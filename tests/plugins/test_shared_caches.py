@@ -99,6 +99,7 @@ def _plan(layer: int, *, panels: bool, window: int = 0) -> tuple[Plan, npt.NDArr
         arena_bytes=end,
         weight_bytes=len(section),
         logits="logits",
+        draw_kernel="sample.f32.avx2",
     )
     check_plan(plan)
     assert plan_from_json(plan.to_json()) == plan

@@ -94,6 +94,9 @@ def _rotated(x: npt.NDArray[np.float64], angle: npt.NDArray[np.float64]) -> npt.
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+NOBODY = "sample.f32.nobody"
+
+
 class _Section:
     """Collects packed weights, 64-byte aligned."""
 
@@ -177,6 +180,7 @@ def make_model(
         arena_bytes=arena,
         weight_bytes=section.size,
         logits="logits",
+        draw_kernel=next((name for name in (target.kernels() if target else ()) if name.startswith("sample.")), NOBODY),
     )
     plan = plan if target is None else schedule(plan, target)
     return TinyModel(plan=plan, weights=section.data(), logical=section.logical, windows=tuple(windows))

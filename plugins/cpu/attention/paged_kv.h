@@ -8,7 +8,7 @@ namespace ingot {
 
 // One layer's part of block 0, from which block b's lies b * block_bytes further on, and the batch that uses them.
 // Entries of a table for blocks that no token of the step sees may be anything: no kernel reads them.
-// How a head's keys and values lie in it: plugins/cpu/kv_head.h.
+// How a head's keys and values lie in it: plugins/cpu/attention/kv_layout.h.
 struct PagedKv {
   std::byte* keys;
   std::byte* values;

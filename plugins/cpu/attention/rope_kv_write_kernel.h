@@ -1,5 +1,5 @@
 // Norms queries and keys where the model does, rotates queries and keys by their positions' angles and stores keys and
-// values in the KV cache, in the lines of kv_head.h; dims of values beyond head_dim are zeros. Either part may be
+// values in the KV cache, in the lines of kv_layout.h; dims of values beyond head_dim are zeros. Either part may be
 // missing: queries that attention rotates itself (q is null), and keys and values where it does (no KV heads; a team of
 // one, without scratch).
 //

@@ -90,6 +90,7 @@ struct PlanSpec {
   std::vector<VariantSpec> variants;
   int64_t arena_bytes;
   std::string logits;
+  std::string draw_kernel;
 
   int64_t num_layers() const {  // with keys and values
     int64_t count = 0;

@@ -15,15 +15,19 @@
 namespace ingot {
 namespace {
 
-// Of the level itself, or of the nearest one that it stands on.
-const Kernel* sample_kernel(std::string_view isa) {
-  const std::string stem = "sample.f32.";
-  if (const Kernel* own = find_kernel(stem + std::string(isa)); own != nullptr) return own;
-  for (const IsaLevel& level : isa_levels()) {  // the higher ones first
-    const Kernel* const found = isa_includes(isa, level.name) ? find_kernel(stem + std::string(level.name)) : nullptr;
-    if (found != nullptr) return found;
-  }
-  return nullptr;
+// The kernel that the plan names; null for a pipeline stage without logits.
+const Kernel* draw_kernel(const PlanSpec& plan, const std::string& isa) {
+  const std::string& name = plan.draw_kernel;
+  if (plan.logits.empty() != name.empty())
+    throw std::invalid_argument("a plan has logits and a kernel that draws from them, or neither");
+  if (name.empty()) return nullptr;
+  const Kernel* const kernel = find_kernel(name);
+  if (kernel == nullptr) throw std::invalid_argument("this build of ingot has no kernel " + name);
+  if (*kernel->args != typeid(SampleArgs)) throw std::invalid_argument("kernel " + name + " draws no tokens");
+  if (!isa_includes(isa, kernel->isa()))
+    throw std::invalid_argument("kernel " + name + " needs " + std::string(kernel->isa()) + ", this machine offers " +
+                                isa);
+  return kernel;
 }
 
 constexpr int64_t kCheckNs = 100'000'000;
@@ -101,8 +105,7 @@ Session::Session(PlanSpec plan, const std::byte* weights, int64_t weight_bytes, 
   taken_.resize(steps_.size());
   shared_ = Region(shared_bytes(steps_, plan_.limits, plan_.caches), false);
   own_ = Region(static_cast<size_t>(threads) * kPrivateRowElements * sizeof(float), false);
-  sample_ = sample_kernel(isa);
-  if (sample_ == nullptr) throw std::invalid_argument("this build of ingot has no sample kernel for " + isa);
+  sample_ = draw_kernel(plan_, isa);
   if (!plan_.logits.empty())
     logits_ = reinterpret_cast<const float*>(arena_.data() + find_buffer(plan_.logits, 0).offset);
   ThreadPool::instance().start(threads);
@@ -297,6 +300,7 @@ void Session::put_last_tokens(const BatchView& view, std::span<const int32_t> sl
 DrawResult Session::draw(std::span<const int32_t> slots, const float* logits, const float* raw) {
   const auto held = lock();
   require_open();
+  if (sample_ == nullptr) throw std::invalid_argument("only the last pipeline stage draws tokens");
   std::vector<int32_t> rows(slots.size());
   std::iota(rows.begin(), rows.end(), 0);
   sampler_.lay_out(rows, slots, std::nullopt, static_cast<int64_t>(rows.size()));

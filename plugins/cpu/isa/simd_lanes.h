@@ -27,7 +27,7 @@ template <typename S>
   n >= S::kWidth ? S::store_bf16(p, v) : S::store_bf16_partial(p, v, n);
 }
 
-// kWidth numbers of one half of a line of the KV cache (kv_head.h); only lines of bf16 have two halves.
+// kWidth numbers of one half of a line of the KV cache (kv_layout.h); only lines of bf16 have two halves.
 template <typename S, int kHalf>
 [[gnu::always_inline]] inline typename S::V load_half(const float* p) {
   return S::load(p);

@@ -29,9 +29,10 @@ from ingot.compare.tokens import read_tokens
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.gguf.source import is_gguf
-from ingot.engine import Engine, open_engine, read_manifest
+from ingot.engine import Engine, open_engine, read_manifest, read_plan
 from ingot.errors import UsageError
 from ingot.fixed_tables import blocks_needed
+from ingot.plan import Plan
 from ingot.plugins.registry import Fit, fit_targets
 from ingot.plugins.target import SessionOptions, Target
 from ingot.step_io import Int32, Session
@@ -55,8 +56,12 @@ class CompareOptions:
 
 def comparable_targets(directory: Path, options: CompareOptions) -> Fit:
     """Which targets of the engine can be compared on this machine."""
+
+    def plan(target: str) -> Plan:
+        return read_plan(directory, target=target)
+
     names = read_manifest(directory).targets
-    return fit_targets(names, where=str(directory), wanted=options.target, isa=options.isa)
+    return fit_targets(names, where=str(directory), wanted=options.target, isa=options.isa, plan=plan)
 
 
 def compare(

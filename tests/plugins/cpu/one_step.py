@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ingot.configs.runtime import ISA_BASES
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr, Buffer, CacheGroup, Limits, Plan, Rows, Step, Weight, WeightSlice
 from ingot.plugins.cpu.kv_layout import pack_keys, pack_values, unpack_keys, unpack_values
@@ -55,6 +56,13 @@ def runnable_isa(kernel: str) -> str:
     if level not in offered_isas():
         pytest.skip(f"this machine lacks {level}")
     return level
+
+
+def draw_kernel(level: str) -> str:
+    """What a plan for this level draws with: its own kernel, or that of the nearest level below it."""
+    if level in ISA_BASES:
+        return next(name for name in find_target(f"cpu/{level}").kernels() if name.startswith("sample."))
+    return "sample.f32.avx512emu" if level.endswith("emu") else f"sample.f32.{level}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,6 +245,7 @@ def one_step_plan(
         arena_bytes=end,
         weight_bytes=len(section),
         logits=logits,
+        draw_kernel=draw_kernel(kernel.split(".")[2]),
     )
     assert op.problem(step.inputs, attrs) is None, op.problem(step.inputs, attrs)
     return plan, np.frombuffer(bytes(section) or bytes(64), dtype=np.uint8)

@@ -18,7 +18,16 @@ from ingot.plugins.target import SessionOptions
 from ingot.plugins.weight_values import product
 from ingot.step_inputs import inputs_among
 from ingot.step_io import NO_LOG_PROB, Ending, KnownTokens, SequenceRules, StepBatch
-from tests.plugins.cpu.one_step import NO_KV, Packed, Quantised, batch_of, hold, packed_weight, runnable_isa
+from tests.plugins.cpu.one_step import (
+    NO_KV,
+    Packed,
+    Quantised,
+    batch_of,
+    draw_kernel,
+    hold,
+    packed_weight,
+    runnable_isa,
+)
 from tests.plugins.ops.screened import CASES, head_of, rows_of
 
 pytestmark = pytest.mark.native
@@ -68,6 +77,7 @@ def plan_of(isa: str, x: Array, head: QuantisedRows, pieces: int = 1) -> tuple[P
         arena_bytes=end + rows * vocab * 4,
         weight_bytes=len(section),
         logits="logits",
+        draw_kernel=draw_kernel(isa),
     )
     return plan, np.frombuffer(bytes(section), np.uint8)
 

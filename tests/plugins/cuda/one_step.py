@@ -1,5 +1,6 @@
 """Plans of a single step, run by a session on the emulated GPU and by the op's reference on the same numbers."""
 
+import contextlib
 import ctypes
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -60,19 +61,18 @@ def run_step(
     plan = dataclasses.replace(plan, splits=splits if parts > 1 else ())
     num_blocks = cache.keys.shape[1] if cache else max(1, int(batch.block_tables.max()) + 1)
     found: list[list[Array]] = []
-    session = open_gpu(plan, section, num_blocks)
-    for backwards in ORDERS:
-        driver.emulated_run_backwards(backwards)
-        for index, value in enumerate(inputs):
-            if value is not None and not isinstance(value, Packed):
-                _write(session, plan, f"in{index}", value)
+    with contextlib.closing(open_gpu(plan, section, num_blocks)) as session:
+        for backwards in ORDERS:
+            driver.emulated_run_backwards(backwards)
+            for index, value in enumerate(inputs):
+                if value is not None and not isinstance(value, Packed):
+                    _write(session, plan, f"in{index}", value)
+            if cache:
+                write_cache(session, cache)
+            _, outputs = session.run_tapped(batch, ["step"])
+            found.append([outputs["step"][name] for name in sorted(outputs["step"])])
         if cache:
-            write_cache(session, cache)
-        _, outputs = session.run_tapped(batch, ["step"])
-        found.append([outputs["step"][name] for name in sorted(outputs["step"])])
-    if cache:
-        read_cache(session, cache)
-    session.close()
+            read_cache(session, cache)
     for one, other in zip(found[0], found[-1], strict=True):
         np.testing.assert_array_equal(one, other)
     return found[0]

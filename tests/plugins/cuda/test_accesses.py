@@ -21,6 +21,7 @@ from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
 from tests.plugins.cuda.test_paged_attention import check
+from tests.spanning import often, spanning, values
 
 
 @pytest.fixture
@@ -30,10 +31,14 @@ def checked(gpu: ctypes.CDLL, emulation: Emulation, monkeypatch: pytest.MonkeyPa
     return gpu
 
 
-@pytest.mark.parametrize("splits", [1, 7])
-@pytest.mark.parametrize(
-    ("dtype", "heads", "dim"), [(DType.BF16, 4, 16), (DType.BF16, 4, 12), (DType.BF16, 24, 12), (DType.F32, 4, 16)]
-)
+ATTENTION = [
+    (dtype, heads, dim, splits)
+    for dtype, heads, dim in ((DType.BF16, 4, 12), (DType.BF16, 4, 16), (DType.BF16, 24, 12), (DType.F32, 4, 16))
+    for splits in (7, 1)
+]
+
+
+@pytest.mark.parametrize(("dtype", "heads", "dim", "splits"), spanning(ATTENTION, *values(4)))
 def test_attention(checked: ctypes.CDLL, dtype: DType, heads: int, dim: int, splits: int) -> None:
     """Also splits without tokens, groups that go through the tile of prefill, and dims that are padded."""
     parts = [(100, 1), (3, 1), (0, 7)][: 3 if splits == 1 else 2]
@@ -67,7 +72,7 @@ FAULTS = {  # what → (file, the right text, the wrong one)
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", often(FAULTS, ("no barrier before a load", "a block before the pool")))
 def test_faults_are_seen(
     checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
@@ -83,7 +88,7 @@ def test_faults_are_seen(
     assert ("not allocated" if "pool" in fault else "a race") in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("group", [3, 32])
+@pytest.mark.parametrize("group", often((3, 32), (3,)))
 def test_a_whole_session(checked: ctypes.CDLL, tmp_path: Path, group: int) -> None:
     """Prompts, and graphs with idle rows."""
     config = BuildConfig(

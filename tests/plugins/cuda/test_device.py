@@ -19,6 +19,7 @@ from ingot.dtypes import DType
 from ingot.engine import Engine, open_engine
 from ingot.errors import CapacityError, EngineError, TargetError
 from ingot.plugins.cuda import products as products_module
+from ingot.plugins.cuda import target as target_module
 from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.estimate import _nowhere
@@ -144,8 +145,11 @@ def test_without_the_library_an_engine_that_needs_it_is_refused(
     before = held()
     monkeypatch.setattr(products_module, "find_library", lambda: "it is not here")
     with pytest.raises(TargetError, match=r"no cuBLASLt, which the engine needs(.|\n)*it is not here") as refused:
-        _open(engine)
+        Products(0, 0)
     assert refused.value.hint == "pip install nvidia-cublas, or build the engine with --gemm_plugin disable"
+    monkeypatch.setattr(target_module, "find_library", lambda: "it is not here")
+    with pytest.raises(TargetError, match="with cuBLASLt: it is not here, or build the engine with --gemm_plugin"):
+        _open(engine)
     assert held() == before
 
 

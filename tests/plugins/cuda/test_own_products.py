@@ -13,6 +13,7 @@ from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
+from tests.spanning import spanning, values
 
 ROWS = (1, 7, 9, 17, 65)  # each kernel computes some
 SHAPES = ((33, 8, 0), (70, 300, 0), (66, 172, 1), (300, 520, 0), (2, 1000, 1))  # n, k, gated
@@ -87,8 +88,14 @@ def test_values(gpu: ctypes.CDLL, precision: str) -> None:
     check(gpu, precision, 3)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "f32", "w8", "w4g64"])
-@pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), ((66, 172, 1), 7), ((40, 1104, 0), 2)])
+BITS = [
+    (shape, which, precision)
+    for shape, which in (((70, 300, 0), 3), ((66, 172, 1), 7), ((40, 1104, 0), 2))
+    for precision in ("bf16", "f32", "w8", "w4g64")
+]
+
+
+@pytest.mark.parametrize(("shape", "which", "precision"), spanning(BITS, *values(3)))
 def test_a_row_has_the_same_bits_in_any_batch(
     gpu: ctypes.CDLL, precision: str, shape: tuple[int, int, int], which: int
 ) -> None:

@@ -14,6 +14,7 @@ from ingot.plugins.cuda.gpu import Device, Kernel
 from ingot.plugins.op import Array, KvCache
 from tests.plugins.cpu.one_step import Input, Packed, batch_of, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
+from tests.spanning import often, spanning, values
 
 FAR = 1 << 24  # a block that no memory has
 TOLERANCE = {DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.F32: 4e-6}  # probabilities are rounded for the product
@@ -103,26 +104,35 @@ MIXED = [(0, 1), (0, 65), (32, 1), (1, 16), (70, 3), (15, 2)]
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "dim"),
     [
-        (DType.BF16, 4, 2, 64),
+        pytest.param(DType.BF16, 4, 2, 64, marks=pytest.mark.slow),  # as groups and windows below
         (DType.F16, 4, 2, 16),
         (DType.F32, 4, 2, 16),
         (DType.BF16, 3, 1, 256),  # one stage, smaller tiles
         (DType.BF16, 2, 2, 12),  # rows of no whole 16 bytes
-        (DType.BF16, 5, 1, 72),  # dims padded to 80; a group that does not divide 16
+        # dims padded to 80; a group that does not divide 16
+        pytest.param(DType.BF16, 5, 1, 72, marks=pytest.mark.slow),
     ],
 )
 def test_mixed_steps(gpu: ctypes.CDLL, dtype: DType, heads: int, kv_heads: int, dim: int) -> None:
     check(gpu, dtype, MIXED, heads=heads, kv_heads=kv_heads, dim=dim)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (7, 1), (14, 2), (8, 1), (16, 1), (24, 1), (64, 1), (6, 2)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"),
+    [
+        *((1, 1), (14, 2), (16, 1), (24, 1)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((7, 1), (8, 1), (64, 1), (6, 2))),
+    ],
+)
 def test_groups_of_heads(gpu: ctypes.CDLL, heads: int, kv_heads: int) -> None:
     """More than 16 query heads of one KV head go through the larger tile even in decode."""
     check(gpu, DType.BF16, [(40, 1), (0, 7), (63, 2)], heads=heads, kv_heads=kv_heads, dim=64)
 
 
-@pytest.mark.parametrize("window", [1, 16, 33, 64, 1000])
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+WINDOWS = [(dtype, window) for window in (33, 1, 1000, 16, 64) for dtype in (DType.BF16, DType.F32)]
+
+
+@pytest.mark.parametrize(("dtype", "window"), spanning(WINDOWS, *values(2)))
 def test_windows(gpu: ctypes.CDLL, dtype: DType, window: int) -> None:
     dim = 16 if dtype is DType.F32 else 64
     check(gpu, dtype, [(150, 1), (0, 70), (90, 5)], heads=2, kv_heads=1, dim=dim, window=window)
@@ -141,8 +151,14 @@ EXTRAS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("extras", EXTRAS)
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+@pytest.mark.parametrize(
+    ("dtype", "extras"),
+    [
+        *((DType.BF16, each) for each in EXTRAS),
+        (DType.F32, EXTRAS[3]),
+        *(pytest.param(DType.F32, each, marks=pytest.mark.slow) for each in EXTRAS[:3]),
+    ],
+)
 def test_sinks_slopes_and_queries_that_grow(gpu: ctypes.CDLL, dtype: DType, extras: dict[str, Any]) -> None:
     """In tiles of decode and of prefill, and where contexts are cut: a sink counts once."""
     dim = 16 if dtype is DType.F32 else 64
@@ -151,7 +167,7 @@ def test_sinks_slopes_and_queries_that_grow(gpu: ctypes.CDLL, dtype: DType, extr
         check(gpu, dtype, [(400, 1), (3, 1)], heads=4, kv_heads=2, dim=dim, splits=3, **extras)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+@pytest.mark.parametrize("splits", often((1, 2, 3, 7), (1, 7)))
 def test_splits(gpu: ctypes.CDLL, launched: list[tuple[str, int]], splits: int) -> None:
     """As many as the plan states; also more than a short sequence has tiles, and with a window."""
     check(gpu, DType.BF16, [(400, 1), (3, 1)], heads=4, kv_heads=1, dim=64, splits=splits)

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import shutil
+import struct
 import sys
 import time
 import urllib.request
@@ -20,6 +21,7 @@ from ingot.llm import LLM
 from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.cuda import compiler
+from ingot.plugins.cuda import target as cuda_target
 from ingot.plugins.cuda.bind import code_weight
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import WithMemory
@@ -195,6 +197,30 @@ def test_every_command_says_in_a_line_what_is_missing(
         assert said.splitlines().count(line) == 1, said
 
 
+def test_an_engine_that_needs_a_library_is_left_to_another_target(
+    gpu: ctypes.CDLL, engine: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of targets in one engine the next one runs; alone it is refused; without such matmuls it runs as before."""
+    build(checkpoint, tmp_path / "floats", "cpu/avx2,cuda/sm90,ref", "--precision", "bf16").succeeds()
+    build(checkpoint, tmp_path / "own", "cuda/sm90,ref", "--precision", "bf16", "--gemm_plugin", "disable").succeeds()
+    assert _takes(tmp_path / "floats") == _takes(tmp_path / "own") == "cuda/sm90"
+    monkeypatch.setattr(cuda_target, "find_library", lambda: "it is not here")
+    assert _takes(tmp_path / "floats") == ("cpu/avx2" if detect_isa() != "none" else "ref")
+    assert _takes(tmp_path / "own") == "cuda/sm90"
+    reason = "cuda/sm90 computes matmuls of this engine with cuBLASLt: it is not here"
+    assert reason in ingot("doctor", tmp_path / "floats").succeeds().out
+    ingot("run", "--engine_dir", tmp_path / "floats", *PROMPT).succeeds()
+    ingot("run", "--engine_dir", tmp_path / "floats", *PROMPT, "--target", "cuda").fails(reason)
+    compared = ingot("verify", tmp_path / "floats", "--against", checkpoint, "--tokens", 8).succeeds()
+    assert f"not compared here: {reason}" in compared.err
+
+
+def _takes(engine: Path) -> str:
+    """The target that this machine would run."""
+    (state,) = json.loads(ingot("doctor", engine, "--json").succeeds().out)["engines"]
+    return str(state["takes"])
+
+
 def test_two_gpus_asked_for(gpu: ctypes.CDLL, engine: Path, checkpoint: Path, tmp_path: Path) -> None:
     """At build, by the LLM, and by an engine of two ranks, however it was built."""
     two = build(checkpoint, tmp_path / "e", "cuda/sm90", "--tp_size", 2)
@@ -210,6 +236,10 @@ def test_two_gpus_asked_for(gpu: ctypes.CDLL, engine: Path, checkpoint: Path, tm
     parts = tuple(sorted((*manifest.parts, second), key=lambda each: each.name))
     manifest = dataclasses.replace(manifest, ranks=2, parts=parts)
     (copy / MANIFEST_NAME).write_text(manifest.to_json())
+    for rank in (0, 1):
+        with (copy / f"rank{rank}.engine").open("r+b") as file:
+            file.seek(16)  # after magic, schema and the size of the header
+            file.write(struct.pack("<II", rank, 2))
     ingot("run", "--engine_dir", copy, *PROMPT).fails(
         "  expected: 2 ranks, a GPU for each\n", "  got: 1 that run cuda/sm90; this version runs engines of one rank\n"
     )

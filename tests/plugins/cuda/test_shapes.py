@@ -1,4 +1,4 @@
-"""Sizes, buckets, addresses and keys that the host chooses for a GPU, without one."""
+"""Sizes, addresses and keys that the host chooses for a GPU, without one."""
 
 import contextlib
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from ingot.plugins.cuda import products
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Gpu
 from ingot.plugins.cuda.products import Product, Products
-from ingot.plugins.cuda.shapes import attention_tiles, batch_buckets, product_rows
+from ingot.plugins.cuda.shapes import attention_tiles, product_rows
 from ingot.plugins.cuda.target import TARGETS, CudaTarget
 from ingot.plugins.cuda.work import Addresses, cache_places
 
@@ -25,18 +25,16 @@ def test_few_products_need_a_plan() -> None:
             assert rows <= product_rows(rows, most) <= most
 
 
-def test_every_size_of_a_decode_step_has_a_bucket() -> None:
-    assert [batch_buckets(largest) for largest in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
-    limits: Any = SimpleNamespace(max_batch_size=8, max_num_tokens=6, max_logit_rows=7)
-    graphs = DecodeGraphs(SimpleNamespace(), limits)  # type: ignore[arg-type]
+def test_a_decode_step_is_filled_up_to_the_next_size_of_the_plan() -> None:
+    graphs = DecodeGraphs(SimpleNamespace(), SimpleNamespace(decode_sizes=(1, 2, 5, 6)))  # type: ignore[arg-type]
 
-    def bucket(sequences: int, tokens: int, rows: int) -> int | None:
+    def size(sequences: int, tokens: int, rows: int) -> int | None:
         batch = SimpleNamespace(past_lengths=np.zeros(sequences), ids=np.zeros(tokens), logit_rows=np.arange(rows))
-        return graphs.bucket(batch)  # type: ignore[arg-type]
+        return graphs.size(batch)  # type: ignore[arg-type]
 
-    assert [bucket(size, size, size) for size in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 4, 4, 6, 6, None]
-    assert bucket(2, 3, 2) is None, "a prompt takes part"
-    assert bucket(2, 2, 1) is None, "not all logits are wanted"
+    assert [size(count, count, count) for count in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 5, 5, 5, 6, None]
+    assert size(2, 3, 2) is None, "a prompt takes part"
+    assert size(2, 2, 1) is None, "not all logits are wanted"
 
 
 def test_tiles_hold_as_many_tokens_as_their_rows_allow() -> None:

@@ -14,11 +14,11 @@ from ingot.errors import TargetError, UsageError
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.bind import OPS, code_weight
 from ingot.plugins.cuda.gpu import find_gpus
-from ingot.plugins.registry import find_target, op_names, targets
+from ingot.plugins.registry import find_target, targets
 from ingot.plugins.target import SessionOptions
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
-from tests.plugins.ops.states import CPU_OPS
+from tests.plugins.ops.states import GPU_OPS
 
 NAMES = ["cuda/sm120", "cuda/sm100", "cuda/sm90", "cuda/sm89", "cuda/sm86", "cuda/sm80"]
 
@@ -37,13 +37,12 @@ def _build(checkpoint: Path, out: Path, target: str = "cuda/sm90") -> Path:
     return out
 
 
-def test_every_target_has_a_kernel_for_every_op_but_drawing_and_experts() -> None:
+def test_every_target_has_kernels_of_the_same_ops() -> None:
     assert [target.name for target in targets() if target.name.startswith("cuda/")] == NAMES
-    without = {"sample", "screened_matmul", "add_gated", "moe_route", "moe_gate_up", "moe_down"}
-    assert set(OPS) == set(op_names()) - without - CPU_OPS
+    assert set(OPS) == GPU_OPS
     for name in NAMES:
         kernels = find_target(name).kernels()
-        assert {kernel.split(".")[0] for kernel in kernels} == set(OPS)
+        assert {kernel.split(".")[0] for kernel in kernels} == {*GPU_OPS, "sample"}
         for kernel in ("matmul.bf16.sm80", "matmul.f16.sm80", "matmul.f32.sm80"):
             assert {kernel, f"{kernel}.cublaslt"} <= set(kernels)
 
@@ -66,6 +65,8 @@ def test_who_multiplies_and_where_contexts_are_cut_stands_in_the_plan(gpu: ctype
     shown = ingot("inspect", tmp_path / "e", "--all").succeeds().out
     assert "matmul.bf16.sm80.cublaslt" in shown
     assert "attention   parts of a context by sequences: 8 up to 33, 7 up to 37, 6 up to 44, 5 up to 52" in shown
+    assert "draws       tokens by sample.f32.sm80\n" in shown
+    assert "graphs      of decode steps with 1, 2, 4, 8, 16, 32, 64 sequences; smaller batches are filled up" in shown
     splits = json.loads(ingot("inspect", tmp_path / "e", "--json").succeeds().out)["splits"]
     assert splits[0] == {"most_items": 33, "parts": 8, "least_tokens": 128}
     built = ingot(*args, "--output_dir", tmp_path / "own", "--gemm_plugin", "disable").succeeds()

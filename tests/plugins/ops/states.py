@@ -11,13 +11,9 @@ from ingot.plugins.registry import find_op
 from tests.plugins.ops.calls import make_batch, with_arrays
 
 BLOCK = 16
-CPU_OPS = {  # no GPU target has kernels of them
-    *("take_columns", "gather_columns", "join_columns"),
-    *("mix_streams", "add_to_streams", "match_magnitude", "cut_below"),
-    *("causal_conv", "linear_attention", "gated_norm", "sigmoid_gate"),
-    *("head_matmul", "latent_attention", "latent_kv_write"),
-    "rope_query",
-    *("all_gather", "all_reduce", "recv", "send"),  # nor have CPU targets
+GPU_OPS = {  # GPU targets have kernels of these; one that draws is no kernel call of a plan
+    *("embedding", "rope_table", "rms_norm", "layer_norm", "matmul", "add", "activation"),
+    *("rope_kv_write", "paged_attention", "gather_rows", "softcap", "scale"),
 }
 
 

@@ -187,7 +187,10 @@ def test_what_does_not_fit_is_refused(rtx: Callable[..., Path], tmp_path: Path) 
     whole = network.read_bytes()
     for data, word in (
         (header() + b"torn", "cannot read the engine"),
-        (header((1, 7, 0, 9)) + b"whole", "exactly the version"),
+        (
+            header((1, 7, 0, 9)) + b"whole",
+            "needs TensorRT-RTX 1.7.0.9, which built this engine; this machine has .*1.7.1",
+        ),
         (b"no engine at all" * 8, "not a TensorRT-RTX engine"),
         (b"", "cut short"),
     ):

@@ -1,6 +1,7 @@
 """The PTX of every kernel, as nvcc makes it, against the references: values, bounds, alignment, races, and what a tile
-of attention costs."""
+of attention costs. Each kernel runs in make test; the emulated GPU runs the same sources with more shapes there."""
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_til
 from tests.plugins.cuda.ptx.launches import Interpreted
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.test_accesses import FAULTS
+from tests.spanning import often
 
+_LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
 BLOCKS = {64: costs.BLOCK}  # head_dim → tokens per block: PTX of few kinds is compiled
 
 
@@ -27,7 +30,7 @@ def names(interpreted: Interpreted) -> set[str]:
     return {name for name, _ in interpreted.counted}
 
 
-@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, pytest.param(DType.F16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", often((DType.F32, DType.BF16, DType.F16), (DType.F32,)))
 def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     for case in [*test_kernels._embeddings(dtype)][::3] + [*test_kernels._matmuls(dtype)][::2]:
         test_kernels._check(interpreted.driver, case)
@@ -35,7 +38,7 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     assert names(interpreted) == {"embed", "epilogue", *product}
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("f16", marks=pytest.mark.slow), "w8", "w4g32"])
+@pytest.mark.parametrize("precision", often(("bf16", "f16", "w8", "w4g32"), ("w4g32",)))
 def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
     test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
@@ -43,7 +46,7 @@ def test_products_without_a_library(interpreted: Interpreted, precision: str) ->
     assert names(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
 
 
-@pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), ((66, 176, 1), 7), ((40, 1104, 0), 2)])
+@pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), _LATER((66, 176, 1), 7), _LATER((40, 1104, 0), 2)])
 def test_a_row_has_the_same_bits_in_any_batch(
     interpreted: Interpreted, shape: tuple[int, int, int], which: int
 ) -> None:
@@ -51,6 +54,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
     assert names(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
 
 
+@pytest.mark.slow
 def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted) -> None:
     test_own_products.check_bits(interpreted.driver, "w4g64", (70, 1104, 1), 7)
     assert names(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
@@ -63,7 +67,7 @@ def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "interleaved", "rotary", "norm"),
-    [(DType.BF16, 0, 16, ""), (DType.F16, 1, 16, "head"), (DType.F32, 0, 10, "wide")],
+    [(DType.BF16, 0, 16, ""), _LATER(DType.F16, 1, 16, "head"), (DType.F32, 0, 10, "wide")],
 )
 def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
     test_kernels.test_rope_and_cache(interpreted.driver, dtype, interleaved, rotary, norm)
@@ -73,10 +77,10 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "dim", "window"),
     [
-        (DType.BF16, 4, 2, 64, 0),
-        pytest.param(DType.BF16, 3, 1, 256, 0, marks=pytest.mark.slow),
-        pytest.param(DType.BF16, 5, 1, 72, 33, marks=pytest.mark.slow),
-        (DType.BF16, 2, 2, 12, 33),
+        _LATER(DType.BF16, 4, 2, 64, 0),
+        _LATER(DType.BF16, 3, 1, 256, 0),
+        _LATER(DType.BF16, 5, 1, 72, 33),
+        _LATER(DType.BF16, 2, 2, 12, 33),
         (DType.F16, 4, 2, 16, 0),
         (DType.F32, 4, 2, 16, 33),
     ],
@@ -101,7 +105,7 @@ def test_attention(interpreted: Interpreted, dtype: DType, heads: int, kv_heads:
 @pytest.mark.parametrize(
     ("dtype", "dim", "extras"),
     [
-        (DType.BF16, 64, attention.EXTRAS[0]),
+        _LATER(DType.BF16, 64, attention.EXTRAS[0]),
         (DType.BF16, 12, attention.EXTRAS[3]),
         (DType.F32, 16, attention.EXTRAS[2]),
         *(pytest.param(DType.BF16, 64, each, marks=pytest.mark.slow) for each in attention.EXTRAS[1:3]),
@@ -117,7 +121,7 @@ def test_sinks_slopes_and_queries_that_grow(
         assert names(interpreted) == {"attention_prefill", "attention_decode", "attention_combine"}
 
 
-@pytest.mark.parametrize("dim", [64, 12])
+@pytest.mark.parametrize("dim", often((64, 12), (12,)))
 def test_splits(interpreted: Interpreted, dim: int) -> None:
     """Some of them without tokens."""
     parts, block = [(100, 1), (3, 1)], BLOCKS.get(dim, 16)
@@ -160,12 +164,8 @@ def test_more_groups(interpreted: Interpreted, heads: int, kv_heads: int) -> Non
     attention.test_groups_of_heads(interpreted.driver, heads, kv_heads)
 
 
-_SEEN = "no barrier before a load"  # in make test: each fault is a compilation, and the emulated GPU sees them all
-
-
-@pytest.mark.parametrize(
-    "fault", [each if each == _SEEN else pytest.param(each, marks=pytest.mark.slow) for each in FAULTS]
-)
+@pytest.mark.slow  # each fault is a compilation; in make test, test_ptx_machine shows that faults are seen
+@pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_seen(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
     """Those that the emulated GPU sees, in the PTX that nvcc makes of the wrong sources."""
     file, right, wrong = FAULTS[fault]
@@ -204,12 +204,7 @@ SLAB_BUDGETS = {  # of a block's warps
 }
 
 
-_OFTEN = ("product_8", "product_128", "product_w8_8", "product_w4_8")
-
-
-@pytest.mark.parametrize(
-    "kernel", [each if each in _OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in SLAB_BUDGETS]
-)
+@pytest.mark.parametrize("kernel", often(SLAB_BUDGETS, ("product_8", "product_w8_8", "product_w4_8")))
 def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
     """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
     cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]
