@@ -7,6 +7,9 @@ import re
 
 from ingot.errors import UsageError
 
+ROLES = ("both", "prefill", "decode")
+_TIMEOUTS = ("request_timeout", "body_timeout", "write_timeout", "stall_timeout", "prefill_timeout", "lease_timeout")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
@@ -31,6 +34,13 @@ class ServeConfig:
     log_requests          a line per request
     log_json              logs as JSON lines
     otlp_endpoint         where OpenTelemetry spans are sent; None: nowhere
+    role                  "both"; "prefill": computes prompts for other servers alone; "decode": has prompts computed by
+                          the servers of prefill_urls
+    prefill_urls          of prefill servers, http://host:port
+    prefill_timeout       seconds that a decode server waits for the blocks of a prompt
+    prefill_min_tokens    it computes prompts itself that lack fewer tokens
+    lease_timeout         seconds that a prefill server keeps blocks which nobody fetches
+    lease_memory          bytes of all such blocks
     debug_hooks           offers POST /debug/stall, for tests of what watches the server
     """
 
@@ -55,14 +65,21 @@ class ServeConfig:
     log_requests: bool = True
     log_json: bool = False
     otlp_endpoint: str | None = None
+    role: str = "both"
+    prefill_urls: tuple[str, ...] = ()
+    prefill_timeout: float = 30.0
+    prefill_min_tokens: int = 256
+    lease_timeout: float = 30.0
+    lease_memory: int = 1 << 30
     debug_hooks: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("request_timeout", "body_timeout", "write_timeout", "stall_timeout"):
+        for name in _TIMEOUTS:
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be a number of seconds, more than 0", got=repr(getattr(self, name)))
         if not self.drain_timeout >= 0:
             raise UsageError("drain_timeout must be a number of seconds, at least 0", got=repr(self.drain_timeout))
+        self._check_role()
         if any(not key.strip() or key != key.strip() for key in self.api_keys):
             raise UsageError("an API key is empty, or has spaces around it")
         if any(re.search(r"[\x00-\x1f\x7f]", key) for key in self.api_keys):
@@ -75,6 +92,19 @@ class ServeConfig:
             raise UsageError("a model name is empty, or has spaces around it")
         if len(set(self.model_names)) < len(self.model_names):
             raise UsageError("a model name is given twice", got=", ".join(self.model_names))
+
+    def _check_role(self) -> None:
+        if self.role not in ROLES:
+            raise UsageError("there is no such role", expected=", ".join(ROLES), got=self.role)
+        if (self.role == "decode") != bool(self.prefill_urls):
+            raise UsageError(
+                "--role decode and --prefill_url go together",
+                got=f"--role {self.role}, {len(self.prefill_urls)} URLs",
+                hint="ingot serve --role decode --prefill_url http://host:8000",
+            )
+        for url in self.prefill_urls:
+            if not re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?", url):
+                raise UsageError("the URL of a prefill server has another form", expected="http://host:8000", got=url)
 
     @property
     def is_public(self) -> bool:

@@ -91,6 +91,11 @@ class KvCache:
         ]
         return gathered[0], gathered[1]
 
+    def parts(self, block: int) -> tuple[Array, ...]:
+        """All that a block holds: views."""
+        held = (self.keys, self.key_scales, self.value_scales, *(() if self.group.latent else (self.values,)))
+        return tuple(each[:, block] for each in held)
+
     def _stored(self, rows: Array) -> tuple[Array, Array | float]:
         """[tokens, kv_heads, head_dim] → numbers and scales as the cache holds them."""
         if self.group.dtype is DType.I8:
@@ -109,6 +114,10 @@ class StateCache:
     def __init__(self, group: CacheGroup, num_slots: int) -> None:
         self.group = group
         self.numbers = np.full((num_slots, group.state_offsets[-1]), np.nan, dtype=np.float32)
+
+    def parts(self, block: int) -> tuple[Array, ...]:
+        """All that a slot holds: a view."""
+        return (self.numbers[block],)
 
     def of(self, layer: int, slot: int) -> Array:
         """A layer's numbers in a slot: a view."""

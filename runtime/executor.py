@@ -175,15 +175,15 @@ class Executor(Owned):
 
     def stats(self) -> Stats:
         """How things stand after all that was asked for before: waits for the step that runs. See `beat`."""
-        return self._between_steps(self._loop.stats)
+        return self.between_steps(self._loop.stats)
 
     def work(self) -> Work:
         """What has been done so far, that of the step that runs included: waits for it."""
-        return self._between_steps(lambda: self._loop.work)
+        return self.between_steps(lambda: self._loop.work)
 
     def step_log(self) -> list[list[int]]:
         """[prefill tokens, decode rows] of each step, the most recent 100,000, and that of the step that runs."""
-        return self._between_steps(self._loop.step_log)
+        return self.between_steps(self._loop.step_log)
 
     def _start(self) -> None:
         if self._engine.ident is None:
@@ -194,15 +194,29 @@ class Executor(Owned):
                     "the system starts no thread for the engine", got=str(error), hint="raise ulimit -u, or pids.max"
                 ) from error
 
-    def _between_steps(self, read: Callable[[], Result]) -> Result:
-        """What `read` gives on the engine thread, or here while nothing runs on it."""
+    def between_steps(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives or raises on the engine thread, or here while nothing runs on it."""
         self.require_here()
         if self._engine.ident is not None and threading.current_thread() is not self._engine:
-            answer: queue.SimpleQueue[Result] = queue.SimpleQueue()
-            self._engine.ask(lambda: answer.put(read()))
+            answer: queue.SimpleQueue[Callable[[], Result]] = queue.SimpleQueue()
+            self._engine.ask(lambda: answer.put(_outcome(work)))
             if not self._engine.over:  # then it takes the command, if only as one of its last
-                return answer.get()
-        return read()
+                return answer.get()()
+        return work()
+
+
+def _outcome(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Gives or raises, on the thread that asked, what `work` gave or raised on this one."""
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+
+        def fail() -> Result:
+            raise failure
+
+        return fail
+    return lambda: result
 
 
 def _lost_rank(session: RankSession) -> str | None:

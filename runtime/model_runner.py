@@ -14,6 +14,7 @@ from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.executor import Executor
 from ingot.runtime.guided.guides import Guides
+from ingot.runtime.kv_transfer import BlockTransfer
 from ingot.runtime.memory import snapshot_stride
 from ingot.runtime.outlet import Outlet, StreamDelta
 from ingot.runtime.outputs import Outputs, Wanted
@@ -134,6 +135,12 @@ class ModelRunner(Owned):
             tpot_budget=tpot_budget,
         )
         self.executor = Executor(loaded.session, scheduler, self.blocks)
+        self._session = loaded.session
+
+    def block_transfer(self) -> BlockTransfer:
+        """For servers that compute prompts for others. Raises UsageError where blocks cannot leave the engine."""
+        manifest = self.engine.manifest
+        return BlockTransfer(self.executor, self._session, self.blocks, ranks=manifest.ranks, target=manifest.target)
 
     @classmethod
     def from_dir(

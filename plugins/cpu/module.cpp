@@ -296,6 +296,20 @@ void write_kv(Session& self, int64_t layer, int64_t block, bool values, const nb
   self.write_kv(layer, block, values, from);
 }
 
+using WritableBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void read_block(Session& self, int64_t group, int64_t block, const WritableBytes& to) {
+  const std::span<std::byte> bytes{reinterpret_cast<std::byte*>(to.data()), to.size()};
+  const nb::gil_scoped_release release;
+  self.read_block(group, block, bytes);
+}
+
+void write_block(Session& self, int64_t group, int64_t block, const Bytes& from) {
+  const std::span<const std::byte> bytes{reinterpret_cast<const std::byte*>(from.data()), from.size()};
+  const nb::gil_scoped_release release;
+  self.write_block(group, block, bytes);
+}
+
 // What waits for the step that runs must not hold the interpreter's lock, which that step asks for.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
@@ -372,7 +386,10 @@ void bind_session(nb::module_& m) {
       .def("write_buffer", &write_buffer, "name"_a, "values"_a, "Set the first rows of an arena buffer.")
       .def("fill_kv", &Session::fill_kv, "value"_a, Released(), "Set every slot of the KV pools.")
       .def("read_kv", &read_kv, "layer"_a, "block"_a, "values"_a, "Stored bytes of a block's keys or values.")
-      .def("write_kv", &write_kv, "layer"_a, "block"_a, "values"_a, "data"_a, "Set a block's keys or values.");
+      .def("write_kv", &write_kv, "layer"_a, "block"_a, "values"_a, "data"_a, "Set a block's keys or values.")
+      .def("block_bytes", &Session::block_bytes, "group"_a, "Of a block of a cache group, with all its layers.")
+      .def("read_block", &read_block, "group"_a, "block"_a, "to"_a, "Copy a block of a cache group.")
+      .def("write_block", &write_block, "group"_a, "block"_a, "data"_a, "Set a block of a cache group.");
 }
 
 }  // namespace

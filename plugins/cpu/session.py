@@ -152,6 +152,20 @@ class CpuSession:
         values, value_scales = unpack_values(self.native.read_kv(layer, block, True), group)
         return keys * key_scales[..., None], values[..., : group.head_dim] * value_scales[..., None]
 
+    def block_bytes(self, group: int) -> int:
+        """See `BlockSession`."""
+        return self.native.block_bytes(group)
+
+    def read_block(self, group: int, block: int, to: npt.NDArray[np.uint8]) -> None:
+        """See `BlockSession`. Raises RequestError."""
+        with contract("the session cannot read this KV block"):
+            self.native.read_block(group, block, to)
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """See `BlockSession`. Raises RequestError."""
+        with contract("the session cannot write this KV block"):
+            self.native.write_block(group, block, data)
+
     def slow_down(self, seconds_per_step: float) -> None:
         """Makes every plan step last longer, for tests of streaming."""
         self.native.set_step_delay(seconds_per_step)

@@ -85,6 +85,21 @@ class RefSession:
         keys, values, scales = kv.keys[at], kv.values[at], (kv.key_scales[at], kv.value_scales[at])
         return keys * scales[0][..., None], values * scales[1][..., None]
 
+    def block_bytes(self, group: int) -> int:
+        """See `BlockSession`."""
+        return sum(part.nbytes for part in self.kv[group].parts(0))
+
+    def read_block(self, group: int, block: int, to: npt.NDArray[np.uint8]) -> None:
+        """See `BlockSession`."""
+        to[...] = np.concatenate([part.ravel() for part in self.kv[group].parts(block)]).view(np.uint8)
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """See `BlockSession`."""
+        offset = 0
+        for part in self.kv[group].parts(block):
+            part[...] = data[offset : offset + part.nbytes].view(np.float32).reshape(part.shape)
+            offset += part.nbytes
+
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits."""
         return self._sequences.draw(slots, logits, raw)

@@ -11,6 +11,7 @@ from ingot import __version__
 from ingot.errors import RequestError
 from ingot.runtime.server.api_error import ApiError, not_ready, refused
 from ingot.runtime.server.body import AnyBody, read_body
+from ingot.runtime.server.generation import Generation, Order
 from ingot.runtime.server.health import Result
 from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.json_pieces import json_blocks
@@ -18,7 +19,7 @@ from ingot.runtime.server.middleware import limited_body
 from ingot.runtime.server.openai_format import Json, ResponseHead
 from ingot.runtime.server.protocol import Generate
 from ingot.runtime.server.sampling_params import most_tokens
-from ingot.runtime.server.service import Generation, Order, Service
+from ingot.runtime.server.service import Service
 from ingot.runtime.text_stream import TextRequest
 
 _SMALL = 8 << 10  # bytes of a body

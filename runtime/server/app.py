@@ -15,14 +15,16 @@ from ingot.runtime.server.api_base import written
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.debug import stalling_request
 from ingot.runtime.server.generating_api import GeneratingApi
+from ingot.runtime.server.generation import Order
 from ingot.runtime.server.openai_format import Json
 from ingot.runtime.server.openapi import document
+from ingot.runtime.server.prefill_api import PrefillApi
 from ingot.runtime.server.protocol import DetokenizeRequest, StallRequest, TokenizeRequest
 from ingot.runtime.server.sampling_params import tool_use
-from ingot.runtime.server.service import Order, Service
+from ingot.runtime.server.service import Service
 from ingot.runtime.validation import read_ids
 
-_SMALL = 8 << 10  # bytes of a body
+_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _PAGE = Path(__file__).with_name("page.html")
 
 
@@ -35,7 +37,8 @@ class Api(GeneratingApi):
         self._created = int((service.runner.engine.directory / "config.json").stat().st_mtime)
         self._page = _PAGE.read_bytes()
         self._page_headers = {"content-security-policy": _policy(self._page), "x-content-type-options": "nosniff"}
-        self._document = document(debug_hooks=self._config.debug_hooks)
+        self._prefill = None if self._config.role != "prefill" else PrefillApi(service)
+        self._document = document(debug_hooks=self._config.debug_hooks, prefill=self._prefill is not None)
 
     def routes(self) -> list[Route]:
         """Path → handler."""
@@ -60,6 +63,11 @@ class Api(GeneratingApi):
         ]
         if self._config.debug_hooks:
             table.append(("POST", "/debug/stall", self.stall))
+        if self._prefill is not None:
+            table = [
+                (how, path, self._prefill.refuse if path in _GENERATING else answer) for how, path, answer in table
+            ]
+            table += self._prefill.routes()
         return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
     async def models(self, request: Request) -> Response:

@@ -11,6 +11,7 @@ from ingot.runtime.answers.tools import ToolUse
 from ingot.runtime.fill_in_middle import fill_prompt
 from ingot.runtime.server.api_base import ApiBase, written
 from ingot.runtime.server.chat_format import ChatChunkBuilder
+from ingot.runtime.server.generation import Generation
 from ingot.runtime.server.messages_format import MessagesChunkBuilder
 from ingot.runtime.server.messages_protocol import CountTokensRequest, MessagesRequest
 from ingot.runtime.server.openai_format import ChunkBuilder, CompletionChunkBuilder, Echo, Extras
@@ -27,7 +28,6 @@ from ingot.runtime.server.sampling_params import (
     text_requests,
     tool_use,
 )
-from ingot.runtime.server.service import Generation
 from ingot.runtime.text_stream import TextRequest
 
 

@@ -36,7 +36,7 @@ class PrepareExecutor:
         with self._lock:
             self._waiting.append(time.monotonic())
             future = asyncio.get_running_loop().run_in_executor(self._threads, self._work, work)
-        future.add_done_callback(_look_at)
+        future.add_done_callback(look_at)
         return future
 
     def trouble(self, seconds: float) -> str | None:
@@ -69,7 +69,7 @@ class PrepareExecutor:
                 del self._begun[threading.get_ident()]
 
 
-def _look_at(future: "asyncio.Future[Result]") -> None:
+def look_at(future: "asyncio.Future[Result]") -> None:
     """asyncio complains about errors that nobody sees, and the caller may have given up waiting."""
     if not future.cancelled():
         future.exception()

@@ -59,6 +59,16 @@ class Metrics:
             "status",
         )
 
+        self._fetches = self._counter(
+            "ingot_prompts_fetched",
+            "Prompts of a decode server by outcome: fetched from a prefill server; short or cached; computed here, "
+            "because no blocks came; aborted by the client.",
+            "outcome",
+        )
+        self._moved = self._counter(
+            "ingot_kv_moved_bytes", "Bytes of KV blocks, in from prefill servers or out to decode servers.", "direction"
+        )
+
     def watch(self, read: Callable[[], Stats]) -> None:
         """Tell what `read` says whenever somebody asks."""
         self.registry.register(_Executor(read))
@@ -91,6 +101,14 @@ class Metrics:
     def sequence_ended(self, tpot: float) -> None:
         """A sequence of at least two tokens ended."""
         self._tpot.observe(tpot)
+
+    def prompt_fetched(self, outcome: str) -> None:
+        """A decode server has asked for the blocks of a prompt, or not."""
+        self._fetches.labels(outcome).inc()
+
+    def blocks_moved(self, direction: str, nbytes: int) -> None:
+        """KV blocks came in, or were offered to another server."""
+        self._moved.labels(direction).inc(nbytes)
 
     def answered(self, route: str, status: int) -> None:
         """An answer, or refusal, is out; 499: nobody was there any more."""

@@ -9,6 +9,7 @@ from ingot.runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    PrefillRequest,
     StallRequest,
     TokenizeRequest,
 )
@@ -33,6 +34,7 @@ _ERROR: Json = {
         }
     },
 }
+_BYTES = "application/octet-stream"
 _OBJECT: Json = {"type": "object"}
 _ANSWER: Json = {
     "type": "object",
@@ -51,6 +53,7 @@ _WORDS = {
     "401": "The API key is missing or wrong.",
     "404": "The model, or what was asked for, is not there.",
     "408": "The body, or the end of the request, did not come in time.",
+    "409": "The servers have different engines.",
     "413": "The body is too large.",
     "429": "The queue is full; see Retry-After.",
     "499": "The request was cancelled.",
@@ -61,7 +64,7 @@ _GENERATING = ("400", "401", "404", "408", "413", "429", "499", "500", "503")
 _READING = ("400", "401", "404", "408", "413")
 
 
-def document(*, debug_hooks: bool = False) -> Json:
+def document(*, debug_hooks: bool = False, prefill: bool = False) -> Json:
     """OpenAPI 3.1."""
     schemas: Json = {"Error": _ERROR}
     paths: Json = {
@@ -86,6 +89,12 @@ def document(*, debug_hooks: bool = False) -> Json:
     }
     if debug_hooks:
         paths["/debug/stall"] = _post("The next step takes long.", StallRequest, schemas, _GENERATING, status="202")
+    if prefill:
+        errors = (*_GENERATING, "409")
+        paths["/kv/prefill"] = _post("Compute a prompt, and lease its KV blocks.", PrefillRequest, schemas, errors)
+        fetch = _get("The bytes of leased KV blocks.", ("401", "404"), parameter="lease_id", media=_BYTES)
+        drop = _get("Give leased KV blocks back.", ("401", "404"), parameter="lease_id")
+        paths["/kv/leases/{lease_id}"] = {**fetch, "delete": drop["get"]}
     return {
         "openapi": "3.1.0",
         "info": {"title": "ingot", "version": __version__},

@@ -283,6 +283,15 @@ class DetokenizeRequest(Body):
     tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
+class PrefillRequest(Body):
+    """POST /kv/prefill. token_ids: of whole blocks. first_block: of those that the decode server lacks."""
+
+    engine: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    token_ids: Ids
+    cache_salt: str = ""
+    first_block: Count = 0
+
+
 class StallRequest(Body):
     """POST /debug/stall."""
 

@@ -13,9 +13,10 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
+from ingot.runtime.server.generation import Generation
 from ingot.runtime.server.json_pieces import dump, json_blocks
 from ingot.runtime.server.openai_format import ChunkBuilder, Counts, Json
-from ingot.runtime.server.service import Generation, Service
+from ingot.runtime.server.service import Service
 from ingot.runtime.server.tracing import Attribute, Span
 
 _SMALL = 8 << 10  # characters that are written where one waits for them

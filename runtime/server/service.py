@@ -7,7 +7,6 @@ The event loop never waits for a step, a template or a tokenizer.
 """
 
 import asyncio
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -23,133 +22,19 @@ from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.event_queue import EventQueue, LoopBridge
 from ingot.runtime.model_runner import ModelRunner
-from ingot.runtime.server.api_error import (
-    ApiError,
-    ClientGoneError,
-    cancelled,
-    failed,
-    refused,
-    shutting_down,
-    timed_out,
-)
-from ingot.runtime.server.health import HealthMonitor, PrepareExecutor, Result
+from ingot.runtime.server.api_error import ApiError, cancelled, refused, shutting_down, timed_out
+from ingot.runtime.server.generation import Generation, Order
+from ingot.runtime.server.health import HealthMonitor, PrepareExecutor, Result, look_at
+from ingot.runtime.server.kv_leases import Leases
 from ingot.runtime.server.metrics import Metrics
-from ingot.runtime.server.middleware import RequestContext
+from ingot.runtime.server.prefill_client import PrefillClient, Wanted, engine_digest
 from ingot.runtime.server.request_log import RequestLog
 from ingot.runtime.server.sampling_params import check_logprobs
 from ingot.runtime.server.tracing import Tracer
-from ingot.runtime.text_stream import TextEvent, TextRequest, TextStream, make_streams
+from ingot.runtime.text_stream import TextRequest, TextStream, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 
 _GUIDED_THREADS = 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What asks to be let in.
-
-    answer_id     of the answer
-    prompts, n    how many prompts, and sequences of each
-    timeout       seconds from now to the end; None: the server's
-    prompt_alone  only the prompts are computed: the one token that a sequence draws is not part of the answer
-    guided        a grammar has to be made for it
-    """
-
-    answer_id: str
-    caller: RequestContext
-    prompts: int = 1
-    n: int = 1
-    timeout: float | None = None
-    prompt_alone: bool = False
-    guided: bool = False
-
-    @property
-    def count(self) -> int:
-        """Sequences."""
-        return self.prompts * self.n
-
-
-class Generation:
-    """One HTTP request in the executor: its prompts, each with its sequences."""
-
-    def __init__(self, order: Order, queue: EventQueue, metrics: Metrics) -> None:
-        self.answer_id, self.caller, self.count, self.queue = order.answer_id, order.caller, order.count, queue
-        self.prompt_alone = order.prompt_alone
-        self.created = int(time.time())
-        self.arrived = time.monotonic()
-        self.groups: list[list[TextStream]] = []
-        self.preparation: asyncio.Future[None] | None = None
-        self.watch: asyncio.Task[None] | None = None  # for the client to leave
-        self.deadline: asyncio.TimerHandle | None = None
-        self.generated = 0  # tokens of all sequences
-        self.reasoning = 0  # of these, those that are no part of the answers
-        self.moments: dict[str, float] = {}  # when the first sequence to do so had its first step, its first token
-        self._metrics = metrics
-        # (prompt, sequence) → when its first and its last token came, and how many
-        self._times: dict[tuple[int, int], tuple[float, float, int]] = {}
-
-    async def give_up_with(self, receive: Receive) -> None:
-        """End the wait for events when the client leaves."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.queue.interrupt(ClientGoneError())
-
-    @property
-    def given_up(self) -> bool:
-        """Whether nobody wants an answer any more. From any thread."""
-        return self.queue.stopped.done()
-
-    async def events(self) -> list[TextEvent]:
-        """What is new; empty when poked. Raises ApiError and ClientGoneError."""
-        events = []
-        for when, event in await self.queue.drain():
-            if event.error is not None:
-                raise failed(event.error)
-            self._count(when, event)
-            events.append(event)
-        return events
-
-    @property
-    def finished(self) -> bool:
-        """Whether every sequence has had its last event."""
-        return bool(self.groups) and all(stream.done for group in self.groups for stream in group)
-
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(group[0].request.num_prompt for group in self.groups)
-
-    def cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache gave."""
-        firsts = [group[0].request for group in self.groups]
-        return sum(min(each.num_cached or 0, each.num_prompt) for each in firsts)  # not of an answer that goes on
-
-    def _count(self, when: float, event: TextEvent) -> None:
-        key, count = (event.index, event.sequence), len(event.token_ids)
-        if self.prompt_alone:
-            if count:
-                self._begin(event, when)
-            return
-        self.generated += count
-        self.reasoning += event.num_reasoning
-        first, last, tokens = self._times.get(key, (when, when, 0))
-        if count and not tokens:
-            started = self._begin(event, when)
-            self._metrics.first_token(when - self.arrived)
-            self.moments = self.moments or {"first_step": started, "first_token": when}
-            self._metrics.more_tokens(0.0, count - 1)
-        elif count:
-            self._metrics.more_tokens(when - last, count)
-        tokens += count
-        self._times[key] = (first, when if count else last, tokens)
-        if event.finish_reason is not None and tokens > 1:
-            self._metrics.sequence_ended((self._times[key][1] - first) / (tokens - 1))
-
-    def _begin(self, event: TextEvent, when: float) -> float:
-        """A sequence's prompt is computed. Returns when its first step began."""
-        request = self.groups[event.index][event.sequence].request
-        started = request.started or when
-        self._metrics.first_step(started - self.arrived, request.num_prompt)
-        return started
 
 
 class Service:
@@ -181,6 +66,11 @@ class Service:
         self.sequences = 0  # in the executor, or on the way in or out
         metrics.watch(lambda: runner.executor.beat.stats)
         runner.executor.report_to(metrics.step)
+        self.leases = Leases(most_bytes=config.lease_memory, seconds=config.lease_timeout)
+        self.prefill: PrefillClient | None = None
+        if config.role == "decode":
+            digest = engine_digest(runner.engine)
+            self.prefill = PrefillClient(runner.block_transfer(), digest, config, metrics)
         self._capacity = runner.model_info.limits.max_batch_size + config.max_queue
         self._aside = ThreadPoolExecutor(4, thread_name_prefix="ingot aside")
         self._idle = asyncio.Event()
@@ -207,7 +97,12 @@ class Service:
         if receive is not None:
             generation.watch = asyncio.create_task(generation.give_up_with(receive))
         pool = self._guided_pool if order.guided else self._pool
-        generation.preparation = work = pool.run(lambda: self._submit(generation, prepare))
+        if self.prefill is None:
+            work = pool.run(lambda: self._submit(generation, self._streams(generation, prepare)[0]))
+        else:
+            work = asyncio.ensure_future(self._fetch_and_submit(generation, prepare, pool, self.prefill))
+            work.add_done_callback(look_at)
+        generation.preparation = work
         await asyncio.wait((work, generation.queue.stopped), return_when=asyncio.FIRST_COMPLETED)
         if work.done() and (error := work.exception()) is not None:
             self._forget(generation)
@@ -285,6 +180,9 @@ class Service:
 
     def close(self) -> None:
         """End the threads and release the engine; waits for the step that runs."""
+        self.leases.close()
+        if self.prefill is not None:
+            self.prefill.close()
         self.texts.close()
         self.runner.close()
         self._pool.close()
@@ -327,20 +225,43 @@ class Service:
                 headers={"retry-after": str(retry_after(self._ends, time.monotonic(), self._capacity))},
             )
 
-    def _submit(self, generation: Generation, prepare: Callable[[], list[TextRequest]]) -> None:
-        """On a thread of the pool. Nothing is done, or nothing more, for a client that has left."""
+    def _streams(
+        self, generation: Generation, prepare: Callable[[], list[TextRequest]]
+    ) -> tuple[list[list[TextStream]], list[str]]:
+        """The sequences of each prompt, and its salt. On a thread of the pool. Nothing is done, or nothing more, for a
+        client that has left."""
         groups: list[list[TextStream]] = []
+        salts: list[str] = []
         for index, asked in enumerate(() if generation.given_up else prepare()):
             if generation.given_up:
                 break
             groups.append(make_streams(self.runner, self.tokenizer, index, asked))
+            salts.append(asked.cache_salt)
+        check_logprobs(groups)
+        return groups, salts
+
+    def _submit(self, generation: Generation, groups: list[list[TextStream]]) -> None:
+        """On a thread of the pool."""
         if generation.given_up:
             return
-        check_logprobs(groups)
         streams = [stream for group in groups for stream in group]
         assert len(streams) == generation.count, "a request was admitted for other sequences than it asks for"
         generation.groups = groups
         self.texts.submit(streams, generation.queue.put)
+
+    async def _fetch_and_submit(
+        self,
+        generation: Generation,
+        prepare: Callable[[], list[TextRequest]],
+        pool: PrepareExecutor,
+        prefill: PrefillClient,
+    ) -> None:
+        """Where other servers compute prompts."""
+        groups, salts = await pool.run(lambda: self._streams(generation, prepare))
+        firsts = (group[0].request for group in groups)
+        wanted = [Wanted(request=request, cache_salt=salt) for request, salt in zip(firsts, salts, strict=True)]
+        await prefill.fetch(wanted, generation.queue.stopped)
+        await pool.run(lambda: self._submit(generation, groups))
 
     def _give_up(self, generation: Generation, work: "asyncio.Future[None]") -> None:
         """It is prepared at last, and its time is over."""

@@ -295,6 +295,23 @@ class PipelineSession(Session, Protocol):
 
 
 @runtime_checkable
+class BlockSession(Session, Protocol):
+    """A session whose KV blocks can move to a session of the same engine in another process."""
+
+    def block_bytes(self, group: int) -> int:
+        """Of a block of a cache group, with all its layers."""
+        ...
+
+    def read_block(self, group: int, block: int, to: npt.NDArray[np.uint8]) -> None:
+        """Copy a block. to: uint8 [block_bytes]."""
+        ...
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Set a block. data: uint8 [block_bytes]."""
+        ...
+
+
+@runtime_checkable
 class TapSession(Session, Protocol):
     """A session whose inside can be looked at, for verification. Running without taps costs what it always did."""
 

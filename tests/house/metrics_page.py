@@ -58,6 +58,8 @@ def _seen() -> Metrics:
     """Metrics with a sample of every label."""
     metrics = Metrics()
     metrics.answered("/v1/completions", 200)
+    metrics.prompt_fetched("fetched")
+    metrics.blocks_moved("in", 1)
     metrics.step(StepReport(prefill_tokens=1, decode_rows=1, schedule_seconds=0, session_seconds=0, finish_seconds=0))
     groups = [GroupBlocks(window=window, total=0, used=0, cached=0) for window in (0, 1)]
     stats = {**dict.fromkeys(Stats.__annotations__, 0), "blocks_by_group": groups}

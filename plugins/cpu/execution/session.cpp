@@ -551,6 +551,30 @@ size_t Session::kv_block_bytes(int64_t layer, bool values) const {
   return static_cast<size_t>(values ? sizes.v_block : sizes.k_block);
 }
 
+size_t Session::block_bytes(int64_t group) const {
+  if (group < 0 || group >= static_cast<int64_t>(kv_sizes_.size()))
+    throw std::invalid_argument("there is no such cache group");
+  return static_cast<size_t>(kv_sizes_[static_cast<size_t>(group)].block);
+}
+
+void Session::read_block(int64_t group, int64_t block, std::span<std::byte> to) {
+  const auto held = lock();
+  std::memcpy(to.data(), whole_block(group, block, to.size()), to.size());
+}
+
+void Session::write_block(int64_t group, int64_t block, std::span<const std::byte> from) {
+  const auto held = lock();
+  std::memcpy(whole_block(group, block, from.size()), from.data(), from.size());
+}
+
+std::byte* Session::whole_block(int64_t group, int64_t block, size_t bytes) const {
+  require_open();
+  if (bytes != block_bytes(group)) throw std::invalid_argument("a KV block has another size");
+  const auto at = static_cast<size_t>(group);
+  if (block < 0 || block >= plan_.caches[at].num_blocks) throw std::invalid_argument("there is no such KV block");
+  return kv_[at].data() + block * kv_sizes_[at].block;
+}
+
 int64_t Session::kv_bytes() const {
   int64_t bytes = 0;
   for (const CacheSizes& sizes : kv_sizes_) bytes += sizes.total;

@@ -97,6 +97,12 @@ class Session {
   void read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to);
   void write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from);
 
+  // A block of a cache group as it lies in the pool, with all layers of the group. They throw std::invalid_argument for
+  // a group or block that is not there, or another size.
+  size_t block_bytes(int64_t group) const;
+  void read_block(int64_t group, int64_t block, std::span<std::byte> to);
+  void write_block(int64_t group, int64_t block, std::span<const std::byte> from);
+
   int64_t kv_bytes() const;
   int threads() const { return threads_; }
 
@@ -121,6 +127,7 @@ class Session {
   const BufferSpec& find_buffer(const std::string& name, int64_t rows) const;
   void require_open() const;
   std::byte* kv_block(int64_t layer, int64_t block, bool values, size_t bytes) const;
+  std::byte* whole_block(int64_t group, int64_t block, size_t bytes) const;
 
   PlanSpec plan_;
   std::vector<CacheSizes> kv_sizes_;  // of each cache group

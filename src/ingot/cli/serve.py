@@ -10,7 +10,7 @@ import click
 from ingot.cli.console import LEVELS, CliConsole, Level
 from ingot.cli.values import byte_size, log_level, positive, ranks, target_isa, use_mmap
 from ingot.configs.runtime import Policy, RuntimeConfig
-from ingot.configs.serve import ServeConfig
+from ingot.configs.serve import ROLES, ServeConfig
 from ingot.errors import UsageError, install
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import join_ranks, load_engine
@@ -139,6 +139,50 @@ _seconds = click.FloatRange(min=0)
 )
 @click.option(
     "--debug_hooks", is_flag=True, help="Offer POST /debug/stall, which delays the next step, for tests of monitoring."
+)
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    default="both",
+    show_default=True,
+    help="Compute prompts for decode servers only (prefill), or let prefill servers compute the prompts of this server "
+    "(decode).",
+)
+@click.option(
+    "--prefill_url",
+    "prefill_urls",
+    multiple=True,
+    metavar="URL",
+    help="With --role decode: let this server compute prompts. Give it again for more servers, which take turns. This "
+    "server sends its own first API key.",
+)
+@click.option(
+    "--prefill_timeout",
+    type=_seconds,
+    default=30,
+    show_default=True,
+    help="With --role decode: compute a prompt here if its blocks have not come within this many seconds.",
+)
+@click.option(
+    "--prefill_min_tokens",
+    type=click.IntRange(min=0),
+    default=256,
+    show_default=True,
+    help="With --role decode: compute a prompt here if the cache lacks fewer tokens of it.",
+)
+@click.option(
+    "--lease_timeout",
+    type=_seconds,
+    default=30,
+    show_default=True,
+    help="With --role prefill: drop computed blocks that no server has fetched for this many seconds.",
+)
+@click.option(
+    "--lease_memory",
+    type=byte_size("--lease_memory"),
+    default="1GiB",
+    show_default=True,
+    help="With --role prefill: use at most this much memory for computed blocks that wait to be fetched.",
 )
 @click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
 @click.option(

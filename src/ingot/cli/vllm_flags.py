@@ -97,7 +97,13 @@ VLLM = (
         way="no option: the prefix cache costs no memory beyond `--kv_cache_memory`; `cache_salt` of a request keeps "
         "users apart",
     ),
-    flag("--kv-transfer-config", "--kv-events-config", way="prefill and decode on separate servers are not supported"),
+    flag(
+        "--kv-transfer-config",
+        way="`--role prefill`, and `--role decode --prefill_url URL`",
+        where="serve",
+        link="([prefill apart](../how-to/prefill_apart.md))",
+    ),
+    flag("--kv-events-config", way="no option: the server sends no events of its blocks"),
     # devices and ranks
     flag("--device", way="`--target`: an engine is built for its targets", where="build"),
     flag(

@@ -9,10 +9,11 @@ import pytest
 from ingot.configs.serve import ServeConfig
 from ingot.runtime.event_queue import LoopBridge
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.generation import Order
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.middleware import RequestContext, RequestGuard
 from ingot.runtime.server.request_log import RequestLog
-from ingot.runtime.server.service import Order, Service
+from ingot.runtime.server.service import Service
 
 
 def caller(request_id: str = "r", key: int | None = None) -> RequestContext:

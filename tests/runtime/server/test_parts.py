@@ -31,12 +31,13 @@ from ingot.runtime.server.api_error import (
     shutting_down,
 )
 from ingot.runtime.server.body import read_body
+from ingot.runtime.server.generation import Generation, Order
 from ingot.runtime.server.ids import Ids
 from ingot.runtime.server.metrics import Metrics
 from ingot.runtime.server.middleware import RequestContext
 from ingot.runtime.server.protocol import ChatRequest, CompletionRequest
 from ingot.runtime.server.sampling_params import MAX_SCORES, check_logprobs, completion_params, text_requests
-from ingot.runtime.server.service import Generation, Order, retry_after
+from ingot.runtime.server.service import retry_after
 from ingot.runtime.text_stream import TextEvent
 
 
