@@ -83,7 +83,7 @@ class PrefillClient:
         self._at_work = 0
 
     async def fetch(self, wanted: Sequence[Wanted], stopped: "asyncio.Future[Exception]") -> None:
-        """Return when the blocks are in the cache, or nothing more is to be had; at once when nobody wants them."""
+        """Return when the blocks are in the cache, or no more will come; at once when nobody wants them."""
         calls = [_Call() for _ in wanted]
         for call in calls:
             stopped.add_done_callback(call.abort)
@@ -118,31 +118,34 @@ class PrefillClient:
             if lacking is None or (lacking.count - lacking.first) * size < self._config.prefill_min_tokens:
                 self._count("short or cached")
                 return
-            url = self._choose()
-        except (FetchError, IngotError) as error:
+        except IngotError as error:
             self._count("computed here", str(error))
             return
-        try:
-            nbytes = self._fetch_from(url, wanted, lacking, call)
-        except (FetchError, IngotError, OSError, http.client.HTTPException) as error:
-            if call.aborted:
-                self._count("aborted")
-                return
-            reached = (isinstance(error, FetchError) and not error.rest) or isinstance(error, IngotError)
-            if not reached:
+        reason = ""  # why other servers rest has been logged
+        while (url := self._choose()) is not None:
+            try:
+                nbytes = self._fetch_from(url, wanted, lacking, call)
+            except (FetchError, IngotError, OSError, http.client.HTTPException) as error:
+                if call.aborted:
+                    self._count("aborted")
+                    return
+                reason = f"{url}: {error or type(error).__name__}"
+                if isinstance(error, IngotError) or (isinstance(error, FetchError) and not error.rest):
+                    break
                 self._resting[url] = time.monotonic() + _REST
-            self._count("computed here", f"{url}: {error or type(error).__name__}")
-        else:
-            self._count("fetched")
-            self._metrics.blocks_moved("in", nbytes)
+            else:
+                self._count("fetched")
+                self._metrics.blocks_moved("in", nbytes)
+                return
+        self._count("computed here", reason)
 
-    def _choose(self) -> str:
-        """The next server in turn that does not rest."""
+    def _choose(self) -> str | None:
+        """The next server in turn that does not rest, if any: what made them rest has been logged."""
         now = time.monotonic()
         for url in itertools.islice(self._urls, len(self._config.prefill_urls)):
             if self._resting.get(url, 0.0) <= now:
                 return url
-        raise FetchError("no prefill server answers")
+        return None
 
     def _fetch_from(self, url: str, wanted: Wanted, lacking: BlockRange, call: "_Call") -> int:
         """Bytes that came."""
@@ -250,7 +253,7 @@ def _object(data: bytes) -> Json:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise FetchError("its answer is no JSON object", rest=True)
+        raise FetchError("its answer is not a JSON object", rest=True)
     return found
 
 

@@ -299,7 +299,7 @@ class BlockSession(Session, Protocol):
     """A session whose KV blocks can move to a session of the same engine in another process."""
 
     def block_bytes(self, group: int) -> int:
-        """Of a block of a cache group, with all its layers."""
+        """Bytes of a block of a cache group, with all its layers."""
         ...
 
     def read_block(self, group: int, block: int, to: npt.NDArray[np.uint8]) -> None:

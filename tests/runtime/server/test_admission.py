@@ -23,7 +23,15 @@ def caller(request_id: str = "r", key: int | None = None) -> RequestContext:
 def house(**values: Any) -> Any:
     """What a service of at most four sequences knows."""
     config = ServeConfig(request_timeout=20.0, drain_timeout=7.0)
-    known = {"draining": False, "config": config, "sequences": 0, "_capacity": 4, "_ends": [], "active": {}}
+    known = {
+        "draining": False,
+        "config": config,
+        "sequences": 0,
+        "_capacity": 4,
+        "_ends": [],
+        "active": {},
+        "prefill": None,
+    }
     return types.SimpleNamespace(**{**known, **values})
 
 

@@ -1,90 +1,36 @@
-"""A decode server has prompts computed by a prefill server. Whatever happens there, answers have the same bits."""
+"""A decode server has prompts computed by a prefill server: answers, counts and refusals are those of one server."""
 
 import dataclasses
-import gc
 import itertools
 import json
 import os
-import random
-import threading
-import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ingot.builder.build import build
-from ingot.configs.build import BuildConfig
-from ingot.configs.serve import ServeConfig
 from ingot.runtime.server.prefill_client import engine_digest
-from tests.runtime.server.served import CONFIG, Served, ServeProcess, eventually, serving_engine
+from tests.runtime.server.apart import (
+    PATH,
+    PREFILL,
+    SEEDED,
+    SIZE,
+    answer,
+    body,
+    computed_tokens,
+    decode,
+    decoding,
+    fetched,
+    nothing_leaks,
+    prefill,
+    prompt_of,
+)
+from tests.runtime.server.served import Served, ServeProcess, eventually, serving_engine
 
 pytestmark = pytest.mark.native
-PATH = "/v1/completions"
-SIZE = 32  # tokens of a block
-PREFILL = dataclasses.replace(CONFIG, role="prefill", lease_timeout=20.0)
-SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "repetition_penalty": 1.1}
-
-
-def decoding(*urls: str, **more: Any) -> ServeConfig:
-    changed = {"prefill_min_tokens": 1, "prefill_timeout": 20.0, **more}
-    return dataclasses.replace(CONFIG, role="decode", prefill_urls=urls, **changed)
-
-
-@pytest.fixture(scope="module")
-def prefill(engine: Path) -> Iterator[Served]:
-    with serving_engine(engine, PREFILL) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def decode(engine: Path, prefill: Served) -> Iterator[Served]:
-    with serving_engine(engine, decoding(prefill.url)) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Blocks and leases of both sides, and their files."""
-    sides = [request.getfixturevalue(name) for name in ("prefill", "decode") if name in request.fixturenames]
-    yield
-    for side in sides:
-        assert eventually(side.is_empty, 20)
-        assert eventually(lambda side=side: not side.service.leases.nbytes, 20)
-    gc.collect()
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    assert not [link for link in links if os.path.islink(link) and "ingot kv" in os.readlink(link)]
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 400) for _ in range(length)]
-
-
-def body(number: int, length: int = 150, **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt_of(length, number), "max_tokens": 12, "ignore_eos": True, "return_token_ids": True, **more}
-
-
-def answer(served: Served, asked: dict[str, Any]) -> tuple[Any, int]:
-    """What the model says, and how many tokens of the prompt were in the cache."""
-    with served.http() as http:
-        found = http.post(PATH, json=asked)
-    assert found.status_code == 200, found.text
-    told = found.json()
-    return told["choices"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def fetched(served: Served, outcome: str = "fetched") -> float:
-    found = served.service.metrics.registry.get_sample_value("ingot_prompts_fetched_total", {"outcome": outcome})
-    return found or 0.0
-
-
-def computed_tokens(served: Served) -> int:
-    """Prompt tokens that its steps have computed."""
-    return sum(prefill for prefill, _ in served.runner.executor.step_log())
+__all__ = ["decode", "nothing_leaks", "prefill"]  # fixtures
 
 
 @pytest.mark.parametrize("by", ["shared memory", "http"])
@@ -215,171 +161,6 @@ def test_what_the_prefill_server_refuses(engine: Path, prefill: Served) -> None:
         full = offer_of(own, http)
         assert (full.status_code, "--lease_memory" in full.text) == (503, True)
         assert eventually(own.is_empty, 10)
-
-
-def check_fallback(own: Served, served: Served, seed: int, words: str, caplog: pytest.LogCaptureFixture) -> None:
-    """An answer with equal bits, that this server computed itself; and why."""
-    asked = body(seed, **SEEDED)
-    before = fetched(own, "computed here")
-    expected = answer(served, asked)[0]
-    found, cached = answer(own, asked)
-    assert (found, cached) == (expected, 0)
-    assert fetched(own, "computed here") == before + 1
-    assert words in caplog.text
-
-
-def test_another_engine_is_refused_in_words(
-    engine: Path, tmp_path: Path, served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    build(BuildConfig(precision="w8", autotune=False), engine.parent / "checkpoint", tmp_path / "other")
-    with serving_engine(tmp_path / "other", PREFILL) as other, serving_engine(engine, decoding(other.url)) as own:
-        check_fallback(own, served, 71, "different engines", caplog)
-        assert other.is_empty()
-
-
-def test_a_server_without_memory_for_leases(engine: Path, served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        serving_engine(engine, dataclasses.replace(PREFILL, lease_memory=100)) as full,
-        serving_engine(engine, decoding(full.url)) as own,
-    ):
-        check_fallback(own, served, 72, "no memory for the blocks", caplog)
-        check_fallback(own, served, 73, "no memory for the blocks", caplog)
-
-
-def test_a_lease_that_expires_before_it_is_fetched(
-    engine: Path, prefill: Served, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def late(*_: object) -> None:
-        for lease_id in tuple(prefill.service.leases._open):
-            prefill.loop.call_soon_threadsafe(prefill.service.leases.release, lease_id)
-        assert eventually(lambda: not prefill.service.leases.nbytes)
-
-    monkeypatch.setattr("ingot.runtime.server.prefill_client.map_lease", late)
-    with serving_engine(engine, decoding(prefill.url)) as own:
-        check_fallback(own, served, 74, "expired or was released", caplog)
-
-
-@pytest.mark.parametrize("what", ["bytes", "key"])
-def test_damage_is_noticed(
-    what: str,
-    engine: Path,
-    prefill: Served,
-    served: Served,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    if what == "bytes":
-        monkeypatch.setattr("ingot.runtime.server.prefill_api.checksum", lambda data: 1)
-    else:
-        monkeypatch.setattr("ingot.runtime.kv_transfer.BlockRange.last_key", "of others")
-        monkeypatch.setattr("ingot.runtime.server.prefill_api.PrefillApi._offer", _other_offer)
-    with serving_engine(engine, decoding(prefill.url)) as own:
-        check_fallback(own, served, 75, "damaged" if what == "bytes" else "other blocks", caplog)
-
-
-def _other_offer(api: Any, blocks: Any, lease: Any, crc: int) -> dict[str, Any]:
-    return {"lease": lease.lease_id, "first_block": 0, "blocks": blocks.count, "bytes": lease.nbytes, "last_key": "x"}
-
-
-def test_nobody_listens_and_another_server_does(
-    engine: Path, prefill: Served, served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A server that does not answer is left alone; the next one in turn is asked."""
-    with serving_engine(engine, decoding("http://127.0.0.1:9")) as own:
-        check_fallback(own, served, 76, "127.0.0.1:9", caplog)
-        check_fallback(own, served, 77, "no prefill server answers", caplog)
-    with serving_engine(engine, decoding("http://127.0.0.1:9", prefill.url)) as own:
-        check_fallback(own, served, 78, "127.0.0.1:9", caplog)
-        for seed in (79, 80):
-            assert answer(own, body(seed))[1] > 0
-        assert fetched(own) == 2
-
-
-def test_keys_are_sent(engine: Path, served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    with serving_engine(engine, dataclasses.replace(PREFILL, api_keys=("k1", "k2"))) as locked:
-        with serving_engine(engine, decoding(locked.url, api_keys=("k2",))) as own, own.http("k2") as http:
-            assert http.post(PATH, json=body(81)).status_code == 200
-            assert fetched(own) == 1
-        with serving_engine(engine, decoding(locked.url)) as own:
-            check_fallback(own, served, 82, "API key", caplog)
-
-
-def test_a_client_that_leaves_frees_both_sides(engine: Path, prefill: Served) -> None:
-    """The prefill server is busy with another request's step; it forgets the prompt before it has computed it."""
-    with serving_engine(engine, decoding(prefill.url)) as own, prefill.http() as http:
-        assert http.post("/debug/stall", json={"seconds": 2}).status_code == 202
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{own.url}{PATH}", json=body(91), timeout=0.5)
-        assert eventually(lambda: not own.service.active, 10)
-        assert fetched(own, "aborted") == 1
-        assert eventually(lambda: not prefill.service.active, 10)
-        assert eventually(prefill.is_empty, 10)
-        assert own.is_empty()
-
-
-def test_the_prefill_server_ends_a_prompt(
-    engine: Path, prefill: Served, served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Cancelled there, as by an operator: the decode server computes it at once."""
-
-    def cancel() -> None:
-        assert eventually(lambda: any(each.startswith("kv-") for each in tuple(prefill.service.active)), 20)
-        (found,) = [each for each in tuple(prefill.service.active) if each.startswith("kv-")]
-        with prefill.http() as http:
-            assert http.post(f"/v1/requests/{found}/cancel").status_code == 200
-
-    with serving_engine(engine, decoding(prefill.url)) as own, prefill.http() as http:
-        assert http.post("/debug/stall", json={"seconds": 2}).status_code == 202
-        ending = threading.Thread(target=cancel)
-        ending.start()
-        begin = time.monotonic()
-        check_fallback(own, served, 92, "cancelled", caplog)
-        assert time.monotonic() - begin < 10
-        ending.join()
-
-
-def test_a_server_that_hangs_is_not_waited_for(
-    engine: Path, prefill: Served, served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    with serving_engine(engine, decoding(prefill.url, prefill_timeout=0.3)) as own, prefill.http() as http:
-        assert http.post("/debug/stall", json={"seconds": 2}).status_code == 202
-        check_fallback(own, served, 93, "timed out", caplog)
-        assert eventually(lambda: not prefill.service.active, 10), "the prefill server hears of it"
-
-
-def kill_rounds(engine: Path, served: Served, rounds: int, seed: int) -> list[str]:
-    """A prefill server is killed at random moments while four clients ask; what became of the prompts."""
-    rng, outcomes = random.Random(seed), []
-    for turn in range(rounds):
-        with (
-            ServeProcess(engine, ("--role", "prefill")) as killed,
-            serving_engine(engine, decoding(killed.url, prefill_timeout=5.0)) as own,
-        ):
-            asked = [body(1000 * turn + place + seed, 400, **SEEDED, max_tokens=6) for place in range(4)]
-            found: list[Any] = [None] * 4
-
-            def ask(place: int, own: Served = own, asked: list[Any] = asked, found: list[Any] = found) -> None:
-                found[place] = answer(own, asked[place])[0]
-
-            threads = [threading.Thread(target=ask, args=(place,)) for place in range(4)]
-            for thread in threads:
-                thread.start()
-            time.sleep(rng.uniform(0, 0.3))
-            killed.process.kill()
-            for thread in threads:
-                thread.join(60)
-            assert found == [answer(served, each)[0] for each in asked]
-            assert eventually(own.is_empty, 10)
-            for outcome in ("fetched", "computed here"):
-                outcomes += [outcome] * int(fetched(own, outcome))
-    return outcomes
-
-
-@pytest.mark.slow
-def test_a_prefill_server_is_killed_at_random_moments(engine: Path, served: Served) -> None:
-    outcomes = kill_rounds(engine, served, 12, 8)
-    assert len(outcomes) == 48
-    assert set(outcomes) == {"fetched", "computed here"}, "some moments before the blocks came, some after"
 
 
 def test_the_command(engine: Path, served: Served) -> None:

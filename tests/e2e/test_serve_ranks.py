@@ -1,0 +1,146 @@
+"""`ingot serve` of an engine whose layers are divided among stages: streams, clients that leave, a lost stage."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.quickstart import SHIPPED
+from tests.runtime.server.served import ServeProcess, eventually, serving_engine
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None, reason="needs mpi4py and mpirun"
+)
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("stages")
+    convert(ConvertOptions(model_dir=SHIPPED, output_dir=work / "c"))
+    for name, stages in (("whole", 1), ("e", 2)):
+        build(BuildConfig(target="cpu", pp_size=stages, autotune=False), work / "c", work / name)
+    return work / "e"
+
+
+@pytest.fixture(scope="module")
+def stages(engine: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(engine, ("--threads", 1, "--drain_timeout", 5)) as server:
+        yield server
+
+
+def asked(number: int, **more: Any) -> dict[str, Any]:
+    prompt = [3 + (7 * number + place * place) % 400 for place in range(20 + 9 * number)]
+    return {"prompt": prompt, "max_tokens": 24, "ignore_eos": True, "return_token_ids": True, "seed": number, **more}
+
+
+def tokens_of(text: str) -> list[int]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    return [token for line in lines for choice in json.loads(line)["choices"] for token in choice["token_ids"]]
+
+
+def ranks_of(server: ServeProcess) -> dict[int, int]:
+    """Rank → process, of those that mpirun has started."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == server.process.pid:
+                given = dict(each.partition("=")[::2] for each in (entry / "environ").read_text().split("\0"))
+                found[int(given["OMPI_COMM_WORLD_RANK"])] = int(entry.name)
+    return found
+
+
+def test_streams_have_the_tokens_of_one_rank(engine: Path, stages: ServeProcess) -> None:
+    """Six at once, so that both stages work at the same time: greedy, seeded, two sequences of a prompt."""
+    bodies = [asked(number, temperature=(0.0, 0.8)[number % 2], stream=True) for number in range(6)]
+    bodies.append(asked(6, temperature=0.9, n=2))
+    with serving_engine(engine.with_name("whole")) as whole:
+        expected = [httpx.post(f"{whole.url}{PATH}", json=each, timeout=60) for each in bodies]
+    found: list[Any] = [None] * len(bodies)
+
+    def ask(place: int) -> None:
+        found[place] = httpx.post(f"{stages.url}{PATH}", json=bodies[place], timeout=60)
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for mine, other in zip(found[:-1], expected[:-1], strict=True):
+        assert tokens_of(mine.text) == tokens_of(other.text)
+        assert len(tokens_of(mine.text)) == 24
+    assert found[-1].json()["choices"] == expected[-1].json()["choices"]
+
+
+def running(server: ServeProcess) -> int:
+    """Sequences that hold blocks or wait."""
+    text = httpx.get(f"{server.url}/metrics", timeout=20).text
+    names = ("ingot_requests_running ", "ingot_requests_waiting ", "ingot_blocks_used ")
+    return sum(int(float(line.rpartition(" ")[2])) for line in text.splitlines() if line.startswith(names))
+
+
+def test_clients_that_leave(stages: ServeProcess) -> None:
+    body = asked(0, temperature=0, stream=True, max_tokens=400)
+    for lines in (0, 3):
+        with contextlib.suppress(httpx.HTTPError), httpx.stream("POST", f"{stages.url}{PATH}", json=body) as stream:
+            for _ in zip(range(lines), stream.iter_lines(), strict=False):
+                pass
+    named = {"X-Request-Id": "long"}
+    with httpx.stream("POST", f"{stages.url}{PATH}", json=body, headers=named, timeout=60) as stream:
+        rest = stream.iter_lines()
+        next(rest)
+        assert httpx.post(f"{stages.url}/v1/requests/long/cancel").status_code in (200, 404)
+        assert len(list(rest)) < 2 * 400
+    assert eventually(lambda: running(stages) == 0, 20)
+    assert httpx.get(f"{stages.url}/health").status_code == 200
+
+
+def test_a_stage_that_dies(engine: Path) -> None:
+    """The stream ends with an error, /health tells the lost rank, the command ends; nothing is left behind."""
+    before = set(os.listdir("/dev/shm"))
+    with ServeProcess(engine, ("--threads", 1)) as server:
+        ranks = ranks_of(server)
+        assert sorted(ranks) == [0, 1]
+        body = asked(2, temperature=0, stream=True, max_tokens=400)
+        with httpx.stream("POST", f"{server.url}{PATH}", json=body, timeout=60) as stream:
+            rest = stream.iter_lines()
+            next(rest)
+            os.kill(ranks[1], signal.SIGKILL)
+            began = time.monotonic()
+            told = "\n".join(rest)
+        assert time.monotonic() - began < 10
+        if "[DONE]" not in told:  # else it ended before
+            assert "rank 1 has ended" in told
+        with contextlib.suppress(httpx.TransportError):  # mpirun may have ended the process already
+            found = httpx.get(f"{server.url}/health", timeout=5)
+            assert (found.status_code, "rank 1" in found.text) == (503, True)
+        assert server.wait(30) != 0
+        assert "rank 1 has ended" in server.err or "rank 1" in server.err
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_sigterm_drains_all_ranks(engine: Path) -> None:
+    with ServeProcess(engine, ("--threads", 1, "--drain_timeout", 20)) as server:
+        ranks = ranks_of(server)
+        with httpx.stream("POST", f"{server.url}{PATH}", json=asked(3, stream=True), timeout=60) as stream:
+            rest = stream.iter_lines()
+            next(rest)
+            server.process.terminate()
+            assert "[DONE]" in "\n".join(rest)
+        assert server.wait(30) == 0
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
