@@ -132,15 +132,3 @@ def test_a_stage_that_dies(engine: Path) -> None:
         assert "rank 1 has ended" in server.err or "rank 1" in server.err
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
     assert set(os.listdir("/dev/shm")) <= before
-
-
-def test_sigterm_drains_all_ranks(engine: Path) -> None:
-    with ServeProcess(engine, ("--threads", 1, "--drain_timeout", 20)) as server:
-        ranks = ranks_of(server)
-        with httpx.stream("POST", f"{server.url}{PATH}", json=asked(3, stream=True), timeout=60) as stream:
-            rest = stream.iter_lines()
-            next(rest)
-            server.process.terminate()
-            assert "[DONE]" in "\n".join(rest)
-        assert server.wait(30) == 0
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
