@@ -69,7 +69,7 @@ class Side:
         return blocks, data
 
 
-@pytest.fixture(params=WINDOWS.values(), ids=WINDOWS)
+@pytest.fixture(params=list(WINDOWS.values()), ids=list(WINDOWS))
 def sides(request: pytest.FixtureRequest) -> Iterator[tuple[Side, Side]]:
     made = Side(request.param, 60), Side(request.param, 60)
     yield made

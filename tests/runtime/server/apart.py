@@ -1,6 +1,7 @@
 """A prefill server and a decode server, as tests want them; whatever they are asked, neither keeps anything."""
 
 import dataclasses
+import functools
 import gc
 import os
 import random
@@ -16,7 +17,7 @@ from tests.runtime.server.served import CONFIG, Served, eventually, serving_engi
 PATH = "/v1/completions"
 SIZE = 32  # tokens of a block
 PREFILL = dataclasses.replace(CONFIG, role="prefill", lease_timeout=20.0)
-SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "repetition_penalty": 1.1}
+SEEDED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "repetition_penalty": 1.1}
 
 
 def decoding(*urls: str, **more: Any) -> ServeConfig:
@@ -43,10 +44,14 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for side in sides:
         assert eventually(side.is_empty, 20)
-        assert eventually(lambda side=side: not side.service.leases.nbytes, 20)
+        assert eventually(functools.partial(has_no_lease, side), 20)
     gc.collect()
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     assert not [link for link in links if os.path.islink(link) and "ingot kv" in os.readlink(link)]
+
+
+def has_no_lease(side: Served) -> bool:
+    return not side.service.leases.nbytes
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -100,7 +100,8 @@ def test_nothing_is_prepared_for_a_client_that_has_left() -> None:
     def prepare() -> list[Any]:
         raise AssertionError("the text of a request that nobody waits for")
 
-    Service._submit(house(), gone, prepare)
+    assert Service._streams(house(), gone, prepare) == ([], [])
+    Service._submit(house(), gone, [])
     assert gone.groups == []
 
 
