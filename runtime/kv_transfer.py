@@ -34,7 +34,7 @@ _PIECE = 16 << 20  # bytes that are copied between two steps
 
 def checksum(data: Bytes) -> int:
     """CRC-32, at memory speed where the compiled module runs."""
-    return zlib.crc32(memoryview(data)) if detect_isa() == "none" else crc32(data)
+    return zlib.crc32(data.data) if detect_isa() == "none" else crc32(data)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
