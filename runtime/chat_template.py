@@ -27,7 +27,7 @@ import jinja2.utils
 
 from ingot.errors import ConfigError, RequestError, UsageError
 from ingot.runtime.special_tokens import read_settings, read_special_tokens
-from ingot.runtime.template_text import TemplateText, as_content, by_template, concatenate, plain
+from ingot.runtime.template_text import TemplateText, as_content, as_html, by_template, concatenate, escaped, plain
 from ingot.runtime.tokenizer import Tokenizer
 
 CHATML = (
@@ -219,12 +219,13 @@ def _with_reasoning(message: Message) -> dict[str, Any]:
 
 
 def with_object(call: Any) -> Any:
-    """A call of an earlier answer as templates write it, with `tojson`: clients send its arguments as JSON text."""
+    """A call of an earlier answer as templates write it, with `tojson`: clients send its arguments as JSON text, or
+    none for an empty object."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments", ""), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function.get("arguments", "").strip() or "{}")
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
@@ -347,7 +348,7 @@ def _environment() -> _Environment:
         extensions=[_Generation, jinja2.ext.loopcontrols],
         optimized=False,  # a text in a folded list would be nobody's
     )
-    environment.filters.update(tojson=_to_json, join=_join)
+    environment.filters.update(tojson=_to_json, join=_join, safe=_safe, e=_escape, escape=_escape)
     environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
     return environment
 
@@ -368,6 +369,14 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", at
     """As jinja2's own, with the marks."""
     found = value if attribute is None else map(jinja2.filters.make_attrgetter(environment, attribute), value)
     return concatenate((d,)).join(map(str, found))
+
+
+def _safe(value: Any) -> str:
+    return escaped(value if isinstance(value, str) else str(value))
+
+
+def _escape(value: Any) -> str:
+    return escaped(as_html(value))
 
 
 def _raise(message: str) -> None:

@@ -127,6 +127,8 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
         )
     read = dict(message)
     if _is_list(read.get("tool_calls")):
+        for place, call in enumerate(read["tool_calls"]):
+            _check_call(call, f"{where}.tool_calls[{place}]")
         read["tool_calls"] = [with_object(call) for call in read["tool_calls"]]
     if read["role"] == "developer":
         read["role"] = "system"
@@ -135,6 +137,24 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
     elif not isinstance(read.get("content"), str | None):
         raise RequestError("content of a message must be text", where=where, got=repr(read["content"])[:100])
     return read
+
+
+def _check_call(call: Any, where: str) -> None:
+    """A call of an earlier answer. Raises RequestError."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(
+            "a call of an earlier answer must name its function",
+            where=where,
+            expected='{"type": "function", "id": ..., "function": {"name": ..., "arguments": JSON text}}',
+            got=repr(call)[:100],
+        )
+    if not isinstance(function.get("arguments"), str | Mapping | None):
+        raise RequestError(
+            "arguments of an earlier call must be JSON text or a dictionary",
+            where=f"{where}.function.arguments",
+            got=repr(function["arguments"])[:100],
+        )
 
 
 def _read_part(part: Any, where: str) -> str:

@@ -11,6 +11,8 @@ never made up.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
+from markupsafe import Markup, escape
+
 _OURS, _THEIRS = "t", "."
 
 
@@ -36,11 +38,13 @@ class TemplateText(str):
     def __iter__(self) -> Iterator["TemplateText"]:
         return (self[place] for place in range(len(self)))
 
-    def __add__(self, other: str) -> "TemplateText":
-        return concatenate((self, other)) if _adds(other) else NotImplemented
+    def __add__(self, other: str) -> str:
+        if isinstance(other, Markup):
+            return escaped(concatenate((as_html(self), other)))
+        return concatenate((self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: str) -> "TemplateText":
-        return concatenate((other, self)) if _adds(other) else NotImplemented
+        return concatenate((other, self)) if isinstance(other, str) else NotImplemented
 
     def __mul__(self, count: SupportsIndex) -> "TemplateText":
         return TemplateText(super().__mul__(count), self._marks * count)
@@ -131,13 +135,45 @@ class TemplateText(str):
         return self[:begin], self[begin:end], self[end:]
 
 
-def _adds(other: object) -> bool:
-    """Text that was escaped for HTML escapes what is added to it, by itself."""
-    return isinstance(other, str) and not hasattr(other, "__html__")
+class EscapedText(Markup):
+    """Markup of the filters `safe` and `escape`, which escapes for HTML what is added to it. Sums keep the marks."""
+
+    __slots__ = ("_marks",)
+
+    _marks: str
+
+    def __new__(cls, text: object = "", *_: str) -> "EscapedText":
+        self = super().__new__(cls, text)
+        self._marks = _marks(text) if isinstance(text, str) else _THEIRS * len(self)
+        return self
+
+    def __str__(self) -> str:
+        return TemplateText(str.__str__(self), self._marks)
+
+    def __add__(self, other: Any) -> "EscapedText":
+        return escaped(concatenate((self, as_html(other)))) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: Any) -> "EscapedText":
+        return escaped(concatenate((as_html(other), self))) if isinstance(other, str) else NotImplemented
+
+
+def escaped(text: str) -> EscapedText:
+    """Text that is HTML already."""
+    return EscapedText(text)
+
+
+def as_html(value: Any) -> str:
+    """HTML of a text, as `escape` of markupsafe makes it; what it does not change keeps its marks."""
+    if not isinstance(value, TemplateText):
+        return value if isinstance(value, EscapedText) else escape(value)
+    text: str = value
+    for character in "&<>'\"":
+        text = text.replace(character, str(escape(character)))
+    return text
 
 
 def _marks(text: str) -> str:
-    return text._marks if isinstance(text, TemplateText) else _THEIRS * len(text)
+    return text._marks if isinstance(text, TemplateText | EscapedText) else _THEIRS * len(text)
 
 
 def by_template(text: str) -> TemplateText:

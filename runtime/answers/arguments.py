@@ -6,6 +6,7 @@ Each gets `emit`, which begins the call with its first text, and `schema`, the p
 import ast
 import json
 import re
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from ingot.runtime.json_pointer import resolved
 
 Coded = Callable[[str], str]
 _LONGEST_CALL = 1 << 20  # characters of one call that is read as Python
+_ESCAPES = frozenset("\\'\"abfnrtv01234567\n")  # of Python's strings; behind others a backslash is one
+_CODES = {"x": 2, "u": 4, "U": 8}
+_ESCAPED = {ord(each): f"\\x{ord(each):02x}" for each in "\0\n\r"}
 
 
 def read_parameters(
@@ -78,7 +82,8 @@ def _value(scanner: Scanner, ends: Sequence[str], kinds: frozenset[str], emit: E
 
 
 def as_json(text: str, kinds: frozenset[str]) -> str:
-    """The JSON text of a raw value. kinds: types of the schema; empty: unsaid. What is not JSON is a string."""
+    """The JSON text of a raw value. kinds: types of the schema; empty: unsaid. What is not JSON is a string, unless it
+    must be a list or an object: some templates write these as Python does."""
     stripped = text.strip()
     if "boolean" in kinds and stripped in ("True", "False"):
         return stripped.lower()
@@ -86,7 +91,8 @@ def as_json(text: str, kinds: frozenset[str]) -> str:
         value = json.loads(stripped)
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
+        literal = None if "string" in kinds or not kinds & {"array", "object"} else python_value(stripped)
+        return json.dumps(text, ensure_ascii=False) if literal is None else literal
     if "string" in kinds and not _is_of(value, kinds - {"string"}):
         return json.dumps(text, ensure_ascii=False)
     return written
@@ -214,27 +220,74 @@ def read_python_call(scanner: Scanner) -> Wait:
 def _balanced(scanner: Scanner) -> Wait:
     """The arguments up to the parenthesis that closes them."""
     pieces: list[str] = []
-    depth, quote, size = 1, "", 0
+    depth = 1
     while depth:
-        ends = [quote, "\\"] if quote else list("\"'()[]{}")
-        found = yield from scanner.until(ends, pieces.append)
-        size += len(pieces[-1]) if pieces else 0
-        if not found or size > _LONGEST_CALL:
+        if not (found := (yield from scanner.until(list("\"'()[]{}"), pieces.append))):
             return None
         pieces.append(found)
-        if found == "\\":
-            if not (yield from scanner.need(1)):
+        if found in "\"'":
+            if not (yield from _python_string(scanner, found, pieces)):
                 return None
-            pieces.append(scanner.one())
-        elif found in "\"'":
-            quote = "" if quote else found
         else:
             depth += 1 if found in "([{" else -1
     return python_arguments("".join(pieces[:-1]))
 
 
+def _python_string(scanner: Scanner, quote: str, pieces: list[str]) -> Wait:
+    """A string behind its first quote, as Python reads it. Whether it ended. Models write line breaks and quotes in it
+    as they are: a quote is the last one where an argument or a value ends behind it."""
+    if (yield from scanner.accept(quote * 2)):
+        quote *= 3
+        pieces.append(quote[1:])
+    while True:
+        inside: list[str] = []
+        found = yield from scanner.until([quote, "\\"], inside.append)
+        pieces.append("".join(inside).translate(_ESCAPED))
+        if not found:
+            return False
+        if found == "\\":
+            if not (yield from scanner.need(1)):
+                return False
+            escaped = scanner.one()
+            width = _CODES.get(escaped, 0)
+            known = escaped in _ESCAPES or (width and (yield from _hexadecimal(scanner, width)))
+            pieces.append(f"\\{escaped}" if known else f"\\\\{escaped}")
+        elif len(quote) == 3 or (yield from _ends_value(scanner)):
+            pieces.append(found)
+            return True
+        else:
+            pieces.append(f"\\{quote}")
+
+
+def _hexadecimal(scanner: Scanner, width: int) -> Wait:
+    """Whether so many digits follow."""
+    found = yield from scanner.skip(string.hexdigits)
+    scanner.put_back(found)
+    return len(found) >= width
+
+
+def _ends_value(scanner: Scanner) -> Wait:
+    """Whether a value may end here."""
+    space = yield from scanner.skip()
+    follows = yield from scanner.peek()
+    scanner.put_back(space)
+    return follows in ("", *",:)]}")
+
+
+def python_value(text: str) -> str | None:
+    """A literal of Python → its JSON text; None: it is none."""
+    if len(text) > _LONGEST_CALL:
+        return None
+    try:
+        return json.dumps(_literal(ast.parse(text, mode="eval").body), ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
 def python_arguments(text: str) -> str | None:
     """key=literal, ... → JSON text. JSON's own words for True, False and None are literals, too."""
+    if len(text) > _LONGEST_CALL:
+        return None
     try:
         call = ast.parse(f"f({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
@@ -260,7 +313,7 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         value = _literal(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.List | ast.Tuple):
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
         return [_literal(each) for each in node.elts]
     if isinstance(node, ast.Dict):
         keys = [None if key is None else _literal(key) for key in node.keys]

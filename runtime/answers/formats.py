@@ -51,7 +51,7 @@ WIRE_FORMATS = (
     ),
     WireFormat(
         name="deepseek_v4",
-        signs=(("<｜DSML｜tool_calls",), ("｜DSML｜", "}}tool_calls>")),
+        signs=(("<｜DSML｜tool_calls",), ("｜DSML｜", "}}tool_calls>"), ("｜DSML｜", "'tool_calls>")),
         coding=_DSML,
         section=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
         around=(('<｜DSML｜invoke name="', "</｜DSML｜invoke>\n"),),
@@ -107,6 +107,14 @@ WIRE_FORMATS = (
         between="\n",
     ),
     WireFormat(
+        name="hy_v3",
+        signs=(("<tool_sep>",),),
+        coding=Parameters(begin="<arg_key>", after_key="</arg_key>\n<arg_value>", end="</arg_value>\n"),
+        section=("<tool_calls>\n", "</tool_calls>"),
+        around=(("<tool_call>", "</tool_call>\n"),),
+        after_name="<tool_sep>\n",
+    ),
+    WireFormat(
         name="glm47",
         signs=(("</arg_key><arg_value>",),),
         coding=Parameters(begin="<arg_key>", after_key="</arg_key><arg_value>", end="</arg_value>"),
@@ -127,6 +135,13 @@ WIRE_FORMATS = (
         around=(("<tool_call>\n", "\n</tool_call>"), _FUNCTION),
         after_name=">\n",
         between="\n",
+    ),
+    WireFormat(
+        name="functionary",
+        signs=(("<function=",),),
+        coding=JsonArguments(),
+        around=(("<function=", "</function>"),),
+        after_name=">",
     ),
     WireFormat(
         name="gemma4",
@@ -191,11 +206,39 @@ WIRE_FORMATS = (
         between="\n",
     ),
     WireFormat(
+        name="lfm2",
+        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [", "keep_past_thinking")),
+        coding=Python(),
+        section=("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    WireFormat(
         name="llama4_pythonic",
         signs=(("<|python_start|>",),),
         coding=Python(),
         section=("<|python_start|>", "<|python_end|>"),
         bare=True,
+    ),
+    WireFormat(
+        name="internlm2",
+        signs=(("<|action_start|>",), ("<|plugin|>",)),
+        coding=JsonCalls(arguments="parameters"),
+        around=(("<|action_start|>", "<|action_end|>"), ("<|plugin|>\n", "")),
+    ),
+    WireFormat(
+        name="gigachat31", signs=(("<|function_call|>",),), coding=JsonCalls(), around=(("<|function_call|>", ""),)
+    ),
+    WireFormat(
+        name="gigachat3",
+        signs=(("function call", "<|role_sep|>"),),
+        coding=JsonCalls(),
+        around=(("<|message_sep|>\n\n", ""), ("function call<|role_sep|>\n", "")),
+    ),
+    WireFormat(
+        name="granite_20b",
+        signs=(("<function_call>",),),
+        coding=JsonCalls(),
+        around=(("<function_call> ", ""),),
+        between="\n",
     ),
     WireFormat(
         name="hermes",
@@ -212,6 +255,7 @@ WIRE_FORMATS = (
         between="; ",
         whole=True,
     ),
+    WireFormat(name="xlam", signs=(('[{"name": "tool_call_name"',),), coding=JsonCalls(listed=True), whole=True),
     WireFormat(name="pythonic", signs=(("[func_name1(",),), coding=Python(), whole=True),
 )
 
@@ -260,6 +304,13 @@ REASONING_FORMATS = (
         begin="<think>\n",
         end="\n</think>\n",
         answer=("<answer>\n", "\n</answer>"),
+    ),
+    ReasoningFormat(
+        name="ernie45",
+        signs=(("<think>", "<response>"),),
+        begin="<think>\n",
+        end="\n</think>\n\n",
+        answer=("<response>\n", "\n</response>\n"),
     ),
     ReasoningFormat(name="think", signs=(("<think>",), ("</think>",)), begin="<think>\n", end="\n</think>\n\n"),
 )

@@ -91,9 +91,12 @@ def _read_tool(tool: object, where: str) -> Tool:
             expected='{"type": "function", "function": {"name": ..., "parameters": a JSON schema}}',
             got=repr(tool)[:100],
         )
-    unknown = [*(tool.keys() - {"type", "function"}), *(function.keys() - _FUNCTION_KEYS)]
-    if unknown:
-        raise RequestError("a tool has an unknown field", where=where, got=repr(unknown[0])[:100])
+    for place, unknown in (
+        (where, tool.keys() - {"type", "function"}),
+        (f"{where}.function", function.keys() - _FUNCTION_KEYS),
+    ):
+        if unknown:
+            raise RequestError("a tool has an unknown field", where=place, got=repr(min(unknown, key=str))[:100])
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.match(name):
         raise RequestError(

@@ -8,6 +8,7 @@ from ingot.configs.structured_outputs import StructuredOutputs, read_json
 from ingot.errors import RequestError
 from ingot.runtime.guided.chains import refuse_chain_of_schemas, refuse_chains_in_lark
 from ingot.runtime.guided.forced_texts import WHITESPACE, refuse_long, refuse_long_in
+from ingot.runtime.guided.string_formats import with_patterns
 from ingot.runtime.guided.unenforced import (
     DEEPEST,
     MANY_SCHEMAS,
@@ -59,6 +60,7 @@ def schema_text(schema: Any, asked: StructuredOutputs | None = None) -> str:
         raise RequestError("structured_outputs.json cannot be written as JSON", got=str(error)[:200]) from None
     refuse_chain_of_schemas(schema, "structured_outputs.json")
     refuse_unenforced(schema)
+    schema = with_patterns(schema)
     options = dict(schema.get("x-guidance") or {}) if isinstance(schema.get("x-guidance"), Mapping) else {}
     _refuse_loose(options)
     options.setdefault("json_allowed_escapes", _ESCAPES)

@@ -32,6 +32,7 @@ def _refuse(schema: Any, root: Mapping[str, Any], path: str, deep: int) -> None:
     _refuse_repeated_keys(schema, path)
     _refuse_bounds(schema, path)
     _refuse_circle(schema, root, path)
+    _refuse_moved_reference(schema, path)
     for key in ("const", "enum", "required", "properties", "patternProperties", "pattern"):
         value = schema.get(key)
         if key in ("properties", "patternProperties") and isinstance(value, Mapping):
@@ -115,6 +116,18 @@ def _refuse_circle(schema: Mapping[str, Any], root: Mapping[str, Any], path: str
             )
         seen.append(reference)
         found = resolved(reference, root) if reference.startswith("#") else None
+
+
+def _refuse_moved_reference(schema: Mapping[str, Any], path: str) -> None:
+    """Up to draft 7 nothing beside a $ref has an effect, its $id neither; the library resolves the one by the other."""
+    reference, identifier = schema.get("$ref"), schema.get("$id", schema.get("id"))
+    if isinstance(reference, str) and isinstance(identifier, str) and not reference.startswith("#"):
+        raise RequestError(
+            "structured_outputs: a relative $ref beside an $id has two meanings, one for each draft of JSON Schema",
+            where=f"schema {path}",
+            got=f"$ref {reference!r} beside $id {identifier!r}"[:200],
+            hint="let it begin with #, or leave the $id out",
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:

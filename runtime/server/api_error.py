@@ -37,7 +37,7 @@ class ClientGoneError(Exception):
 def refused(error: IngotError) -> ApiError:
     """A request that was found wrong before it ran."""
     first = error.what.split()[0].rstrip(":")
-    param = first if "_" in first or first in ("temperature", "stop", "seed", "n") else None
+    param = first if "_" in first or first in ("temperature", "stop", "seed", "n", "tools") else None
     too_long = isinstance(error, CapacityError) or "max_seq_len" in str(error) or "max_input_len" in str(error)
     return ApiError(400, in_one_line(error), param=param, code="context_length_exceeded" if too_long else None)
 

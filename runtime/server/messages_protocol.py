@@ -11,7 +11,17 @@ from pydantic import Discriminator, Field, Tag
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.body import validated
 from ingot.runtime.server.other_tools import OtherTool, functions_of, tag_of
-from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_STOPS, MAX_TOOLS, Body, ChatRequest, Fields, Text
+from ingot.runtime.server.protocol import (
+    MAX_MESSAGES,
+    MAX_NAMED,
+    MAX_STOPS,
+    MAX_TOOLS,
+    Body,
+    ChatRequest,
+    Fields,
+    Text,
+    ToolSchema,
+)
 from ingot.runtime.thinking_switch import find_switch
 
 _LEAST_BUDGET = 1024  # Anthropic's
@@ -93,7 +103,7 @@ class ToolDefinition(Block):
     it from the start. eager_input_streaming: without effect, arguments always stream."""
 
     name: str
-    input_schema: dict[str, Any]
+    input_schema: ToolSchema
     description: str | None = None
     strict: bool | None = None
     type: Literal["custom"] | None = None

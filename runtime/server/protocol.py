@@ -76,6 +76,16 @@ Seconds = Annotated[float, Field(gt=0)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise PydanticCustomError("no_object", "Input should be the JSON schema of an object")
+    return schema
+
+
+ToolSchema = Annotated[dict[str, Any], pydantic.AfterValidator(_of_object)]
+"""The parameters of a tool."""
+
+
 class Fields(BaseModel):
     """What all objects have in common: no unknown fields, no values turned into other types."""
 
@@ -203,6 +213,23 @@ class TextPart(Fields):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
+class CalledFunction(BaseModel):
+    """What a call of an earlier answer called. Further fields are the template's."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    name: Text
+    arguments: str | dict[str, Any] | None = None
+
+
+class EarlierCall(BaseModel):
+    """A call of an earlier answer. Further fields are the template's."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
 class ChatMessage(Fields):
     """One message; tool calls and their results are history, which the template writes. What OpenAI's clients repeat
     of an answer (audio, function_call, annotations) must hold nothing."""
@@ -210,7 +237,7 @@ class ChatMessage(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_NAMED, fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=MAX_NAMED, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_NAMED, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # its newer name
@@ -237,7 +264,7 @@ class ChatMessage(Fields):
         if self.role == "developer":
             values["role"] = "system"
         if self.tool_calls:
-            values["tool_calls"] = [with_object(call) for call in self.tool_calls]
+            values["tool_calls"] = list(map(with_object, values["tool_calls"]))
         return values
 
 

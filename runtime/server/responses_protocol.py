@@ -11,7 +11,16 @@ from pydantic import Discriminator, Field, Tag
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.body import validated
 from ingot.runtime.server.other_tools import OtherTool, functions_of, tag_of
-from ingot.runtime.server.protocol import MAX_MESSAGES, MAX_NAMED, MAX_TOOLS, Body, ChatRequest, Effort, Fields
+from ingot.runtime.server.protocol import (
+    MAX_MESSAGES,
+    MAX_NAMED,
+    MAX_TOOLS,
+    Body,
+    ChatRequest,
+    Effort,
+    Fields,
+    ToolSchema,
+)
 
 _STATUS = Literal["in_progress", "completed", "incomplete"]
 _NOT_STORED = "nothing is stored: send the whole conversation as input"
@@ -84,6 +93,22 @@ class ReasoningItem(Item):
 
 
 AnyItem = MessageItem | CallItem | OutputItem | ReasoningItem
+_ITEMS = {"function_call": CallItem, "function_call_output": OutputItem, "reasoning": ReasoningItem}
+
+
+def _item_of(value: object) -> str:
+    """Which model reads an item: without a type, or with one that is not known, it counts as a message."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return (_ITEMS.get(kind, MessageItem) if isinstance(kind, str) else MessageItem).__name__
+
+
+_Item = Annotated[
+    Annotated[MessageItem, Tag("MessageItem")]
+    | Annotated[CallItem, Tag("CallItem")]
+    | Annotated[OutputItem, Tag("OutputItem")]
+    | Annotated[ReasoningItem, Tag("ReasoningItem")],
+    Discriminator(_item_of),
+]
 
 
 class FunctionTool(Fields):
@@ -91,7 +116,7 @@ class FunctionTool(Fields):
 
     type: Literal["function"]
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: ToolSchema | None = None
     strict: bool | None = None
     description: str | None = None
     allowed_callers: list[Literal["direct"]] | None = None
@@ -151,7 +176,7 @@ class ResponsesRequest(Body):
         "access_programs": "there are no such programs",
         "image": "the engine reads and writes text only",
     }
-    input: str | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    input: str | Annotated[list[_Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

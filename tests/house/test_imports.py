@@ -95,6 +95,7 @@ FENCES = {
         "ingot.runtime.guided",
     ),
     "jinja2": ("ingot.runtime.chat_template",),
+    "markupsafe": ("ingot.runtime.template_text",),
     "pydantic": (
         "ingot.runtime.server.protocol",
         "ingot.runtime.server.messages_protocol",

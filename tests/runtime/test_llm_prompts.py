@@ -149,6 +149,13 @@ def test_chat_with_another_template(llm: EngineLLM, tmp_path: Path) -> None:
         ([ONE, ["hi"]], {}, "a dictionary with a role"),
         ([{"role": "user", "content": 3}], {}, "content of a message must be text"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, "the engine reads nothing else"),
+        ([{"role": "assistant", "tool_calls": [{"id": "x"}]}], {}, "must name its function"),
+        ([{"role": "assistant", "tool_calls": ["f"]}], {}, "must name its function"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
+            {},
+            "must be JSON text or a dictionary",
+        ),
         (ONE, {"tools": [{"type": "function"}]}, "a tool must be a function"),
         (ONE, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "has no place for them"),
         (ONE, {"tool_choice": "required"}, "there are no tools"),

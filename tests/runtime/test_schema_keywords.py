@@ -31,7 +31,31 @@ CASES: dict[str, Case] = {
     "maxLength": ({"type": "string", "maxLength": 2}, ["", "ab", "é😀"], ["abc", "éàü"]),
     "pattern": ({"type": "string", "pattern": "^a[0-9]+$"}, ["a1", "a12"], ["a", "b1", "a1x"]),
     "pattern in the middle": ({"type": "string", "pattern": "b"}, ["abc", "b"], ["ac", ""]),
-    "format date": ({"type": "string", "format": "date"}, ["2026-11-25"], ["2026-13-01", "x", "2026-1-1"]),
+    "format date": (
+        {"type": "string", "format": "date"},
+        ["2026-11-25", "2024-02-29", "2000-02-29", "2026-01-31"],
+        ["2026-13-01", "x", "2026-1-1", "2026-02-29", "1900-02-29", "2026-04-31", "2026-01-00"],
+    ),
+    "format time": (
+        {"type": "string", "format": "time"},
+        ["23:59:59Z", "00:00:00.25+20:23", "23:59:60Z"],
+        ["24:00:00Z", "12:00:60Z", "22:59:60Z", "23:59:60+01:00", "12:00:00", "12:60:00Z"],
+    ),
+    "format date-time": (
+        {"type": "string", "format": "date-time"},
+        ["2024-02-29T12:00:00Z"],
+        ["2023-02-29T12:00:00Z", "2024-02-29 12:00:00Z", "1998-12-31T23:58:60Z", "2024-02-29"],
+    ),
+    "format hostname": (
+        {"type": "string", "format": "hostname"},
+        ["a", "a-b.example.com", "x--a.example", "a1", "a" * 63],
+        ["", "-a", "a-", "a..b", "xn--X", "ab--c", "a" * 64, ".".join(["a" * 50] * 6), "a_b"],
+    ),
+    "format beside pattern": (
+        {"type": "array", "items": {"format": "date", "pattern": "^2024"}},
+        [["2024-02-29", 3]],
+        [["2024-02-30"], ["2023-01-01"]],
+    ),
     "format uuid": (
         {"type": "string", "format": "uuid"},
         ["123e4567-e89b-12d3-a456-426614174000"],
@@ -145,6 +169,17 @@ REFUSED = {
 def guides(tmp_path_factory: pytest.TempPathFactory) -> Bytes:
     pytest.importorskip("llguidance", reason="needs llguidance")
     return Bytes(tmp_path_factory.mktemp("bytes"))
+
+
+def test_a_reference_with_two_meanings_is_refused(guides: Bytes) -> None:
+    """By draft 7 the $id has no effect beside a $ref, by later ones it moves it."""
+    places = {"$id": "http://a/b/", "definitions": {"x": {"$id": "http://a/x", "type": "string"}}}
+    for name in ("$id", "id"):
+        schema = {**places, "allOf": [{name: "http://a/", "$ref": "x"}]}
+        with pytest.raises(RequestError, match="two meanings") as caught:
+            guides.matcher(StructuredOutputs(json=schema))
+        assert caught.value.where == "schema $.allOf[0]"
+    guides.matcher(StructuredOutputs(json={"$id": "http://a/b", "$ref": "#/$defs/x", "$defs": {"x": {"type": "null"}}}))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,8 +4,10 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jinja2
 import pytest
 
+from ingot.runtime.chat_template import ChatTemplates
 from ingot.runtime.template_text import (
     TemplateText,
     as_content,
@@ -115,6 +117,16 @@ def test_a_percent_sign() -> None:
         by_template("%s") % ("x", "y")
     with pytest.raises(ValueError, match="empty separator"):
         by_template("a").partition("")
+
+
+@pytest.mark.parametrize("filters", ["safe", "e", "escape | safe"])
+def test_what_is_added_to_safe_text_keeps_its_marks(filters: str) -> None:
+    """As the templates of Mistral add their marks to the JSON of arguments."""
+    source = f"{{{{ '[A]' + (c | {filters}) + '<B>' + '[C]' }}}}"
+    templates = ChatTemplates({"default": source.replace("c |", "messages[0].content |")}, {}, source="")
+    text = templates.render([{"role": "user", "content": '{"a": 1}[A]'}])
+    assert [text[begin:end] for begin, end in stretches(text)] == ["[A]", "B", "[C]"], "< and > are HTML's"
+    assert text == jinja2.Environment(autoescape=False).from_string(source).render(c='{"a": 1}[A]')
 
 
 def test_it_is_a_text_like_any_other() -> None:

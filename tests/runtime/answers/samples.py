@@ -38,6 +38,17 @@ def _glm(line: str) -> str:
     )
 
 
+def _hy_v3() -> str:
+    calls = _glm("\n").replace("get_weather", "get_weather<tool_sep>").replace("get_time", "get_time<tool_sep>")
+    return f"<tool_calls>\n{calls}\n</tool_calls>"
+
+
+def _around(begin: str, end: str = "", between: str = "", arguments: str = "arguments") -> str:
+    """Each call as an object, and what stands around it."""
+    calls = (("get_weather", _WEATHER), ("get_time", _TIME))
+    return between.join(f'{begin}{{"name": "{name}", "{arguments}": {each}}}{end}' for name, each in calls)
+
+
 def _deepseek(begin: str, between: str, end: str, join: str) -> str:
     calls = (
         f"<｜tool▁call▁begin｜>{begin}get_weather{between}{_WEATHER}{end}<｜tool▁call▁end｜>{join}"
@@ -99,6 +110,14 @@ SAMPLES = {
     "kimi_k3": _k3(),
     "glm4": _glm("\n"),
     "glm47": _glm(""),
+    "hy_v3": _hy_v3(),
+    "functionary": f"<function=get_weather>{_WEATHER}</function><function=get_time>{_TIME}</function>",
+    "lfm2": f"<|tool_call_start|>[{', '.join(_PYTHON)}]<|tool_call_end|>",
+    "internlm2": _around("<|action_start|><|plugin|>\n", "<|action_end|>", arguments="parameters"),
+    "gigachat31": _around("<|function_call|>"),
+    "gigachat3": _around("<|message_sep|>\n\nfunction call<|role_sep|>\n"),
+    "granite_20b": _around("<function_call> ", between="\n"),
+    "xlam": _LISTED,
     "phi4_mini": f"functools{_LISTED}",
     "granite": f"<|tool_call|>{_LISTED}",
     "hunyuan": f"<tool_calls>{_LISTED}</tool_calls>",
@@ -125,7 +144,9 @@ _PLAIN_TOKENS = """]<]minimax[>[
 <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜> <|open|> <|sep|> <|close|>
 <minimax:tool_call> </minimax:tool_call> <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_call_argument_begin|>
 <|tool_call_end|> <|tool_calls_section_end|> <|tool_call|> <|START_ACTION|> <|END_ACTION|>
-<seed:tool_call> </seed:tool_call> <|python_start|> <|python_end|> ｜DSML｜ <think> </think>"""
+<seed:tool_call> </seed:tool_call> <|python_start|> <|python_end|> ｜DSML｜ <think> </think> <tool_sep>
+<tool_calls> </tool_calls> <|tool_call_start|> <|tool_call_end|> <|action_start|> <|plugin|> <|action_end|>
+<|function_call|> <|role_sep|> <|message_sep|>"""
 TOKENS = _PLAIN_TOKENS.split()
 """Control tokens of these models."""
 RESPONSE_TOKENS = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
@@ -138,4 +159,4 @@ RESPONSES = [
 
 def without_text(name: str) -> bool:
     """Whether an answer in this format is calls and nothing else, or says text in a way of its own."""
-    return name in ("llama3_json", "pythonic", "harmony")
+    return name in ("llama3_json", "pythonic", "xlam", "harmony")

@@ -138,6 +138,13 @@ _K3_KIND = (
     '" type="{{ "string" if value is string else "boolean" if value is boolean else "integer" if value is integer else '
     '"object" if value is mapping else "array" }}'
 )
+_GIGACHAT = (
+    "system<|role_sep|>\n",
+    "user<|role_sep|>\n",
+    "assistant<|role_sep|>\n",
+    "function result<|role_sep|>\n",
+    "<|message_sep|>\n\n",
+)
 _THINK = ("<think>\n", "\n</think>\n\n")
 _M3 = "]<]minimax[>["
 
@@ -193,6 +200,30 @@ FAMILIES = {
     ),
     "olmo3": Family(
         call=_PYTHON, section=("<function_calls>", "</function_calls>"), between="\n", thinks=("<think>", "</think>")
+    ),
+    "lfm2": Family(
+        call=_PYTHON,
+        section=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        between=", ",
+        thinks=("<think>", "</think>"),
+    ),
+    "xlam": Family(
+        call=_json(),
+        section=("[", "]"),
+        between=", ",
+        turns=_LLAMA,
+        before='{# a list: [{"name": "tool_call_name", "arguments": {"arg1": "value1"}}] #}',
+    ),
+    "functionary": Family(call="<function={{ name }}>{{ arguments | tojson }}</function>", turns=_LLAMA),
+    "internlm2": Family(call=f"<|action_start|><|plugin|>\n{_json(arguments='parameters')}<|action_end|>"),
+    "gigachat31": Family(call=f"<|function_call|>{_json()}", turns=_GIGACHAT),
+    "gigachat3": Family(call=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_json()}", turns=_GIGACHAT),
+    "granite_20b": Family(call=f"<function_call> {_json()}", between="\n", turns=_GRANITE),
+    "hy_v3": Family(
+        call=f"<tool_call>{{{{ name }}}}<tool_sep>\n"
+        f"{_each('<arg_key>', '</arg_key>' + chr(10) + '<arg_value>', '</arg_value>' + chr(10))}</tool_call>\n",
+        section=("<tool_calls>\n", "</tool_calls>"),
+        thinks=("<think>", "</think>"),
     ),
     "mistral": Family(
         call=_json(rest=', "id": "{{ call.id }}"'), section=("[TOOL_CALLS][", "]"), between=", ", turns=_MISTRAL

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from ingot.runtime.answers.answer_formats import _texts
+from ingot.runtime.answers.arguments import as_json
 from ingot.runtime.answers.deltas import Answer, AnswerBuilder, CallArguments, CallBegin, Content, Delta
 from ingot.runtime.answers.formats import REASONING_FORMATS, WIRE_FORMATS
 from ingot.runtime.answers.markers import Markers
@@ -128,7 +129,7 @@ def test_calls_that_differ_a_little_from_the_template(
 
 
 @pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
-@pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"harmony", "llama3_json", "pythonic"}))
+@pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"harmony", "llama3_json", "pythonic", "xlam"}))
 @SOME_PLACES
 def test_an_answer_that_is_cut_within_a_call_leaks_no_mark(name: str, tokens: Sequence[str], stride: int) -> None:
     pieces = marked(reader(name, tokens=tokens), SAMPLES[name])
@@ -209,6 +210,11 @@ _LITERALS = {"tz": "a)]", "n": -1.5, "o": {"k": [None, True]}}
             "[get_time(tz='a)]', n=-1.5, o={'k': [None, true]})]",
             {"tz": "a)]", "n": -1.5, "o": {"k": [None, True]}},
         ),
+        ("pythonic", "[get_time(tz='sed -n '1,2p' a\nb', n=3)]", {"tz": "sed -n '1,2p' a\nb", "n": 3}),
+        ("pythonic", r"[get_time(tz='C:\users\d', n='\u00e9\x41\'')]", {"tz": r"C:\users\d", "n": "éA'"}),
+        ("pythonic", "[get_time(tz='', n={'a', 'b'}, o='''x\n'y' z''')]", {"tz": "", "n": ["a", "b"], "o": "x\n'y' z"}),
+        ("lfm2", "<|tool_call_start|> [get_time(tz='a]')]", {"tz": "a]"}),
+        ("seed_oss", "<seed:tool_call><function=get_time><parameter=tz>['a']</parameter>", {"tz": "['a']"}),
     ],
 )
 def test_what_models_write_beside_their_templates(name: str, text: str, expected: object) -> None:
@@ -236,6 +242,16 @@ def test_what_is_no_call_is_content(name: str, text: str) -> None:
         assert read(reader(name), pieces) == Answer(content=text, reasoning=None, calls=())
 
 
+def test_lists_and_objects_may_be_pythons() -> None:
+    """As the template of Seed-OSS writes them, which has no JSON."""
+    text = "['a', {'b': None}]"
+    assert as_json(text, frozenset(("array",))) == '["a", {"b": null}]'
+    assert as_json("{'a': True}", frozenset(("object", "null"))) == '{"a": true}'
+    for kinds in (("string",), ("string", "array"), ("integer",), ()):
+        assert json.loads(as_json(text, frozenset(kinds))) == text
+    assert json.loads(as_json("[__import__('os')]", frozenset(("array",)))) == "[__import__('os')]"
+
+
 def test_a_cut_answer_closes_nothing() -> None:
     text = "<tool_call>\n<function=get_time>\n<parameter=tz>\nCE"
     (call,) = read(reader("qwen3_coder"), [text], cut=True).calls
@@ -255,6 +271,7 @@ _THOUGHTS = [
     ("mistral", "[THINK]I see.[/THINK]Yes.", False),
     ("gemma4", "<|channel>thought\nI see.\n<channel|>Yes.", False),
     ("hunyuan", "<think>\nI see.\n</think>\n<answer>\nYes.\n</answer>", False),
+    ("ernie45", "I see.\n</think>\n\n<response>\nYes.\n</response>\n", True),
     ("command", "<|START_THINKING|>I see.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", False),
     ("granite", "Here is my thought process: I see.\nHere is my response: Yes.", False),
     ("apriel", "I see.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]", True),

@@ -131,7 +131,7 @@ def test_calls_come_back(tmp_path: Path, name: str, tokens: str) -> None:
     family = FAMILIES[name]
     talk = conversation(tmp_path, family, TOKENS if tokens == "tokens" else ())
     assert talk.formats.names[0] == name, "the template shows its format"
-    content = "" if name in ("llama3_json", "pythonic") else CONTENT
+    content = "" if name in ("llama3_json", "pythonic", "xlam") else CONTENT
     parts = {"content": content} | ({"reasoning_content": REASONING} if family.thinks else {})
     check(talk, called(CALLS, **parts), family.turns[4], CALLS, halves=False)
     few: list[tuple[str, dict[str, Any]]] = [("get_time", {"tz": "CE\nT"}), ("get_weather", {"days": 3})]

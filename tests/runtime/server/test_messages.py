@@ -157,6 +157,14 @@ def test_refusals_give_the_reason(name: str) -> None:
     assert MessagesRequest.refused[name] in caught.value.message
 
 
+def test_a_tool_takes_an_object() -> None:
+    with pytest.raises(ApiError) as caught:
+        read_body(
+            MessagesRequest, json.dumps({**ASKED, "tools": [{"name": "f", "input_schema": {"type": "x"}}]}).encode()
+        )
+    assert (caught.value.status, caught.value.param) == (400, "tools.0.input_schema")
+
+
 def test_every_field_of_anthropic_has_a_place() -> None:
     module = "anthropic.types{}.message_create_params"
     pytest.importorskip("anthropic", reason="needs anthropic")

@@ -210,6 +210,22 @@ def test_what_clients_send_by_themselves_changes_nothing(fields: dict[str, Any])
 
 
 @pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ({}, "function"),
+        ({"function": {"arguments": "{}"}}, "function.name"),
+        ({"function": {"name": "f", "arguments": 3}}, "function.arguments"),
+        ({"function": {"name": "f"}, "type": "custom"}, "type"),
+        ({"function": {"name": "f"}, "id": 3}, "id"),
+    ],
+)
+def test_calls_of_earlier_answers_are_calls(call: dict[str, Any], place: str) -> None:
+    for kind in (ChatRequest, TokenizeRequest):
+        body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+        assert str(refusal(kind, body).param).startswith(f"messages.0.tool_calls.0.{place}")
+
+
+@pytest.mark.parametrize(
     "fields", [{"tools": [{"type": "function"}], "tool_choice": "auto"}, {"parallel_tool_calls": True, "tools": [{}]}]
 )
 def test_what_clients_mean_is_refused_though_its_company_is_neutral(fields: dict[str, Any]) -> None:
@@ -243,7 +259,14 @@ def test_a_byte_order_mark_is_no_part_of_the_json() -> None:
 
 
 def test_arguments_of_tools_become_objects_for_the_template() -> None:
-    for given, expected in (('{"a": [1]}', {"a": [1]}), ("no json", "no json"), ("[1]", "[1]"), ({"a": 1}, {"a": 1})):
+    for given, expected in (
+        ('{"a": [1]}', {"a": [1]}),
+        ("no json", "no json"),
+        ("[1]", "[1]"),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+    ):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}
         body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
         (message,) = read_body(ChatRequest, json.dumps(body).encode()).messages

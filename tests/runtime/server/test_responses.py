@@ -104,6 +104,11 @@ def test_items_become_the_messages_of_a_chat() -> None:
         ({"tools": [{"name": "f"}]}, "tools.0.type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
         ({"max_tool_calls": 3}, "max_tool_calls"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}, "input.0.arguments"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": 1}]}, "input.0.output"),
+        ({"input": [{"type": "reasoning", "summary": "x"}]}, "input.0.summary"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": 1}]}]}, "input.0.content.0.text"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "string"}}]}, "tools.0.parameters"),
     ],
 )
 def test_what_needs_a_store_or_a_tool_of_the_server_is_refused(fields: dict[str, Any], param: str) -> None:

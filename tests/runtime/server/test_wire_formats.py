@@ -25,7 +25,22 @@ from tests.runtime.server.served import Served, serving_engine
 pytest.importorskip("llguidance", reason="needs llguidance")
 
 SKIES = ("clear", "grey")
-MARKS = [*TOKENS, *RESPONSE_TOKENS, "<|START_THINKING|>", "<|END_THINKING|>", "[THINK]", "[/THINK]", "<|channel>"]
+UNUSED = [
+    "<tool_sep>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
+    "<|function_call|>",
+    "<|role_sep|>",
+    "<|message_sep|>",
+]
+"""Marks of formats that no test here has: of each, the model loses a token of its own."""
+MARKS = [each for each in TOKENS if each not in UNUSED]
+MARKS += [*RESPONSE_TOKENS, "<|START_THINKING|>", "<|END_THINKING|>", "[THINK]", "[/THINK]", "<|channel>"]
 MARKS += ["<channel|>", "<mm:think>", "</mm:think>", "<seed:think>", "</seed:think>"]
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "seed": 3, "messages": [{"role": "user", "content": "hi"}]}
 
