@@ -20,11 +20,12 @@ from ingot.convert.hf_rope import choose_factors
 from ingot.convert.quantised.combine import combined, is_quantised
 from ingot.convert.quantised.form import Quantised, piece_name
 from ingot.convert.quantised.read import read_quantised, refuse_quantised, require_known_format
+from ingot.convert.quantised.values import float_values, mixes_columns, values_memory
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, held, infer, sources
+from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, evaluate, held, infer, sources
 from ingot.convert.wrapped import as_stored, left_out, text_section, text_tensors, wrapper_of
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
@@ -168,7 +169,9 @@ def _weights(
     for row in (chosen[name] for name in wanted):  # whatever the source's order, so that equal models are equal files
         file = safetensors_name(tensors[sources(row.expr)[0]].file)
         own = files.setdefault(file, [])
-        if is_quantised(row.expr, tensors):
+        if mixes_columns(row.expr) and any(isinstance(tensors[name], Quantised) for name in sources(row.expr)):
+            own.append(_values(row, tensors))
+        elif is_quantised(row.expr, tensors):
             quantised[row.name] = combined(row.name, row.expr, tensors)
             own.extend(_pieces(quantised[row.name]))
         else:
@@ -223,6 +226,26 @@ def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) 
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
     memory = 2 * held(row.expr, tensors) * stored.itemsize  # of what is made in memory: its parts and itself
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
+
+
+def _values(row: Row, tensors: Mapping[str, StoredTensor | Quantised]) -> Weight:
+    """Codes that cannot be kept where they come to stand, as float32."""
+
+    def read() -> Iterator[Bits]:
+        whole = evaluate(row.expr, lambda name: float_values(tensors[name])).reshape(-1)
+        return (whole[begin : begin + BLOCK] for begin in range(0, whole.size, BLOCK))
+
+    alike = {name: _FloatShape(tensors[name].shape) for name in sources(row.expr)}
+    spec = TensorSpec(name=row.name, dtype=DType.F32, shape=infer(row.expr, alike)[1])
+    return Weight(spec=spec, stored=DType.F32, read=read, memory=values_memory(row.expr, tensors))
+
+
+@dataclasses.dataclass(frozen=True)
+class _FloatShape:
+    """A tensor whose values are made in float32."""
+
+    shape: tuple[int, ...]
+    dtype: DType = DType.F32
 
 
 def _pieces(weight: Quantised) -> Iterator[Weight]:

@@ -1,10 +1,12 @@
 """Expressions of a family's table over quantised weights: rows one below the other, and stacks of experts."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
-from ingot.convert.quantised.form import Quantised, stacked, unpaired
+from ingot.convert.quantised.alike import made_alike
+from ingot.convert.quantised.form import Quantised, same_form, stacked, unpaired
 from ingot.convert.quantised.order import with_columns_swapped, with_rows
 from ingot.convert.weights import (
     Concat,
@@ -41,7 +43,11 @@ def is_quantised(expr: Expr, tensors: Tensors) -> bool:
 
 def combined(name: str, expr: Expr, tensors: Tensors) -> Quantised:
     """The weight `name` that an expression makes."""
-    return stacked(_parts(expr, tensors), infer(expr, tensors)[1], name)
+    parts, shape = _parts(expr, tensors), infer(expr, tensors)[1]
+    if not all(same_form(parts[0], part) for part in parts) and (alike := made_alike(parts)) is not None:
+        formats = ", ".join(dict.fromkeys(part.format for part in parts))
+        parts = [dataclasses.replace(part, format=formats) for part in alike]
+    return stacked(parts, shape, name)
 
 
 def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:

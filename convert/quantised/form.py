@@ -174,16 +174,21 @@ def _require_finite(values: Bits, dtype: DType, where: str) -> None:
         )
 
 
+def same_form(first: Quantised, other: Quantised) -> bool:
+    """Whether two weights one below the other are one."""
+    mine, theirs = (
+        (each.code, each.group, each.table, each.divides, [(n, each.pieces[n].dtype) for n in each.pieces])
+        for each in (first, other)
+    )
+    return mine == theirs
+
+
 def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Quantised:
     """Weights one below the other as one of `shape`. Raises CheckpointError where they have not the same form."""
     first = parts[0]
     names = list(first.pieces)
     for part in parts[1:]:
-        mine, theirs = (
-            (each.code, each.group, each.table, each.divides, [(n, each.pieces[n].dtype) for n in each.pieces])
-            for each in (first, part)
-        )
-        if mine != theirs:
+        if not same_form(first, part):
             raise _unfit(first, part)
     if len(parts) > 1 and (alone := [each for each in ("order", "columns") if each in names]):
         raise CheckpointError(

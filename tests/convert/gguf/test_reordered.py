@@ -1,6 +1,7 @@
 """Quantised weights of GGUF files whose rows or columns move: the values stay."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from ingot.convert.convert import convert
 from ingot.convert.gguf.header import read_gguf_header
 from ingot.errors import IngotError
 from tests import gguf_files as write
-from tests.convert.gguf.llama_cpp import Settings
+from tests.convert.gguf.llama_cpp import Case, Settings
 from tests.convert.gguf.test_architectures import CASES, write_case
 from tests.convert.test_golden import TOLERANCE
 from tests.graph_logits import logits_of_graph
@@ -36,12 +37,41 @@ def test_quantised_weights_whose_rows_or_columns_move(tmp_path: Path, name: str,
     if name == "nemotron_h":
         settings["feed_forward_length"] = [0, 96, 0]
     case = dataclasses.replace(case, change={**case.change, **change}, settings={**case.settings, **settings})
-    path, _ = write_case(tmp_path, name, case)
+    count, off = _difference(tmp_path, name, case, lambda key, shape: kind if len(shape) == 2 else None)
+    assert count > 8
+    assert off < TOLERANCE
+
+
+@pytest.mark.parametrize(("keys", "values"), [(8, 2), (6, 12), (2, None), (None, 7)])
+def test_keys_and_values_of_a_latent(tmp_path: Path, keys: int | None, values: int | None) -> None:
+    """DeepSeek in two products, of which blocks of the one become columns: their values become float32."""
+    change = {"qk_nope_head_dim": 32, "v_head_dim": 12, "kv_lora_rank": 256}
+    sizes: Settings = {"attention.key_length_mla": 40, "attention.value_length_mla": 12}
+    sizes |= {"attention.kv_lora_rank": 256, "attention.key_length": 264, "attention.value_length": 256}
+    case = CASES["deepseek2, third"]
+    case = dataclasses.replace(case, change={**case.change, **change}, settings={**case.settings, **sizes})
+    kinds = {"attn_k_b": keys, "attn_v_b": values}
+
+    def kind_of(key: str, shape: tuple[int, ...]) -> int | None:
+        return kinds.get(key.split(".")[-2])
+
+    count, off = _difference(tmp_path, "deepseek2, third", case, kind_of)
+    assert count >= 3, "one of each layer"
+    assert off < TOLERANCE
+
+
+def _difference(
+    folder: Path, name: str, case: Case, kind_of: Callable[[str, tuple[int, ...]], int | None]
+) -> tuple[int, float]:
+    """How many tensors are blocks; how far logits are off those of the same values as floats, of their range. kind_of:
+    the type of a tensor, None for floats."""
+    path, _ = write_case(folder, name, case)
     header, rng = read_gguf_header(path), np.random.default_rng(3)
     blocks, floats, count = dict[str, write.Stored](), dict[str, write.Stored](), 0
     data = path.read_bytes()
     for key, tensor in header.tensors.items():
-        if len(tensor.shape) == 2 and tensor.shape[1] % 32 == 0 and key != "token_embd.weight":
+        kind = kind_of(key, tensor.shape)
+        if kind is not None and tensor.shape[-1] % write.BLOCKS[kind][1] == 0 and key != "token_embd.weight":
             blocks[key], values = write.random_blocks(rng, kind, tensor.shape)
             count += 1
         else:
@@ -49,14 +79,13 @@ def test_quantised_weights_whose_rows_or_columns_move(tmp_path: Path, name: str,
             values = np.frombuffer(raw, np.float32).reshape(tensor.shape)
             blocks[key] = write.floats(values)
         floats[key] = write.floats(values)
-    assert count > 8
     ids = rng.integers(0, 61, (1, 40))
     found = []
     for index, tensors in enumerate((blocks, floats)):
-        file = write.write_gguf(tmp_path / f"{index}.gguf", dict(header.settings), tensors)
-        convert(ConvertOptions(model_dir=file, output_dir=tmp_path / f"c{index}"))
-        found.append(logits_of_graph(tmp_path / f"c{index}", ids))
-    assert np.abs(found[0] - found[1]).max() < TOLERANCE * np.ptp(found[1])
+        file = write.write_gguf(folder / f"{index}.gguf", dict(header.settings), tensors)
+        convert(ConvertOptions(model_dir=file, output_dir=folder / f"c{index}"))
+        found.append(logits_of_graph(folder / f"c{index}", ids))
+    return count, float(np.abs(found[0] - found[1]).max() / np.ptp(found[1]))
 
 
 def test_columns_that_share_a_scale_across_heads(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Weights of several forms become one form, and keep their values."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ingot.convert.quantised.alike import made_alike
+from ingot.convert.quantised.bits import pack_nibbles
+from ingot.convert.quantised.form import Code, Piece, Quantised, same_form
+from ingot.dtypes import DType, from_float32, to_float32
+
+ROWS, COLUMNS = 6, 64
+TABLE = tuple(float(each) for each in range(-120, 40, 10))
+
+
+def weight(
+    code: Code, group: int, *, zero: bool = False, offset: bool = False, table: tuple[float, ...] = ()
+) -> tuple[Quantised, npt.NDArray[np.float32]]:
+    """(random codes, their values)"""
+    rng = np.random.default_rng(group + len(code.value))
+    low, high = {Code.U4: (0, 16), Code.I4: (-8, 8), Code.U8: (0, 256), Code.I8: (-128, 128)}[code]
+    codes, groups = rng.integers(low, high, (ROWS, COLUMNS)), (ROWS, COLUMNS // group)
+    stored = codes.astype(np.int8 if low else np.uint8)
+    packed = pack_nibbles(stored.view(np.uint8)) if code.packed else stored
+    scale = from_float32(rng.uniform(0.01, 0.02, groups).astype(np.float32), DType.F16)
+    pieces = {"codes": _piece(DType.U8 if code.packed else code.byte, packed), "scale": _piece(DType.F16, scale)}
+    values = (np.array(table)[codes] if table else codes).astype(np.float32)
+    if zero:
+        zeros = rng.integers(0, high, groups).astype(np.uint8)
+        pieces["zero"] = _piece(DType.U8, zeros)
+        values -= zeros.repeat(group, 1)
+    values *= to_float32(scale, DType.F16).repeat(group, 1)
+    if offset:
+        offsets = rng.uniform(-1, 1, groups).astype(np.float32)
+        pieces["offset"] = _piece(DType.F32, offsets)
+        values += offsets.repeat(group, 1)
+    made = Quantised(
+        name="w", format="x", file=Path("x"), shape=(ROWS, COLUMNS), code=code, group=group, pieces=pieces, table=table
+    )
+    return made, values
+
+
+def _piece(dtype: DType, stored: npt.NDArray[np.generic]) -> Piece:
+    return Piece(dtype=dtype, shape=stored.shape, read=lambda: iter([row.reshape(-1) for row in stored]))
+
+
+def _read(made: Quantised, kind: str) -> npt.NDArray[np.float32]:
+    piece = made.pieces[kind]
+    found = np.concatenate(list(piece.read())).view(piece.dtype.storage).reshape(piece.shape)
+    return to_float32(found, piece.dtype).repeat(COLUMNS // piece.shape[1], 1)
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        ({"code": Code.I4, "group": 32}, {"code": Code.I8, "group": 16}),
+        ({"code": Code.U4, "group": 32, "offset": True}, {"code": Code.I8, "group": 32}),
+        ({"code": Code.U4, "group": 32, "table": TABLE}, {"code": Code.I4, "group": 64}),
+        ({"code": Code.U4, "group": 64, "zero": True}, {"code": Code.U8, "group": 32, "zero": True}),
+    ],
+)
+def test_values_stay(forms: tuple[dict[str, object], ...]) -> None:
+    given = [weight(**form) for form in forms]  # type: ignore[arg-type]
+    made = made_alike([each for each, _ in given])
+    assert made is not None
+    assert same_form(made[0], made[1])
+    for found, (_, values) in zip(made, given, strict=True):
+        numbers = _read(found, "codes")
+        numbers -= _read(found, "zero") if "zero" in found.pieces else 0
+        numbers *= _read(found, "scale")
+        numbers += _read(found, "offset") if "offset" in found.pieces else 0
+        np.testing.assert_array_equal(numbers, values)
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        ({"code": Code.U4, "group": 32, "table": (0.5, *TABLE[1:])}, {"code": Code.I8, "group": 32}),  # no whole number
+        ({"code": Code.U8, "group": 32, "zero": True}, {"code": Code.I8, "group": 32}),
+        ({"code": Code.U4, "group": 32, "zero": True}, {"code": Code.U8, "group": 32, "offset": True}),
+    ],
+)
+def test_forms_that_have_none_in_common(forms: tuple[dict[str, object], ...]) -> None:
+    assert made_alike([weight(**form)[0] for form in forms]) is None  # type: ignore[arg-type]
