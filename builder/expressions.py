@@ -80,10 +80,17 @@ def nibbles_of(tensor: gs.Tensor) -> bool | None:
     return bool(proto.data_type == onnx.TensorProto.INT4)
 
 
+def bytes_of(tensor: gs.Tensor) -> bool | None:
+    """Whether stored codes of eight bits are signed; None for anything else."""
+    proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
+    if proto is None or len(proto.dims) != 2 or proto.data_type not in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8):
+        return None
+    return bool(proto.data_type == onnx.TensorProto.INT8)
+
+
 def is_signed_bytes(tensor: gs.Tensor) -> bool:
     """Whether a tensor is stored codes of eight bits with a sign."""
-    proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
-    return proto is not None and len(proto.dims) == 2 and bool(proto.data_type == onnx.TensorProto.INT8)
+    return bytes_of(tensor) is True
 
 
 def is_f8(tensor: gs.Tensor) -> bool:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import WeightReader, is_copy, matrix_shape
-from ingot.builder.kept import kept_bytes, kept_rows
+from ingot.builder.kept_rows import kept_bytes, kept_rows
 from ingot.builder.parallel_map import parallel_map
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32

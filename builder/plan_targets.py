@@ -5,7 +5,7 @@ graph of plugins → precision, activations and limits → target passes → Pro
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ingot.builder.activations import SampleErrors, choose_activations
@@ -19,7 +19,7 @@ from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
-from ingot.builder.passes.keep_codes import KeepCodes
+from ingot.builder.passes.keep_codes import KeepCodes, adds_up_parts
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.split_ranks import SplitRanks
 from ingot.builder.passes.split_sums import split_passes
@@ -114,8 +114,8 @@ def plan_targets(
         own = dataclasses.replace(config, dump_passes=dump)
         if builds and checkpoint.config.quantised:  # each target may take other products apart
             graph, _ = _structure(checkpoint, None)
-        kept = _keep_codes(own, checkpoint, graph, len(reports) + 1, target)
-        builds.append(_plan_target(own, checkpoint, graph, (*reports, *kept), errors, target, progress))
+        kept, wholes = _keep_codes(own, checkpoint, graph, len(reports) + 1, target)
+        builds.append(_plan_target(own, checkpoint, graph, (*reports, *kept), wholes, errors, target, progress))
     return builds
 
 
@@ -133,17 +133,20 @@ def _structure(checkpoint: Checkpoint, dump: Path | None) -> tuple[Graph, list[P
 
 def _keep_codes(
     config: BuildConfig, checkpoint: Checkpoint, graph: Graph, first: int, target: Target
-) -> list[PassReport]:
-    """Reports of the pass that only quantised checkpoints need."""
+) -> tuple[list[PassReport], dict[str, str]]:
+    """Reports of the pass that only quantised checkpoints need; what products are parts of. A rank has only a part of
+    some inputs, and new weights may come in another order: there no columns are put in order."""
     if not checkpoint.config.quantised:
-        return []
+        return [], {}
     with WeightReader(checkpoint) as reader:
         keep = KeepCodes(
             reader=reader,
             wanted=may_rearrange(config, target),
             takes=lambda precision: keeps(config, target, precision),
+            ordered=lambda node: not (config.refit or (config.parts > 1 and adds_up_parts(node))),
+            alike=config.parts > 1,
         )
-        return run_passes(graph, (keep,), dump=config.dump_passes, first=first)
+        return run_passes(graph, (keep,), dump=config.dump_passes, first=first), keep.wholes
 
 
 def _require_ranks(option: str, ranks: int, targets: Sequence[Target]) -> None:
@@ -164,6 +167,7 @@ def _plan_target(
     checkpoint: Checkpoint,
     graph: Graph,
     reports: Sequence[PassReport],
+    wholes: Mapping[str, str],
     errors: SampleErrors,
     target: Target,
     progress: Progress,
@@ -175,7 +179,7 @@ def _plan_target(
     kv_dtype = _kv_dtype(config, precision)
     exact = choose_unquantised(config, precision, graph)
     others = [node.name for node in products_of(graph) if node.name not in exact]
-    wanted = exact | choose_products(config, precision, kept, others)
+    wanted = exact | choose_products(config, precision, kept, others, wholes)
     products, activation_errors = choose_activations(graph, errors, wanted, target, notes)
     late = target_passes(target, products=products, tables=table_dtype(precision), kv=kv_dtype)
     own = run_passes(graph, late, dump=config.dump_passes, first=len(reports) + 1)

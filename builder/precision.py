@@ -23,6 +23,7 @@ from ingot.weight_formats import KEPT, QUANTISED, TABLE_FORMAT
 LM_HEAD = "lm_head"
 Kept = Mapping[str, Precision]
 """product → the precision that keeps its codes"""
+NOT_APART: Mapping[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,17 +88,11 @@ def keeps(config: BuildConfig, target: Target, precision: Precision) -> bool:
 
 def may_rearrange(config: BuildConfig, target: Target) -> Callable[[str], bool]:
     """Whether a product, by its name, may be taken apart or get its columns in another order to keep its codes: not
-    where ranks divide it, where a recipe says what it gets, or where new weights may come in another order."""
+    where a recipe says its precision."""
     kernels = {name.split(".")[0] for name in target.kernels()}
-    if (
-        config.precision != "auto"
-        or config.parts > 1
-        or config.pp_size > 1
-        or config.refit
-        or not kernels >= {GATHER.name, JOIN.name}
-    ):
+    if config.precision != "auto" or not kernels >= {GATHER.name, JOIN.name}:
         return lambda name: False
-    patterns = [rule.pattern for rule in config.layers]
+    patterns = [rule.pattern for rule in config.layers if rule.precision is not None]
     head = config.screen_lm_head or config.lm_head_precision is not None
     return lambda name: not ((name == LM_HEAD and head) or any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
 
@@ -169,16 +164,20 @@ def _unquantised(node: gs.Node) -> Precision:
 
 
 def choose_products(
-    config: BuildConfig, main: Precision, kept: Kept, products: Sequence[str]
+    config: BuildConfig, main: Precision, kept: Kept, products: Sequence[str], wholes: Mapping[str, str] = NOT_APART
 ) -> dict[str, ProductChoice]:
-    """Choice by product. Raises UsageError for a pattern that fits none, and for int8 where nothing is quantised."""
+    """Choice by product. wholes: what products are parts of, whose names patterns may fit too.
+
+    Raises UsageError for a pattern that fits none, and for int8 where nothing is quantised.
+    """
     others = Precision(dtype=DType.W8) if kept else main
     precisions = {name: kept.get(name, others) for name in products}
     if LM_HEAD in precisions and LM_HEAD not in kept:
         precisions[LM_HEAD] = _head(config, main)
     activations = dict.fromkeys(products, config.activations)
     for rule in config.layers:
-        fitting = rule.fitting(products)
+        found = rule.fitting(list(dict.fromkeys((*products, *wholes.values()))))
+        fitting = [name for name in products if name in found or wholes.get(name) in found]
         for name in fitting:
             if rule.precision is not None:
                 precisions[name] = Precision.parse(rule.precision)

@@ -77,8 +77,8 @@ def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]
         names, logits = set(graph.surgeon.tensors()), graph.logits.name
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
-        if names_apart := rearranged(made):
-            _keep_codes(graph, checkpoint, names_apart)
+        if apart := rearranged(made):
+            _keep_codes(graph, checkpoint, apart, alike=made.sum_parts > 1)
         model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts)
         plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
     written = model.program.tensors()
@@ -98,7 +98,14 @@ def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]
         )
 
 
-def _keep_codes(graph: Graph, checkpoint: Checkpoint, names: Collection[str]) -> None:
+def _keep_codes(graph: Graph, checkpoint: Checkpoint, apart: Mapping[str, bool], *, alike: bool) -> None:
     """The products that the engine has apart, or in another order of columns, are so here too."""
     with WeightReader(checkpoint) as reader:
-        run_passes(graph, (KeepCodes(reader=reader, wanted=lambda name: name in names, takes=lambda precision: True),))
+        keep = KeepCodes(
+            reader=reader,
+            wanted=lambda name: name in apart,
+            takes=lambda precision: True,
+            ordered=lambda node: apart[node.name],
+            alike=alike,
+        )
+        run_passes(graph, (keep,))

@@ -1,12 +1,13 @@
-"""Rows that keep a quantised checkpoint's codes: groups of columns with float16 scales, codes that stand for values.
+"""Rows that keep a quantised checkpoint's codes: groups of columns with float16 scales.
 
-    w4t    W[n, k] = scale[n] * (table[n, code] * group_scale[n, k // G])
-    w4ts   W[n, k] = scale[n] * ((table[n, code] - shift[n, k // G]) * group_scale[n, k // G])    shift: a zero point
-           W[n, k] = scale[n] * (table[n, code] * group_scale[n, k // G] + shift[n, k // G])      shift: an offset
+    w4t, w8t     W[n, k] = scale[n] * (value[n, k] * group_scale[n, k // G])
+    w4ts, w8ts   W[n, k] = scale[n] * ((value[n, k] - shift[n, k // G]) * group_scale[n, k // G])    shift: a zero point
+                 W[n, k] = scale[n] * (value[n, k] * group_scale[n, k // G] + shift[n, k // G])      shift: an offset
 
-The rows of a panel share a table, and their shifts are of one kind. A value is a whole number, or one and so many
-256ths (`more_bits`). With int8 activations a product adds up table * a in int32 for each group, which is exact, and
-goes on in float32, groups ascending: every instruction set and every blocking gives the same bits.
+The value of a code of 4 bits is table[n, code], a whole number, or one and so many 256ths (`more_bits`). A code of 8
+bits is the value. The rows of a panel share a table, and their shifts are of one kind. With int8 activations a product
+adds up value * a in int32 for each group, which is exact, and goes on in float32, groups ascending: every instruction
+set and every blocking gives the same bits.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plugins.quantised import Float32, Int8
-from ingot.weight_formats import W4T, W4TS, WeightFormat
+from ingot.weight_formats import W4T, W4TS, W8T, W8TS, WeightFormat
 
 _MORE_UNIT = np.float32(1 / 256)  # what one of more_bits is worth
 
@@ -27,19 +28,19 @@ class GroupedRows:
     """Rows [N, K] of a weight; of experts [experts, N, K], and so everything else.
 
     scale        float32 [N]
-    codes        uint8 [N, K], 0 to 15
+    codes        [N, K], 0 to 15 (uint8); where there is no table int8
     group_scale  float32 [N, ceil(K / group)], numbers that float16 holds
-    table        int8 [N, 16], -127 to 127
+    table        int8 [N, 16], -127 to 127; None: codes are values
     more_bits    int8 [N, 16], 256ths that the table's values have beside it; None: none
-    shift        as group_scale; None for w4t
+    shift        as group_scale; None for w4t and w8t
     is_offset    bool [N], what the shift is
     group        columns of a group; the last one of a row may be shorter
     """
 
     scale: Float32
-    codes: npt.NDArray[np.uint8]
+    codes: npt.NDArray[np.uint8] | Int8
     group_scale: Float32
-    table: Int8
+    table: Int8 | None
     more_bits: Int8 | None = None
     shift: Float32 | None = None
     is_offset: npt.NDArray[np.bool_]
@@ -47,6 +48,8 @@ class GroupedRows:
 
     @property
     def format(self) -> WeightFormat:
+        if self.table is None:
+            return W8T if self.shift is None else W8TS
         return W4T if self.shift is None else W4TS
 
     @property
@@ -74,7 +77,7 @@ class GroupedRows:
             scale=self.scale[rows],
             codes=self.codes[rows],
             group_scale=self.group_scale[rows],
-            table=self.table[rows],
+            table=None if self.table is None else self.table[rows],
             more_bits=None if self.more_bits is None else self.more_bits[rows],
             shift=None if self.shift is None else self.shift[rows],
             is_offset=self.is_offset[rows],
@@ -83,13 +86,13 @@ class GroupedRows:
     def int8_product(self, a: Int8) -> Float32:
         """Sums of a [rows, K] times what the rows' scales multiply, float32 [rows, N].
 
-        For each group, ascending: s = float32(sum of table * a); of a zero point s = fma(-shift, A, s), A the sum of a;
+        For each group, ascending: s = float32(sum of value * a); of a zero point s = fma(-shift, A, s), A the sum of a;
         total = fma(s, group_scale, total); of an offset total = fma(shift, A, total); where there are more bits total =
         fma(float32(sum of more_bits * a), group_scale / 256, total). Here fma is computed in float64, whose second
         rounding hardly ever shows.
         """
         total = np.zeros((len(a), self.shape[0]), np.float32)
-        values, rest = self._by_code(self.table), None if self.more_bits is None else self._by_code(self.more_bits)
+        values, rest = self._whole_values(), None if self.more_bits is None else self._by_code(self.more_bits)
         for j, k in enumerate(range(0, self.shape[1], self.group)):
             part = a[:, k : k + self.group].astype(np.float32)
             s = part @ values[:, k : k + self.group].T  # exact: below 2^24
@@ -104,8 +107,11 @@ class GroupedRows:
         return total
 
     def _table_values(self) -> Float32:
-        values = self._by_code(self.table)
+        values = self._whole_values()
         return values if self.more_bits is None else values + self._by_code(self.more_bits) * _MORE_UNIT
+
+    def _whole_values(self) -> Float32:
+        return self.codes.astype(np.float32) if self.table is None else self._by_code(self.table)
 
     def _by_code(self, table: Int8) -> Float32:
         return np.take_along_axis(table, self.codes.astype(np.intp), axis=-1).astype(np.float32)
@@ -133,6 +139,7 @@ def joined(parts: Sequence[GroupedRows]) -> GroupedRows:
         if shifted and shift is None:
             shift = np.zeros_like(each.group_scale)
         if finer and more is None:
+            assert each.table is not None, "bytes have no further bits, nor those beside them"
             more = np.zeros_like(each.table)
         whole.append(dataclasses.replace(each, shift=shift, more_bits=more))
     return _together(whole, np.concatenate)
@@ -145,11 +152,12 @@ def _optional(rows: GroupedRows) -> tuple[Float32 | None, Int8 | None]:
 def _together(parts: Sequence[GroupedRows], join: Callable[[Sequence[Any]], Any]) -> GroupedRows:
     shifts = [each.shift for each in parts if each.shift is not None]
     more_bits = [each.more_bits for each in parts if each.more_bits is not None]
+    tables = [each.table for each in parts if each.table is not None]
     return GroupedRows(
         scale=join([each.scale for each in parts]),
         codes=join([each.codes for each in parts]),
         group_scale=join([each.group_scale for each in parts]),
-        table=join([each.table for each in parts]),
+        table=join(tables) if tables else None,
         more_bits=join(more_bits) if more_bits else None,
         shift=join(shifts) if shifts else None,
         is_offset=join([each.is_offset for each in parts]),

@@ -21,6 +21,8 @@
                                        to a multiple of 64 bytes
                                    64  a line per 8 of Kp: four bytes of each column, k and k + 4 in the low and the
                                        high nibble
+    panel16.w8tgG the same, where zeros lie in place of the table and of more bits; 64 bytes are a line per 4 of Kp,
+                  four signed bytes of each column. Kp is K rounded up to 128, with zeros
     panel16.f8    [ceil(N/16)] of   64  scale         64  zeros
                                  64*g group scales of f8gG, float32 [g][16]
                                    64  a line per 4 of Kp, byte by byte [4][16]; Kp is K rounded up to 64, with zeros
@@ -155,7 +157,9 @@ def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
     padded, groups = padded_k(k, dtype), weight_rows.group_scale.shape[1]
     panels = np.zeros((count, panel_bytes(k, dtype, weight_rows.group)), np.uint8)
     panels[:, :64] = _padded(weight_rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
-    panels[:, 64:80], panels[:, 80] = weight_rows.table[::PANEL].view(np.uint8), weight_rows.is_offset[::PANEL]
+    panels[:, 80] = weight_rows.is_offset[::PANEL]
+    if weight_rows.table is not None:
+        panels[:, 64:80] = weight_rows.table[::PANEL].view(np.uint8)
     if weight_rows.more_bits is not None:
         panels[:, _MORE_BITS] = weight_rows.more_bits[::PANEL].view(np.uint8)
         panels[:, 81] = weight_rows.more_bits[::PANEL].any(axis=1)
@@ -166,14 +170,18 @@ def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
         numbers[:, :groups, place] = by_panel.transpose(0, 2, 1)
     flat = numbers.reshape(count, -1).view(np.uint8)
     panels[:, HEADER_BYTES : HEADER_BYTES + flat.shape[1]] = flat
-    fours = _padded(weight_rows.codes, count * PANEL, padded).view(np.uint8).reshape(count, PANEL, padded // 8, 2, 4)
-    lines = (fours[..., 0, :] | fours[..., 1, :] << 4).transpose(0, 2, 1, 3)
-    panels[:, panels.shape[1] - padded * PANEL // 2 :] = lines.reshape(count, -1)
+    codes = _padded(weight_rows.codes, count * PANEL, padded).view(np.uint8)
+    if weight_rows.table is None:
+        lines = codes.reshape(count, PANEL, padded // 4, 4).transpose(0, 2, 1, 3)
+    else:
+        fours = codes.reshape(count, PANEL, padded // 8, 2, 4)
+        lines = (fours[..., 0, :] | fours[..., 1, :] << 4).transpose(0, 2, 1, 3)
+    panels[:, panels.shape[1] - lines[0].size :] = lines.reshape(count, -1)
     return panels
 
 
 def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> GroupedRows:
-    """Inverse of `pack_quantised` for w4t and w4ts."""
+    """Inverse of `pack_quantised` for formats with float16 scales of groups."""
     described = dtype.weight_format
     assert described is not None, f"{dtype} has no groups"
     panels = data.reshape(-1, panel_bytes(k, dtype, group))
@@ -184,13 +192,15 @@ def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> Gro
     stored = np.ascontiguousarray(panels[:, begin : begin + size]).view(np.float16)
     numbers = stored.reshape(count, groups, values, PANEL).transpose(2, 0, 3, 1)
     by_row = numbers.reshape(values, count * PANEL, groups)[:, :n].astype(np.float32)
-    lines = panels[:, panels.shape[1] - padded * PANEL // 2 :].reshape(count, padded // 8, PANEL, 4)
-    fours = np.stack([lines & 15, lines >> 4], axis=3).transpose(0, 2, 1, 3, 4)
+    lines = panels[:, panels.shape[1] - padded * PANEL * described.bits // 8 :].reshape(count, -1, PANEL, 4)
+    nibbles = described.bits == 4
+    fours = np.stack([lines & 15, lines >> 4], axis=3) if nibbles else lines[:, :, :, None].view(np.int8)
+    codes = fours.transpose(0, 2, 1, 3, 4).reshape(count * PANEL, padded)
     return GroupedRows(
         scale=scale,
-        codes=np.ascontiguousarray(fours.reshape(count * PANEL, padded)[:n, :k]),
+        codes=np.ascontiguousarray(codes[:n, :k]),
         group_scale=by_row[0],
-        table=np.repeat(panels[:, 64:80].view(np.int8), PANEL, axis=0)[:n],
+        table=np.repeat(panels[:, 64:80].view(np.int8), PANEL, axis=0)[:n] if nibbles else None,
         more_bits=np.repeat(panels[:, _MORE_BITS].view(np.int8), PANEL, axis=0)[:n] if panels[:, 81].any() else None,
         shift=by_row[1] if values > 1 else None,
         is_offset=np.repeat(panels[:, 80] != 0, PANEL)[:n],

@@ -22,11 +22,13 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import WeightReader
 from ingot.builder.graph import Graph, is_op, optional_input, ours, producer, weight_shape
-from ingot.builder.kept import kept_precision
+from ingot.builder.kept import kept_precision, rows_alike
+from ingot.builder.node_kinds import attends, is_matmul, specs
 from ingot.builder.passes.base import PassReport, Sweep
 from ingot.builder.passes.insert_matmul import PLAIN
+from ingot.builder.passes.split_sums import FOLLOWED
 from ingot.dtypes import Precision
-from ingot.plan import Plan
+from ingot.plan import Plan, Step
 from ingot.plugins.ops.gather_columns import OP as GATHER
 from ingot.plugins.ops.join_columns import MOST
 from ingot.plugins.ops.join_columns import OP as JOIN
@@ -57,19 +59,33 @@ class _Member:
             same = np.array_equal(self.order, first.order)
         if not same:
             return False
-        alone = [kept_precision(each.weight) is not None for each in (first, self)]
-        together = kept_precision(*(each.weight for each in others), self.weight) is not None
-        return together if all(alone) else not any(alone)
+        alone = [kept_precision(each.weight) for each in (first, self)]
+        together = kept_precision(*(each.weight for each in others), self.weight)
+        if None in alone:
+            return not any(alone)
+        return together is not None and {_bits(together)} == {_bits(each) for each in alone if each is not None}
+
+    def is_like(self, others: Sequence["_Member"]) -> bool:
+        """Whether all rows are of one kind, wherever they are divided."""
+        return rows_alike(*(each.weight for each in others), self.weight)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeepCodes:
     """wanted: names of the products that keep codes where they can; takes: whether the target has a product of that
-    precision."""
+    precision.
+
+    ordered  whether a product may get its columns in another order
+    alike    whether one product has rows of one kind alone: ranks divide rows anywhere
+    wholes   gets the products that are taken apart: name of a part → name of the whole
+    """
 
     reader: WeightReader
     wanted: Callable[[str], bool]
     takes: Callable[[Precision], bool]
+    ordered: Callable[[gs.Node], bool] = lambda node: True
+    alike: bool = False
+    wholes: dict[str, str] = dataclasses.field(default_factory=dict)
     name: str = "keep_codes"
 
     def run(self, graph: Graph) -> PassReport:
@@ -86,7 +102,7 @@ class KeepCodes:
 
     def _rewrite(self, graph: Graph, node: gs.Node, gathered: _Gathered) -> bool:
         members = self._members(node)
-        runs = _runs(members)
+        runs = self._runs(members)
         precisions = [kept_precision(*(each.weight for each in run)) for run in runs]
         if not any(each is not None and self.takes(each) for each in precisions):
             return False
@@ -110,17 +126,33 @@ class KeepCodes:
             count = len(made_by.inputs)
             if bias is None or (is_op(bias_by, "Concat") and len(bias_by.inputs) == count):
                 weights, biases = list(made_by.inputs), [None] * count if bias_by is None else list(bias_by.inputs)
-        return [self._member(each, own) for each, own in zip(weights, biases, strict=True)]
+        ordered = self.ordered(node)
+        return [self._member(each, own, ordered=ordered) for each, own in zip(weights, biases, strict=True)]
 
-    def _member(self, weight: gs.Tensor, bias: gs.Tensor | None) -> _Member:
+    def _member(self, weight: gs.Tensor, bias: gs.Tensor | None, *, ordered: bool) -> _Member:
         node = producer(weight)
-        if is_op(node, "Gather") and node.attrs.get("axis", 0) in (1, -1) and len(weight_shape(weight)) == 2:
+        if (
+            ordered
+            and is_op(node, "Gather")
+            and node.attrs.get("axis", 0) in (1, -1)
+            and len(weight_shape(weight)) == 2
+        ):
             stored, places = node.inputs
             order = self._order(places, weight_shape(weight)[1])
             kept = None if order is None else kept_precision(stored)
             if kept is not None and self.takes(kept):
                 return _Member(weight=stored, bias=bias, order=order)
         return _Member(weight=weight, bias=bias, order=None)
+
+    def _runs(self, members: Sequence[_Member]) -> list[list[_Member]]:
+        """Neighbours that stay one product."""
+        runs: list[list[_Member]] = []
+        for each in members:
+            if runs and each.goes_with(runs[-1]) and (not self.alike or each.is_like(runs[-1])):
+                runs[-1].append(each)
+            else:
+                runs.append([each])
+        return runs
 
     def _order(self, places: gs.Tensor, columns: int) -> Order | None:
         """From where each column lies; None where these are not the places of all columns."""
@@ -133,6 +165,7 @@ class KeepCodes:
     def _split(self, graph: Graph, node: gs.Node, runs: Sequence[Sequence[_Member]], gathered: _Gathered) -> None:
         gated = bool(node.attrs["gated"])
         names = _names(node.name, [len(run) for run in runs])
+        self.wholes.update(dict.fromkeys(names, node.name))
         made = []
         for run, name in zip(runs, names, strict=True):
             x = self._in_order(graph, node.inputs[0], run[0].order, name, gathered)
@@ -161,30 +194,40 @@ class KeepCodes:
         return gathered[what]
 
 
-def rearranged(plan: Plan) -> set[str]:
-    """Names of the products that were rewritten so in an engine with this plan."""
-    writers: dict[str, str] = {}
-    found = set()
+def adds_up_parts(node: gs.Node) -> bool:
+    """Whether ranks divide the sums of a product: each has a part of its input."""
+    source = producer(node.inputs[0])
+    while source is not None and any(op.name in FOLLOWED for op in specs(source)):
+        source = producer(source.inputs[0])
+    if is_matmul(source) and source is not None:
+        return bool(source.attrs["gated"]) or source.attrs["activation"] != "none"
+    return attends(source) or ours(source, "Activation")
+
+
+def rearranged(plan: Plan) -> dict[str, bool]:
+    """Names of the products that were rewritten so in an engine with this plan; whether columns are in another order in
+    some of their parts."""
+    writers: dict[str, Step] = {}
+
+    def in_order(product: Step) -> bool:
+        maker = writers.get(product.inputs[0])
+        return maker is not None and maker.op == GATHER.name
+
+    found = {}
     for step in plan.steps:
-        if step.op == JOIN.name:
-            found.add(step.name)
-        elif step.name.endswith(_GATED):
-            found.add(step.name.removesuffix(_GATED))
-        elif writers.get(step.inputs[0]) == GATHER.name:
-            found.add(step.name)
-        writers |= dict.fromkeys(step.outputs, step.op)
+        if step.op == JOIN.name or step.name.endswith(_GATED):
+            parts = [writers[each] for each in step.inputs if each in writers]
+            found[step.name.removesuffix(_GATED)] = any(map(in_order, parts))
+        elif in_order(step):
+            found[step.name] = True
+        writers |= dict.fromkeys(step.outputs, step)
     return found
 
 
-def _runs(members: Sequence[_Member]) -> list[list[_Member]]:
-    """Neighbours that stay one product."""
-    runs: list[list[_Member]] = []
-    for each in members:
-        if runs and each.goes_with(runs[-1]):
-            runs[-1].append(each)
-        else:
-            runs.append([each])
-    return runs
+def _bits(precision: Precision) -> int:
+    described = precision.dtype.weight_format
+    assert described is not None, "codes are kept"
+    return described.bits
 
 
 def _joined(graph: Graph, parts: Sequence[gs.Tensor]) -> gs.Tensor:

@@ -26,7 +26,7 @@ from ingot.builder.select import choose_kernel
 from ingot.errors import BuildError
 from ingot.plan import Attr
 from ingot.plugins.layouts import PANEL
-from ingot.plugins.ops import all_gather
+from ingot.plugins.ops import activation, all_gather, join_columns
 from ingot.plugins.registry import find_op
 from ingot.weight_formats import KEPT
 
@@ -89,6 +89,11 @@ class _Work:
             self._divide(source, share)
         elif op.reads_kv and not op.latent:
             self._divide_heads(step, share)
+        elif op is activation.OP:  # of a gate, and an up beside it
+            for ref in step.inputs:
+                if isinstance(ref, int):
+                    self._require_readers(ref, 1)
+                    self._divide(ref, share)
         elif op.is_matmul:
             rows = _rows(share, self._weight(step).shape[0], gated=op.gated(step.attrs))
             self._take_rows(step, 1, rows)
@@ -136,21 +141,33 @@ class _Work:
         qkv = write.inputs[0]
         assert isinstance(qkv, int), "of an activation"
         self._require_readers(qkv, 1)
-        product = self._steps[self._writers[qkv]]
-        if not find_op(product.op).is_matmul or product.attrs["gated"] or product.attrs["activation"] != "none":
-            raise _refused(attention.name, "queries, keys and values are not one matmul")
-        starts = (0, heads, heads + kv_heads)
-        ranges = [(begin, end), *((start + low, start + high) for start in starts[1:])]
-        for at in (1, 2):
-            self._take_rows(product, at, [(first * dim, last * dim) for first, last in ranges])
+        starts = (heads, heads + kv_heads)
+        ranges = [(begin, end), *((start + low, start + high) for start in starts)]
+        self._divide_joined(qkv, [(first * dim, last * dim) for first, last in ranges], attention.name)
         for at in (1, 2):  # its sinks and slopes
             self._take_rows(attention, at, [(begin, end)])
-        self._narrow(qkv, (own + 2 * keys) * dim)
         self._narrow(query, own * dim)
         for step in (attention, write):
             attrs = {**step.attrs, "heads": own, "kv_heads": keys}
             self._steps[step.name] = dataclasses.replace(self._steps[step.name], attrs=attrs)
         self._split.kv_heads[int(attention.attrs["layer"])] = keys
+
+    def _divide_joined(self, value: int, ranges: list[Range], attention: str) -> None:
+        """Queries, keys and values, which one product makes, or several side by side."""
+        step, begin = self._steps[self._writers[value]], 0
+        made = step.inputs if find_op(step.op) is join_columns.OP else (value,)
+        for part in (ref for ref in made if isinstance(ref, int)):
+            product, cols = self._steps[self._writers[part]], self._values[part].cols
+            if not find_op(product.op).is_matmul or product.attrs["gated"] or product.attrs["activation"] != "none":
+                raise _refused(attention, "queries, keys and values are not one matmul")
+            self._require_readers(part, 1)
+            both = ((max(first - begin, 0), min(last - begin, cols)) for first, last in ranges)
+            own = [each for each in both if each[0] < each[1]]
+            for at in (1, 2):
+                self._take_rows(product, at, own)
+            self._narrow(part, sum(last - first for first, last in own))
+            begin += cols
+        self._narrow(value, sum(last - first for first, last in ranges))
 
     def divide_logits(self, logits: int) -> None:
         """lm_head makes the logits of a part of the vocabulary, and the ranks put theirs together."""

@@ -29,10 +29,11 @@ from ingot.plan import Attr
 from ingot.plugins.ops import add, all_reduce, take_columns
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import CompilesGraph, Target
+from ingot.weight_formats import KEPT
 
 NAME = "split_sums"
 OPTION = "--sum_parts"
-_FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
+FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
 _UNCUT = {
     "linear_attention": "linear attention",
     "causal_conv": "a short convolution",
@@ -107,6 +108,8 @@ class _Parts:
         parts, op = self._split.parts, find_op(step.op)
         use = self._split.lowering.use(_weight(step))
         k, weight_at = use.shape[-1], step.inputs.index(use.name)
+        use = dataclasses.replace(use, group=_group_of(use, parts, unit))
+        attrs = {**step.attrs, "group": use.group} if use.group else step.attrs
         x, out = step.inputs[0], step.outputs[0]
         assert isinstance(x, int), "a product reads an activation"
         assert out is not None, "and writes one"
@@ -128,7 +131,8 @@ class _Parts:
                 inputs[op.residual] = sums.pop() if joins else None
             sums.append(self._value(out))
             name = f"{step.name}.part{part}"
-            self.steps.append(dataclasses.replace(step, name=name, inputs=tuple(inputs), outputs=(sums[-1],)))
+            part_step = dataclasses.replace(step, name=name, attrs=attrs, inputs=tuple(inputs), outputs=(sums[-1],))
+            self.steps.append(part_step)
         self._add_up(step, sums, residual)
         self.steps[-1] = dataclasses.replace(self.steps[-1], outputs=(out,))
         if self._split.ranks > 1:
@@ -219,7 +223,18 @@ def _source(step: Draft, writers: Mapping[int, Draft]) -> Draft | None:
     """The step that makes a step's first input, whatever rows are taken out of that or gated."""
     ref = step.inputs[0]
     source = writers.get(ref) if isinstance(ref, int) else None
-    return _source(source, writers) if source is not None and source.op in _FOLLOWED else source
+    return _source(source, writers) if source is not None and source.op in FOLLOWED else source
+
+
+def _group_of(use: WeightUse, parts: int, unit: int) -> int:
+    """Columns of a group, so few that each part can have whole groups: what a checkpoint's codes share may be repeated
+    for smaller groups, which changes no value."""
+    described = use.dtype.weight_format
+    if described is None or str(use.precision) not in KEPT:
+        return use.group
+    smaller = (group for group in described.groups if group <= use.group)  # descending
+    fitting = (group for group in smaller if -(-use.shape[-1] // math.lcm(unit, group)) >= parts)
+    return next(fitting, use.group)
 
 
 def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[int, int]]:

@@ -165,9 +165,9 @@ _BY_32: dict[str, Packing] = {
     ),
     # d, m, u32 of the fifth bits, 16 B
     "Q5_1": Packing(
-        code=Code.U8,
+        code=Code.I8,
         group=32,
-        codes=lambda raw: _halves(raw[:, 8:]) | _fifth_bits(raw, 4),
+        codes=lambda raw: _signed(_halves(raw[:, 8:]) | _fifth_bits(raw, 4), 0),
         scale=_stored_half(0),
         scale_dtype=DType.F16,
         offset=lambda raw: _half(raw, 2),
@@ -217,9 +217,9 @@ _BY_256: dict[str, Packing] = {
     ),
     # d, dmin, 12 B, 32 B of fifth bits, 128 B
     "Q5_K": Packing(
-        code=Code.U8,
+        code=Code.I8,
         group=32,
-        codes=lambda raw: _planes(raw[:, 48:], 32, 4) | _planes(raw[:, 16:48], 32, 1) << np.uint8(4),
+        codes=lambda raw: _signed(_planes(raw[:, 48:], 32, 4) | _planes(raw[:, 16:48], 32, 1) << np.uint8(4), 0),
         scale=_k_scale,
         scale_dtype=DType.F32,
         offset=_k_offset,

@@ -80,7 +80,7 @@ def _unpacked(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, *, ga
 def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, group: int, *, gated: bool) -> WeightRows:
     """The rows [n, k] of one matrix."""
     packed_n = PANEL * num_panels(n, gated=True) if gated else n
-    if dtype in (DType.W4T, DType.W4TS):
+    if dtype in (DType.W4T, DType.W4TS, DType.W8T, DType.W8TS):
         kept = unpack_grouped(panels, packed_n, k, dtype, group)
         return deinterleave_quantised(kept, n // 2) if gated else kept
     if dtype is DType.F8:

@@ -1,8 +1,8 @@
 """The element types that ingot stores, with their names in numpy, ONNX and safetensors.
 
 bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. f8 (E4M3FN) is
-carried as uint8; in an engine, f8 is rows that share scales. w8, w4, w4t and w4ts are such rows too, of integers: bytes
-that mean something only in their layout (`plugins/layouts.py`).
+carried as uint8; in an engine, f8 is rows that share scales. w8, w4 and those with t are such rows too, of integers:
+bytes that mean something only in their layout (`plugins/layouts.py`).
 """
 
 import dataclasses
@@ -30,6 +30,8 @@ class DType(enum.Enum):
     W4 = "w4"
     W4T = "w4t"
     W4TS = "w4ts"
+    W8T = "w8t"
+    W8TS = "w8ts"
 
     @property
     def weight_format(self) -> WeightFormat | None:
@@ -89,6 +91,7 @@ class Precision:
 
 PRECISIONS = ("f32", "bf16", "f16", *QUANTISED)  # that options offer
 STORED = (*PRECISIONS, *KEPT)  # that a weight of an engine may have
+_PACKED = (DType.W8, DType.W4, DType.W4T, DType.W4TS, DType.W8T, DType.W8TS)  # whose bytes lie in panels
 _ITEMSIZE = {
     DType.F32: 4,
     DType.F16: 2,
@@ -99,7 +102,7 @@ _ITEMSIZE = {
     DType.BOOL: 1,
     DType.U8: 1,
     DType.F8: 1,
-    **dict.fromkeys((DType.W8, DType.W4, DType.W4T, DType.W4TS), 1),
+    **dict.fromkeys(_PACKED, 1),
 }
 _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.F32: np.dtype(np.float32),
@@ -111,7 +114,7 @@ _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.BOOL: np.dtype(np.bool_),
     DType.U8: np.dtype(np.uint8),
     DType.F8: np.dtype(np.uint8),
-    **dict.fromkeys((DType.W8, DType.W4, DType.W4T, DType.W4TS), np.dtype(np.uint8)),
+    **dict.fromkeys(_PACKED, np.dtype(np.uint8)),
 }
 _ONNX = {
     DType.F32: 1,

@@ -6,11 +6,11 @@ number that fits a signed byte:
     w8     q is the code
     w4gG   q is the code times the multiplier of its group of G columns
 
-Formats that keep the codes and scales of a quantised checkpoint have float16 numbers for each group of G columns, and
-codes that stand for the values of a table:
+Formats that keep the codes and scales of a quantised checkpoint have float16 numbers for each group of G columns. A
+code of 4 bits stands for a value of a table, a signed byte is the value itself:
 
-    w4tgG   q is the value times the group's scale
-    w4tsgG  the same, of the value less the group's zero point; or plus the group's offset
+    w4tgG, w8tgG    q is the value times the group's scale
+    w4tsgG, w8tsgG  the same, of the value less the group's zero point; or plus the group's offset
 
 FP8 keeps its bytes and float32 scales:
 
@@ -82,6 +82,8 @@ W4 = WeightFormat(
 )
 W4T = dataclasses.replace(W4, dtype="w4t", codes=(0, 15), groups=(128, 64, 32, 16), multiplier=0, group_bytes=2)
 W4TS = dataclasses.replace(W4T, dtype="w4ts", group_bytes=4)
+W8T = dataclasses.replace(W4T, dtype="w8t", bits=8, codes=(-128, 127), int8_tolerance=W8.int8_tolerance)
+W8TS = dataclasses.replace(W8T, dtype="w8ts", group_bytes=4)
 F8 = WeightFormat(
     dtype="f8",
     bits=8,
@@ -93,7 +95,9 @@ F8 = WeightFormat(
     lm_head="w8",
     int8_tolerance=0,
 )
-FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, F8)}
+FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, W8T, W8TS, F8)}
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
 QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
-KEPT = tuple(name for each in (W4T, W4TS, F8) for name in each.precisions)  # that only quantised checkpoints have
+KEPT = tuple(
+    name for each in (W4T, W4TS, W8T, W8TS, F8) for name in each.precisions
+)  # that only quantised checkpoints have

@@ -1,5 +1,6 @@
 """auto keeps the codes of a quantised checkpoint wherever a format of the engine holds them."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,15 @@ from ingot.builder.kept import Grid
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
+from ingot.convert.gguf.header import read_gguf_header
 from ingot.engine import read_manifest
 from ingot.inspect import inspect
 from ingot.plan import Step
+from tests import gguf_files
 from tests import quantised as write
 from tests.builder.engines import engine_logits
+from tests.convert.gguf.test_architectures import CASES as ARCHITECTURES
+from tests.convert.gguf.test_architectures import write_case
 from tests.convert.gguf.test_blocks import IDS, write_llama
 from tests.convert.quantised.test_formats import CASES
 from tests.graph_logits import logits_of_graph
@@ -44,11 +49,16 @@ KEPT: dict[str, tuple[set[str], float]] = {
     **dict.fromkeys(("bnb nf4", "bnb fp4"), ({"w4tg32", "w4tg128"}, HALF)),
     "hqq 4 bits": ({"w4tsg32", "w4tsg128"}, HALF),
     "hqq 3 bits": ({"w4tsg32"}, HALF),
+    "gptq 8 bits": ({"w8tsg128"}, 0),
+    "gptq, bits by module": ({"w8tg32"}, 0),
+    "ct 8 bits": ({"w8"}, 0),
+    "ct int8": ({"w8"}, 0),
+    "torchao int4": ({"w8tsg32"}, 0),
 }
 # type → (group of its products, what packing may change of one); one block is a row of some, whose group is 128
 GGUF: dict[int, tuple[str, float]] = {2: ("w4t", 0), 3: ("w4ts", 0), 20: ("w4t", 0), 39: ("w4t", 0)}
 GGUF |= {10: ("w4tsg16", 2 * HALF), 11: ("w4tg16", HALF), 12: ("w4tsg32", HALF), 23: ("w4tg32", HALF)}
-GGUF |= dict.fromkeys((6, 7, 8, 13, 14), ("w8", 0.02))
+GGUF |= {6: ("w8t", 0), 7: ("w8ts", 0), 8: ("w8t", 0), 13: ("w8tsg32", HALF), 14: ("w8tg16", HALF)}
 
 
 def built(folder: Path, model: Path) -> BuildReport:
@@ -77,7 +87,7 @@ def test_no_group_of_the_source_is_cut(group: int, kept: int) -> None:
 
 @pytest.mark.parametrize("name", spanning(CASES, lambda name: str(KEPT.get(name))))
 def test_a_format(tmp_path: Path, name: str) -> None:
-    """What cannot be kept is w8: groups of odd sizes, bytes."""
+    """What cannot be kept is w8: groups of odd sizes, scales of columns."""
     settings, packer, _ = CASES[name]
     write.write_model(tmp_path / "model", settings, packer)
     found = products(built(tmp_path, tmp_path / "model"))
@@ -96,7 +106,8 @@ def test_a_type_of_gguf(tmp_path: Path, kind: int) -> None:
     wanted, bound = GGUF[kind]
     for name, (precision, error) in products(report).items():
         if "attention_out" not in name:  # whose weight is float16
-            assert precision.removesuffix("g128").removesuffix("g32" * ("g" not in wanted)) == wanted, name
+            found = precision.removesuffix("g128").removesuffix("g32" * ("g" not in wanted))
+            assert found in (wanted, wanted.replace("w8t", "w8")), name  # w8 where one block is a row
             assert error <= bound, name
     exact = logits_of_graph(tmp_path / "checkpoint", IDS)
     assert np.sqrt(((engine_logits(tmp_path / "engine", IDS) - exact) ** 2).mean()) < 0.2 * exact.std()
@@ -121,3 +132,28 @@ def test_another_precision_takes_the_values(tmp_path: Path) -> None:
     assert {precision for precision, _ in products(report).values()} == {"w8"}
     report = build(BuildConfig(target="ref", lm_head_precision="bf16"), tmp_path / "checkpoint", tmp_path / "other")
     assert report.plan.steps[-1].kernel.startswith("matmul.bf16")
+
+
+def test_experts_of_several_formats(tmp_path: Path) -> None:
+    """They stay one weight, whose codes become bytes where some are: the values are the same."""
+    case = ARCHITECTURES["qwen3moe"]
+    change = {"hidden_size": 64, "moe_intermediate_size": 32}
+    path, _ = write_case(tmp_path, "qwen3moe", dataclasses.replace(case, change={**case.change, **change}))
+    header, data, rng = read_gguf_header(path), path.read_bytes(), np.random.default_rng(1)
+    tensors = dict[str, gguf_files.Stored]()
+    for key, each in header.tensors.items():
+        if "_exps" in key:  # 4 bits with a table, 4 bits, 8 bits
+            kind = 20 if "down" in key else 2 if "gate" in key else 8
+            tensors[key], _ = gguf_files.random_blocks(rng, kind, each.shape)
+        else:
+            values = np.frombuffer(data[each.offset : each.offset + each.nbytes], np.float32)
+            tensors[key] = gguf_files.floats(values.reshape(each.shape))
+    report = built(tmp_path, gguf_files.write_gguf(tmp_path / "q.gguf", dict(header.settings), tensors))
+    errors = read_manifest(report.output_dir).weight_errors
+    found = {
+        step.op: (step.kernel.split(".")[1], {errors[name] for name in step.inputs if name in errors})
+        for step in report.plan.steps
+        if step.op.startswith("moe_")
+    }
+    assert found["moe_gate_up"] == ("w8t", {0.0})
+    assert found["moe_down"] == ("w4t", {0.0})

@@ -87,7 +87,10 @@ def test_any_number_of_ranks_gives_the_same_bits(name: str, precision: str, acti
         ("ct nvfp4", "w4tg16", "bf16"),
         ("hqq 3 bits", "w4tsg32", "int8"),
         ("bnb int8", "w8", "bf16"),
-        ("ct int8", "w8", "int8"),  # rows with -128, which w8 lacks, are searched; the others keep their codes
+        ("ct int8", "w8", "int8"),
+        ("torchao int4", "w8tsg32", "int8"),
+        ("gptq v1 asymmetric, desc_act", "w4tsg32", "int8"),  # q, k and v apart, each with its own order
+        ("awq rows, without zero points", "w4tg128", "bf16"),  # one scale for a row, in smaller groups where it is cut
     ],
 )
 def test_quantised_checkpoints(name: str, precision: str, activations: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.recipe import LayerRule
 from ingot.convert.convert import convert
+from ingot.errors import UsageError
 from tests import quantised as write
 from tests.builder.engines import engine_logits
 from tests.builder.test_kept import products
@@ -73,8 +74,19 @@ def test_members_of_different_orders_are_taken_apart(tmp_path: Path) -> None:
     assert error(tmp_path, IDS % write.VOCAB) < 0.02
 
 
-def test_an_order_of_codes_that_are_not_kept_stays(tmp_path: Path) -> None:
+def test_bytes_are_gathered_too(tmp_path: Path) -> None:
     convert_gptq(tmp_path, bits=8)
+    report = built(tmp_path)
+    assert set(products(report).values()) == {("w8tsg32", 0.0)}
+    assert fired(report) == 4
+    assert error(tmp_path, IDS % write.VOCAB) < 0.02
+
+
+def test_an_order_of_codes_that_are_not_kept_stays(tmp_path: Path) -> None:
+    """No format has groups of 24."""
+    packer = write.gptq(4, 24, shuffled=True)
+    write.write_model(tmp_path / "model", {**SETTINGS, "group_size": 24}, packer)
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
     report = built(tmp_path)
     assert {precision for precision, _ in products(report).values()} == {"w8"}
     assert not fired(report)
@@ -83,10 +95,9 @@ def test_an_order_of_codes_that_are_not_kept_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"sum_parts": 2},
-        {"refit": True},
+        {"refit": True},  # new weights may come in another order
         {"precision": "w8"},
-        {"layers": (LayerRule(pattern="layers.*", activations="bf16"),)},
+        {"layers": (LayerRule(pattern="layers.*", precision="w8"),)},
     ],
     ids=lambda options: next(iter(options)),
 )
@@ -115,9 +126,9 @@ def test_a_mixture_of_k_quants(tmp_path: Path) -> None:
     del found["layers.0/attention_out.weight"]  # of float16 here
     assert found == {
         "layers.0/qk.weight": "w4tsg32",
-        "layers.0/v.weight": "w8",
+        "layers.0/v.weight": "w8tg16",
         "layers.0/gate_up.weight": "w4tsg32",
-        "layers.0/down.weight": "w8",
+        "layers.0/down.weight": "w8tg16",
     }
     assert inputs_of(report, "join_columns") == ["layers.0/qkv"]
     assert error(tmp_path, IDS) < 0.05
@@ -128,5 +139,43 @@ def test_a_gate_and_an_up_of_different_formats(tmp_path: Path) -> None:
     convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
     report = built(tmp_path)
     found = {name: precision for name, (precision, _) in products(report).items()}
-    assert (found["layers.0/gate.weight"], found["layers.0/up.weight"]) == ("w4tsg32", "w8")
+    assert (found["layers.0/gate.weight"], found["layers.0/up.weight"]) == ("w4tsg32", "w8tg16")
     assert error(tmp_path, IDS) < 0.05
+
+
+@pytest.mark.parametrize("options", [{"sum_parts": 2}, {"refit": True}], ids=lambda options: next(iter(options)))
+def test_mixtures_are_kept_with_every_option(tmp_path: Path, options: dict[str, object]) -> None:
+    """v has six bits, gate and up have other formats: each keeps its own."""
+    write_llama(tmp_path, Q4_K, kinds={"attn_v": Q6_K, "ffn_up": Q6_K})
+    convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
+    found = {name: precision for name, (precision, _) in products(built(tmp_path, **options)).items()}
+    for name, precision in (("qk", "w4tsg32"), ("v", "w8tg16"), ("gate", "w4tsg32"), ("up", "w8tg16")):
+        assert found[f"layers.0/{name}.weight"] == precision
+    assert error(tmp_path, IDS) < 0.05
+
+
+def test_columns_of_a_sum_in_parts_keep_their_order(tmp_path: Path) -> None:
+    """The parts of an input are those of ranks, each of which has some of its columns: those weights become w8."""
+    convert_gptq(tmp_path)
+    report = built(tmp_path, sum_parts=2)
+    assert inputs_of(report, "gather_columns") == ["layers.0/qkv_columns", "layers.0/gate_up_columns"]
+    found = {name.removeprefix("layers.0/"): precision for name, (precision, _) in products(report).items()}
+    assert {found["qkv.weight"], found["gate_up.weight"]} == {"w4tsg32"}
+    assert {precision for name, precision in found.items() if ".part" in name} == {"w8"}
+    assert error(tmp_path, IDS % write.VOCAB) < 0.02
+
+
+@pytest.mark.parametrize("pattern", ["layers.*/qkv", "layers.*/v"])
+def test_a_pattern_names_the_whole_or_a_part(tmp_path: Path, pattern: str) -> None:
+    convert_gptq(tmp_path, same_order=False)
+    report = built(tmp_path, activations="auto", layers=(LayerRule(pattern=pattern, activations="f32"),))
+    steps = {step.name: step for step in report.plan.steps}
+    chosen = {part: steps[f"layers.0/{part}"].attrs["activations"] for part in "qkv"}
+    assert chosen == {part: "f32" if part in pattern.rpartition("/")[2] else "int8" for part in "qkv"}
+    assert {products(report)[f"layers.0/{part}.weight"] for part in "qkv"} == {("w4tsg32", 0.0)}
+
+
+def test_a_pattern_that_fits_neither_is_refused(tmp_path: Path) -> None:
+    convert_gptq(tmp_path, same_order=False)
+    with pytest.raises(UsageError, match="fits no matmul"):
+        built(tmp_path, layers=(LayerRule(pattern="layers.*/w", activations="bf16"),))

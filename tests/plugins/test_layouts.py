@@ -57,8 +57,11 @@ def test_gated_rows_come_back(half: int, group: int) -> None:
 
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 @pytest.mark.parametrize("shift", ["", "zero", "offset"])
-def test_groups_come_back(group: int, shift: str) -> None:
-    rows, dtype = random_grouped((40, 150), group, shift, more_bits=group == 64), DType.W4TS if shift else DType.W4T
+@pytest.mark.parametrize("byte_codes", [False, True])
+def test_groups_come_back(group: int, shift: str, byte_codes: bool) -> None:
+    rows = random_grouped((40, 150), group, shift, more_bits=group == 64, byte_codes=byte_codes)
+    dtype = DType(rows.format.dtype)
+    assert str(dtype.value) == ("w8" if byte_codes else "w4") + ("ts" if shift else "t")
     for gated in (False, True):
         packed = pack_quantised(rows, gated=gated)
         assert packed.shape[1] == panel_bytes(150, dtype, group)
@@ -68,8 +71,20 @@ def test_groups_come_back(group: int, shift: str) -> None:
         np.testing.assert_array_equal(found.codes, rows.codes)
 
 
+def test_every_byte_of_a_w8t_panel() -> None:
+    rows = random_grouped((17, 150), 64, "offset", byte_codes=True)
+    second = pack_quantised(rows)[1]
+    assert second[64:80].tolist() == [0] * 16
+    assert second[80:82].tolist() == [1, 0]
+    lines = second[128 + 4 * 2 * 32 :].view(np.int8).reshape(256 // 4, 16, 4)
+    assert lines[:, 0].reshape(-1)[:150].tolist() == rows.codes[16].tolist()
+    assert not lines[:, 1:].any()
+    assert len(second) == panel_bytes(150, DType.W8TS, 64)
+
+
 def test_every_byte_of_a_w4t_panel() -> None:
     rows = random_grouped((17, 150), 64, "zero", more_bits=True)
+    assert rows.table is not None
     second = pack_quantised(rows)[1]
     assert second[:64].view(np.float32)[0] == rows.scale[16]
     assert second[64:80].view(np.int8).tolist() == rows.table[16].tolist()

@@ -35,8 +35,8 @@ from tests.convert.quantised.test_formats import CASES
 from tests.graph_logits import logits_of_graph
 from tests.programs.damaged_files import OF_GGUF, OF_SAFETENSORS, edit_blocks, edit_file, edit_numbers
 
-SOUND = {"checkpoint_format", "desc_act", "sym", "zero_point", "quant_method", "format", "bits"}
-"""Keys whose other values say that the same bits mean other numbers."""
+SOUND = {"checkpoint_format", "desc_act", "sym", "zero_point", "quant_method", "format", "bits", "dtype"}
+"""Keys whose other values say that the same bits mean other numbers: a dtype of as many bits, such as bf16 for f16."""
 
 MOST_MEMORY = 400 << 20  # bytes that a conversion may add to the process
 SECONDS = 60  # of one conversion

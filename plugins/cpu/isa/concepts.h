@@ -97,6 +97,7 @@ concept Int8Vector =
       { S::table(x) } -> std::same_as<typename S::Table>;
       { S::product_table(x) } -> std::same_as<typename S::Table>;
       { S::look_up(line, true, S::table(x)) } -> std::same_as<typename S::Weights>;
+      { S::load_values(line) } -> std::same_as<typename S::Weights>;  // bytes that are values
       S::store_weights(to_line, weights);
       { S::set_sum(0) } -> std::same_as<typename S::Sum>;
       { S::template sum_floats<0>(sum) } -> std::same_as<typename S::V>;

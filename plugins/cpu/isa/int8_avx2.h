@@ -183,6 +183,7 @@ struct Int8Avx2 : SimdAvx2 {
     }
     return found;
   }
+  INGOT_INLINE Weights load_values(const void* p) { return load_weights(p); }
   INGOT_INLINE void dot_values(Sum& sum, const Weights& values, __m256i x) { dot_bytes(sum, values, x); }
   INGOT_INLINE Sum set_sum(int32_t start) { return {{_mm256_set1_epi32(start), _mm256_set1_epi32(start)}}; }
   template <int kVector>

@@ -140,6 +140,9 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE Weights look_up(const void* codes, bool high, Table values) {
     return _mm512_shuffle_epi8(values, load_codes(codes, high));
   }
+  INGOT_INLINE Weights load_values(const void* p) {
+    return _mm512_xor_si512(load_weights(p), _mm512_set1_epi8(static_cast<char>(0x80)));
+  }
   INGOT_INLINE void dot_values(Sum& sum, Weights values, Sum x) { dot(sum, values, x); }
   INGOT_INLINE Sum set_sum(int32_t start) { return _mm512_set1_epi32(start); }
   template <int kVector>

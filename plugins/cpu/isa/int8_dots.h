@@ -83,6 +83,11 @@ struct Int8Dots : Int8Avx2 {
     return {{_mm256_shuffle_epi8(values, load_codes(codes, high)),
              _mm256_shuffle_epi8(values, load_codes(second(codes), high))}};
   }
+  INGOT_INLINE Weights load_values(const void* p) {
+    const __m256i flip = _mm256_set1_epi8(static_cast<char>(0x80));
+    const Weights stored = load_weights(p);
+    return {{_mm256_xor_si256(stored.half[0], flip), _mm256_xor_si256(stored.half[1], flip)}};
+  }
   INGOT_INLINE void dot_values(Sum& sum, const Weights& values, __m256i x) {
     Dots::dot_mixed(sum.half[0], values.half[0], x);
     Dots::dot_mixed(sum.half[1], values.half[1], x);

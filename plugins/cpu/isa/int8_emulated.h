@@ -124,6 +124,9 @@ struct Int8Emulated : SimdEmulated {
     for (int8_t& byte : bytes) byte = table.values[byte];
     return load_weights(bytes);
   }
+  INGOT_INLINE Weights load_values(const void* p) {
+    return std::bit_cast<Sum>(std::bit_cast<Words>(load_weights(p)) ^ 0x80808080u);
+  }
   INGOT_INLINE void dot_values(Sum& sum, Weights values, Sum x) { dot(sum, values, x); }
   INGOT_INLINE Sum set_sum(int32_t start) { return Sum{} + start; }
   template <int kVector>

@@ -1,5 +1,5 @@
-// Products of weights that keep a checkpoint's codes (w4t, w4ts): codes of four bits stand for values of a table, and
-// groups of columns have float16 scales. plugins/grouped.py says what they mean.
+// Products of weights that keep a checkpoint's codes: groups of columns have float16 scales. Codes of four bits (w4t,
+// w4ts) stand for values of a table, bytes (w8t, w8ts) are values. plugins/grouped.py says what they mean.
 //
 // Rows that are rounded to int8: the sum of a group is exact in int32, then it joins the others in float32 by one fma
 // (with a shift two), groups ascending. So every blocking, instruction set and number of rows gives the same bits.
@@ -17,14 +17,15 @@ namespace {
 
 // Where registers are few, the first of several groups of rows leaves the values that it looks up to the others. Else
 // each looks them up, and totals stay in registers, as far as these go (see CodeProducts).
-template <typename I, bool kShift>
+template <typename I, typename Stored>
 struct GroupProducts {
-  using Format = W4t<kShift>;
+  using Format = Stored;
   using Total = float;
+  static constexpr bool kShift = Format::kValues > 1, kBytes = Format::kBits == 8;
   static int64_t run_k(int64_t group) { return group; }
   static constexpr int kRows = I::kCodeRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
-  static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = !kKeepsTotals;
-  static constexpr int64_t kPart = kLeaves ? 1024 : 2048;
+  static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = !kKeepsTotals && !kBytes;
+  static constexpr int64_t kPart = kKeepsTotals ? 2048 : 1024;
   static constexpr int64_t kUnpackedBytes = kLeaves ? 2 * kPart * kPanel : 0;  // the values, and their further bits
   static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
   static constexpr bool kWholeOnce = true;
@@ -48,12 +49,13 @@ struct GroupProducts {
   enum Values {
     kLookedUp,
     kLeft,
-    kFound
-  };  // looked up for these rows alone, or for others too; left by the first ones
+    kFound,
+    kStored
+  };  // looked up for these rows alone, or for others too; left by the first ones; as they lie in panels
 
   template <Values kValues, int kR, int kP>
   static void tile(const Int8Tile& t) {
-    if (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1])) {
+    if (!kBytes && (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]))) {
       multiply_twice<kValues, kR, kP>(t);
     } else {
       multiply<kValues, kR, kP, false>(t);
@@ -61,13 +63,14 @@ struct GroupProducts {
   }
   template <Values kValues, int kR, int kP>
   [[gnu::noinline]] static void multiply_twice(const Int8Tile& t) {
-    multiply<kValues, kR, kP, true>(t);
+    if constexpr (!kBytes) multiply<kValues, kR, kP, true>(t);
   }
 
   template <Values kValues, int kR, int kP, bool kTwice>
   [[gnu::always_inline]] static inline void multiply(const Int8Tile& t) {
     const int64_t group = int64_t{1} << t.group_bits, lines = group / Format::kLineK;
-    const int64_t groups = ceil_div(t.tiles * kTileK, group), next_step = 2 * t.next_step;
+    const int64_t groups = ceil_div(t.tiles * kTileK, group);
+    const int64_t next_step = (kBytes ? 1 : 2) * t.next_step;  // of a line of codes
     float* const totals = reinterpret_cast<float*>(t.sums);
     typename I::Table table[kP];
     const std::byte *line[kP], *next[kP];
@@ -75,7 +78,7 @@ struct GroupProducts {
     typename I::V total[kKeepsTotals ? kR : 1][kP];
     for (int p = 0; p < kP; ++p) {
       if (t.first) std::fill_n(totals + p * t.panel_stride, kR * kPanel, 0.0f);
-      table[p] = I::product_table(panel_table(t.panels[p]));
+      if constexpr (!kBytes) table[p] = I::product_table(panel_table(t.panels[p]));
       line[p] = t.lines[p];
       next[p] = t.next[p];
       to[p] = t.unpacked + p * kUnpackedBytes;
@@ -100,6 +103,8 @@ struct GroupProducts {
           for (int p = 0; p < kP; ++p) {
             if constexpr (kValues == kFound) {
               weights[p] = I::load_weights(line[p] + half * kLineBytes);
+            } else if constexpr (kValues == kStored) {
+              weights[p] = I::load_values(line[p] + half * kLineBytes);
             } else {
               weights[p] = I::look_up(line[p], half == 1, table[p]);
               if constexpr (kValues == kLeft) I::store_weights(to[p] + half * kLineBytes, weights[p]);
@@ -111,10 +116,15 @@ struct GroupProducts {
         }
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
-          if constexpr (kValues == kLookedUp) prefetch_panel<I, kR>(line[p]);
+          if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(line[p]);
           I::prefetch_far(next[p]);
           next[p] += next_step;
-          line[p] += kValues == kFound ? 2 * kLineBytes : kLineBytes;
+          if constexpr (kValues == kStored) {
+            prefetch_panel<I, kR>(line[p] + kLineBytes);
+            I::prefetch_far(next[p]);
+            next[p] += next_step;
+          }
+          line[p] += kValues == kFound || kValues == kStored ? 2 * kLineBytes : kLineBytes;
           to[p] += 2 * kLineBytes;
         }
       }
@@ -187,34 +197,37 @@ struct GroupProducts {
   // Each group of rows looks up the last panel of an odd number for itself: tiles of its own would save little.
   static bool unpacks(int64_t panels) { return kLeaves && panels == kPanels; }
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
+    if constexpr (kBytes) return panels > 1 ? tile_with<kStored, 1, kPanels>(rows) : tile_with<kStored, 1, 1>(rows);
     if constexpr (kLeaves)
       if (!only && unpacks(panels))
         return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
-    return panels > 1 ? tile_with<kLookedUp, 1, kPanels>(rows) : tile_with<kLookedUp, 1, 1>(rows);
+    if constexpr (!kBytes)
+      return panels > 1 ? tile_with<kLookedUp, 1, kPanels>(rows) : tile_with<kLookedUp, 1, 1>(rows);
   }
   static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
 };
 
-template <typename I, bool kShift>
+template <typename I, typename Format>
 void matmul_groups(const MatmulArgs& args, const Team& team) {
-  matmul_int8<I, W4t<kShift>, GroupProducts<I, kShift>>(args, team);
+  matmul_int8<I, Format, GroupProducts<I, Format>>(args, team);
 }
 
 // With float rows: what codes stand for, as float32 lines.
-template <typename I, bool kShift>
+template <typename I, typename Format>
 struct GroupedWeight {
   using Stream = PanelF32;
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
   static constexpr int64_t kStreamRows = INT64_MAX, kStreamPart = kBlockedK;
   static constexpr int64_t kStreamBytes = kBlockedK * kLineBytes, kBlockedBytes = 0;
-  W4t<kShift> format;
+  static constexpr bool kShift = Format::kValues > 1, kBytes = Format::kBits == 8;
+  Format format;
 
   template <typename Args>
   explicit GroupedWeight(const Args& args) : format(args) {}
   int64_t panel_bytes() const { return format.panel_bytes(); }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
-  static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / 2; }
+  static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / Format::kTiles; }
   static const float* scales(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
@@ -223,21 +236,25 @@ struct GroupedWeight {
 
   // The lines of `part` values of k from `at` on, which begins a group.
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
-    return panel_has_more_bits(panel) ? lines_of<true>(panel, at, part, to) : lines_of<false>(panel, at, part, to);
+    return !kBytes && panel_has_more_bits(panel) ? lines_of<!kBytes>(panel, at, part, to)
+                                                 : lines_of<false>(panel, at, part, to);
   }
 
  private:
   template <bool kTwice>
   const std::byte* lines_of(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
-    constexpr int64_t kLineK = W4t<kShift>::kLineK;
-    const auto table = I::table(panel_table(panel)), more = I::table(panel_more_bits(panel));
+    constexpr int64_t kLineK = Format::kLineK;
+    [[maybe_unused]] const auto table = I::table(panel_table(panel)), more = I::table(panel_more_bits(panel));
     const bool offset = panel_has_offsets(panel);
     const std::byte* codes = stored(panel, at);
     float* floats = reinterpret_cast<float*>(to);
-    for (int64_t k = at; k < at + part; k += kLineK, codes += kLineBytes, floats += kLineK * kPanel) {
-      alignas(kLineBytes) std::byte values[2 * kLineBytes], rest[2 * kLineBytes];
-      I::store_weights(values, I::look_up(codes, false, table));
-      I::store_weights(values + kLineBytes, I::look_up(codes, true, table));
+    for (int64_t k = at; k < at + part; k += kLineK, codes += Format::kCodeBytes, floats += kLineK * kPanel) {
+      alignas(kLineBytes) std::byte looked_up[2 * kLineBytes], rest[2 * kLineBytes];
+      const std::byte* const values = kBytes ? codes : looked_up;
+      if constexpr (!kBytes) {
+        I::store_weights(looked_up, I::look_up(codes, false, table));
+        I::store_weights(looked_up + kLineBytes, I::look_up(codes, true, table));
+      }
       if constexpr (kTwice) {
         I::store_weights(rest, I::look_up(codes, false, more));
         I::store_weights(rest + kLineBytes, I::look_up(codes, true, more));

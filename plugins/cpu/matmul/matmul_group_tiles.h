@@ -1,6 +1,6 @@
-// w4t and w4ts times rows of int8 on tile registers (AMX), with the bits of matmul_group_kernel.h: a tile's sums are
-// those of one group, exact in int32; then they leave it and join the others in float32. Groups of less than the 64 k
-// of a tile have tiles of their own, whose other lines are zeros.
+// Weights in groups (w4t, w4ts, w8t, w8ts) times rows of int8 on tile registers (AMX), with the bits of
+// matmul_group_kernel.h: a tile's sums are those of one group, exact in int32; then they leave it and join the others
+// in float32. Groups of less than the 64 k of a tile have tiles of their own, whose other lines are zeros.
 //
 // Floors: a group of 128 k takes 64 cycles of products for 16 rows and two panels, and about as many to leave the
 // tiles.
@@ -11,10 +11,10 @@
 namespace ingot {
 namespace {
 
-template <typename I, typename Tiles, bool kShift>
+template <typename I, typename Tiles, typename Stored>
 struct GroupTileProducts {
-  using Vectors = GroupProducts<I, kShift>;
-  using Format = W4t<kShift>;
+  using Vectors = GroupProducts<I, Stored>;
+  using Format = Stored;
   using Total = float;
   static int64_t run_k(int64_t group) { return group; }
   static constexpr int kRows = 16, kPanels = 2;
@@ -52,7 +52,7 @@ struct GroupTileProducts {
 
   template <int kP>
   static bool has_more_bits(const Int8Tile& t) {
-    return panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]);
+    return !Vectors::kBytes && (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]));
   }
 
   template <int kP>
@@ -66,15 +66,21 @@ struct GroupTileProducts {
 
   static void look_up(const Int8Tile& t, const Cut& cut, int p, const int8_t* values, std::byte* to) {
     const int64_t lines = cut.tile_k() / Format::kLineK;  // of a tile
-    const auto table = I::table(values);
+    [[maybe_unused]] const auto table = I::table(values);
     if (lines * Format::kLineK < kTileK) std::fill_n(to, cut.groups * kTileBytes, std::byte{0});
     for (int64_t l = 0; l < cut.groups * cut.steps * lines; ++l) {
-      const std::byte* const codes = t.lines[p] + l * kLineBytes;
+      const std::byte* const codes = t.lines[p] + l * Format::kCodeBytes;
       // where the line's k lie among the 64 of their tile
       const int64_t at = l * Format::kLineK % kTileK / 4 * kLineBytes;
       std::byte* const line = to + l / lines * kTileBytes + at;
-      I::store_weights(line, I::look_up(codes, false, table));
-      I::store_weights(line + kLineBytes, I::look_up(codes, true, table));
+      if constexpr (Vectors::kBytes) {
+        I::store_weights(line, I::load_weights(codes));
+        I::store_weights(line + kLineBytes, I::load_weights(codes + kLineBytes));
+        I::prefetch_far(t.next[p] + (2 * l + 1) * t.next_step);
+      } else {
+        I::store_weights(line, I::look_up(codes, false, table));
+        I::store_weights(line + kLineBytes, I::look_up(codes, true, table));
+      }
       I::prefetch_far(t.next[p] + 2 * l * t.next_step);
     }
   }
@@ -142,12 +148,12 @@ struct GroupTileProducts {
 
 constexpr int64_t kFewGroupRows = 8;  // whose products wait for memory on vectors too
 
-template <typename I, typename Tiles, bool kShift>
+template <typename I, typename Tiles, typename Format>
 void matmul_group_tiles(const MatmulArgs& args, const Team& team) {
   if (args.rows <= kFewGroupRows || args.group < kTileK) {
-    matmul_groups<I, kShift>(args, team);
+    matmul_groups<I, Format>(args, team);
   } else {
-    matmul_int8<I, W4t<kShift>, GroupTileProducts<I, Tiles, kShift>>(args, team);
+    matmul_int8<I, Format, GroupTileProducts<I, Tiles, Format>>(args, team);
   }
   end_streams<I>(args);
 }

@@ -1,5 +1,5 @@
-// How weights of int8 (w8), int4 (w4, w4t) and FP8 lie in panels, see plugins/layouts.py: a header, then tiles of 1
-// KiB. A tile of int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column. A tile of w4 is two of
+// How weights of int8 (w8, w8t), int4 (w4, w4t) and FP8 lie in panels, see plugins/layouts.py: a header, then tiles of
+// 1 KiB. A tile of int8 is 64 k of 16 columns, line r holding k = 4r .. 4r+3 of each column. A tile of w4 is two of
 // those, in its low and its high nibbles; of w4t a line holds eight k, the first four in its low nibbles.
 #pragma once
 
@@ -110,25 +110,27 @@ struct W4 {
   int64_t data_offset_;
 };
 
-// w4t, and w4ts with a shift beside each scale.
-template <bool kShift>
-struct W4t {
-  static constexpr int64_t kTiles = 2, kLineK = 8;  // k of a line
+// w4t and w8t, and w4ts and w8ts with a shift beside each scale.
+template <int64_t kCodeBits, bool kShift>
+struct Grouped {
+  static constexpr int64_t kBits = kCodeBits, kTiles = 8 / kBits;
+  static constexpr int64_t kLineK = 8,
+                           kCodeBytes = kLineK * kPanel * kBits / 8;  // k of a line of nibbles, of two lines
   static constexpr int64_t kValues = kShift ? 2 : 1;
   int64_t k, group;  // a power of two, at least 16
 
   template <typename Args>
-  explicit W4t(const Args& args)
+  explicit Grouped(const Args& args)
       : k(args.k), group(args.group), group_bits_(std::countr_zero(static_cast<uint64_t>(group))) {
     const int64_t bytes = ((blocks() * 2 * kTileK + group - 1) >> group_bits_) * 16 * 2 * kValues;
     data_offset_ = kHeaderBytes + (bytes + kQuantLine - 1) / kQuantLine * kQuantLine;
   }
   int64_t blocks() const { return (tiles_of(k) + 1) / 2; }
   int64_t data_offset() const { return data_offset_; }
-  int64_t panel_bytes() const { return data_offset() + blocks() * kTileBytes; }
+  int64_t panel_bytes() const { return data_offset() + blocks() * (2 / kTiles) * kTileBytes; }
 
   const std::byte* stored(const std::byte* panel, int64_t at_k) const {
-    return panel + data_offset() + at_k / kLineK * kQuantLine;
+    return panel + data_offset() + at_k / kLineK * kCodeBytes;
   }
   // float16, of the group of k and those that follow
   const int8_t* multipliers(const std::byte* panel, int64_t at_k) const {
@@ -140,6 +142,11 @@ struct W4t {
   int group_bits_;
   int64_t data_offset_;
 };
+
+template <bool kShift>
+using W4t = Grouped<4, kShift>;
+template <bool kShift>
+using W8t = Grouped<8, kShift>;
 
 // FP8 (E4M3): lines of four k, each of 16 columns one after another, behind the scales of all groups.
 struct F8 {
@@ -168,15 +175,17 @@ static_assert(kF8.bits == 8 && kF8.k_block == kTileK && kF8.group_bytes == sizeo
 
 template <typename Format>
 constexpr bool reads(const WeightFormat& format) {
+  if (format.bits * Format::kTiles != 8) return false;
   if constexpr (requires { Format::kValues; }) {
-    if (format.group_bytes != Format::kValues * int64_t{sizeof(uint16_t)}) return false;
+    return format.group_bytes == Format::kValues * int64_t{sizeof(uint16_t)} && format.k_block == 2 * kTileK;
   }
-  return format.k_block == Format::kTiles * kTileK && format.bits * Format::kTiles == 8;
+  return format.k_block == Format::kTiles * kTileK;
 }
-static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W4t<false>>(kW4t) && reads<W4t<true>>(kW4ts));
+static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W4t<false>>(kW4t) && reads<W4t<true>>(kW4ts) &&
+              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts));
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
-// w4t: the values of its codes; whether shifts are offsets.
+// w4t: the values of its codes; w4ts, w8ts: whether shifts are offsets.
 inline const int8_t* panel_table(const std::byte* panel) { return reinterpret_cast<const int8_t*>(panel + 64); }
 inline bool panel_has_offsets(const std::byte* panel) { return panel[80] != std::byte{0}; }
 // Whether values have further bits: int8, each worth kMoreUnit of theirs.

@@ -43,6 +43,20 @@ constexpr WeightFormat kW4ts{.dtype = "w4ts",
                              .rows_alone = false,
                              .group_bytes = 4,
                              .in_tables = false};
+constexpr WeightFormat kW8t{.dtype = "w8t",
+                            .bits = 8,
+                            .k_block = 128,
+                            .groups = {128, 64, 32, 16},
+                            .rows_alone = false,
+                            .group_bytes = 2,
+                            .in_tables = false};
+constexpr WeightFormat kW8ts{.dtype = "w8ts",
+                             .bits = 8,
+                             .k_block = 128,
+                             .groups = {128, 64, 32, 16},
+                             .rows_alone = false,
+                             .group_bytes = 4,
+                             .in_tables = false};
 constexpr WeightFormat kF8{.dtype = "f8",
                            .bits = 8,
                            .k_block = 64,
@@ -51,7 +65,7 @@ constexpr WeightFormat kF8{.dtype = "f8",
                            .group_bytes = 4,
                            .in_tables = false};
 
-constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kF8};
+constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kW8t, kW8ts, kF8};
 constexpr WeightFormat kTableFormat = kW8;
 static_assert(kTableFormat.in_tables);
 

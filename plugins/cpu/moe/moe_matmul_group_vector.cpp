@@ -3,13 +3,23 @@
 #include "moe/moe_matmul_kernel.h"
 
 namespace ingot {
-template <bool kShift>
-using FloatProduct = VectorProduct<Int8, GroupedWeight<Int8, kShift>>;
+template <typename Format>
+using FloatProduct = VectorProduct<Int8, GroupedWeight<Int8, Format>>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.w4t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<false>>))
-INGOT_KERNEL("moe_down.w4t." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Int8, ingot::FloatProduct<false>>))
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W4t<false>>>))
+INGOT_KERNEL("moe_down.w4t." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W4t<false>>>))
 INGOT_KERNEL("moe_gate_up.w4ts." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<true>>))
-INGOT_KERNEL("moe_down.w4ts." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Int8, ingot::FloatProduct<true>>))
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W4t<true>>>))
+INGOT_KERNEL("moe_down.w4ts." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W4t<true>>>))
+INGOT_KERNEL("moe_gate_up.w8t." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W8t<false>>>))
+INGOT_KERNEL("moe_down.w8t." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W8t<false>>>))
+INGOT_KERNEL("moe_gate_up.w8ts." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W8t<true>>>))
+INGOT_KERNEL("moe_down.w8ts." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W8t<true>>>))

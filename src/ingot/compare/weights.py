@@ -3,7 +3,7 @@
 floats      the source's value, rounded to nearest: nothing else
 w8, w4      the integer nearest to the source's value under the scales that are packed with it; where a search has made
             the scale smaller than the largest value needs, that value has the outermost integer on its side
-w4t, w4ts   the source's code: no value is farther off than half of what the group's scale is worth
+..t, ..ts   the source's code: no value is farther off than half of what the group's scale is worth
 f8          the source's value, of which two products of scales may differ by their rounding
 """
 

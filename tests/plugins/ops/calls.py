@@ -37,19 +37,25 @@ def random_rows(n: int, k: int, group: int = 0) -> QuantisedRows:
     return QuantisedRows(scale=scale, codes=codes, multipliers=multipliers.astype(np.int8), group=group)
 
 
-def random_grouped(shape: tuple[int, ...], group: int, shift: str = "", *, more_bits: bool = False) -> GroupedRows:
-    """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table."""
+def random_grouped(
+    shape: tuple[int, ...], group: int, shift: str = "", *, more_bits: bool = False, byte_codes: bool = False
+) -> GroupedRows:
+    """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table.
+    byte_codes: values of all bytes in place of codes of four bits."""
     random = np.random.default_rng(sum(shape) + group)
     groups = (*shape[:-1], -(-shape[-1] // group))
     table = (np.arange(16) if shift else random.integers(-127, 128, 16)).astype(np.int8)
     more = np.random.default_rng(group).integers(-128, 128, 16).astype(np.int8)
     numbers = random.uniform(-9, 9, groups) if shift == "offset" else random.integers(0, 16, groups)
+    codes = random.integers(0, 16, shape).astype(np.uint8)
+    if byte_codes:
+        codes = random.integers(-128, 128, shape).astype(np.int8)
     return GroupedRows(
         scale=random.uniform(0.001, 0.1, shape[:-1]).astype(np.float32),
-        codes=random.integers(0, 16, shape).astype(np.uint8),
+        codes=codes,
         group_scale=_halves(random.uniform(-1, 1, groups)),
-        table=np.broadcast_to(table, (*shape[:-1], 16)).copy(),
-        more_bits=np.broadcast_to(more, (*shape[:-1], 16)).copy() if more_bits else None,
+        table=None if byte_codes else np.broadcast_to(table, (*shape[:-1], 16)).copy(),
+        more_bits=np.broadcast_to(more, (*shape[:-1], 16)).copy() if more_bits and not byte_codes else None,
         shift=_halves(numbers) if shift else None,
         is_offset=np.full(shape[:-1], shift == "offset"),
         group=group,
@@ -73,8 +79,8 @@ def random_weight(dtype: str, n: int, k: int, group: int) -> WeightRows:
     """A weight of a quantised type as the names of kernels have it: w8, w4a8, w4tsa8, f8."""
     if dtype == "f8":
         return random_f8((n, k), group)
-    if dtype.startswith("w4t"):
-        return random_grouped((n, k), group, "zero" if dtype.startswith("w4ts") else "")
+    if dtype.startswith(("w4t", "w8t")):
+        return random_grouped((n, k), group, "zero" if dtype[3:4] == "s" else "", byte_codes=dtype.startswith("w8"))
     return random_rows(n, k, group)
 
 
@@ -89,8 +95,9 @@ def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
         return random_rows(n, k, (32, 64, 128)[index % 3] if dtype == "w4" else 0)
     if dtype == "f8":
         return random_f8((n, k), (0, 128, 16, 64, 32)[index % 5])
-    shift = ("zero", "offset")[index % 2] if dtype == "w4ts" else ""
-    return random_grouped((n, k), (16, 32, 64, 128)[index % 4], shift, more_bits=index % 3 == 1)
+    shift, byte_codes = ("zero", "offset")[index % 2] if dtype.endswith("ts") else "", dtype.startswith("w8")
+    more = index % 3 == 1
+    return random_grouped((n, k), (16, 32, 64, 128)[index % 4], shift, more_bits=more, byte_codes=byte_codes)
 
 
 def make_batch(
