@@ -91,7 +91,7 @@ def kept_precision(*tensors: gs.Tensor) -> Precision | None:
 
 
 def _bits(grids: Sequence[Grid]) -> int:
-    """Of the codes of weights that are one."""
+    """Size of the codes of weights that are one."""
     return max((grid.bits for grid in grids), default=4)
 
 
