@@ -171,11 +171,11 @@ def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
     flat = numbers.reshape(count, -1).view(np.uint8)
     panels[:, HEADER_BYTES : HEADER_BYTES + flat.shape[1]] = flat
     codes = _padded(weight_rows.codes, count * PANEL, padded).view(np.uint8)
-    if weight_rows.table is None:
-        lines = codes.reshape(count, PANEL, padded // 4, 4).transpose(0, 2, 1, 3)
-    else:
-        fours = codes.reshape(count, PANEL, padded // 8, 2, 4)
-        lines = (fours[..., 0, :] | fours[..., 1, :] << 4).transpose(0, 2, 1, 3)
+    fours: npt.NDArray[np.generic] = codes.reshape(count, PANEL, padded // 4, 4)
+    if weight_rows.table is not None:
+        pairs = codes.reshape(count, PANEL, padded // 8, 2, 4)
+        fours = pairs[..., 0, :] | pairs[..., 1, :] << 4
+    lines = fours.transpose(0, 2, 1, 3)
     panels[:, panels.shape[1] - lines[0].size :] = lines.reshape(count, -1)
     return panels
 

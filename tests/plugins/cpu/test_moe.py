@@ -49,8 +49,8 @@ def _ids(seed: int, rows: int, experts: int, slots: int) -> Array:
 def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool) -> Packed:
     if dtype in ("w4t", "w4ts", "w8t", "w8ts"):
         shift, more, whole = ("zero", "offset")[k % 2] if dtype.endswith("ts") else "", group == 64, dtype[1] == "8"
-        rows = random_grouped((experts, n, k), group, shift, more_bits=more, byte_codes=whole)
-        return Quantised.of(rows, gated=gated)
+        grouped = random_grouped((experts, n, k), group, shift, more_bits=more, byte_codes=whole)
+        return Quantised.of(grouped, gated=gated)
     if dtype == "f8":
         return Quantised.of(random_f8((experts, n, k), 0 if n % 2 else group), gated=gated)
     if dtype not in ("w8", "w4"):
