@@ -118,6 +118,8 @@ class CheckpointWeights:
             return lambda begin, end: from_float32(self._reader.read_numbers(tensor, begin, end), DType.F8)
 
         node = producer(value)
+        if node is not None and node.op == "Reshape" and len(weight_shape(node.inputs[0])) == 2:
+            return self._codes(node.inputs[0])  # of a stack of experts
         if (
             node is not None
             and node.op == "DequantizeLinear"

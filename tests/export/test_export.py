@@ -16,15 +16,19 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.quantize import QuantizeOptions
 from ingot.convert.convert import convert
+from ingot.convert.family import find_family
 from ingot.convert.gguf.header import read_gguf_header
 from ingot.errors import UnsupportedModelError, UsageError
 from ingot.export.export import export
 from ingot.export.gguf_tokenizer import gguf_tokenizer
 from ingot.quickstart import SHIPPED
 from ingot.tensor_file import read_header, read_rows
+from tests.convert.test_golden import TOLERANCE
+from tests.e2e.same_bits import random_checkpoint
 from tests.gguf_files import BLOCKS
 from tests.graph_logits import logits_of_graph
 from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
+from tests.tiny import load_model
 
 TEXT = ["Once upon a time there was a fox, who lived in a wood; the fox was quick and brown. " * 6]
 LLAMA: dict[str, object] = {
@@ -221,3 +225,66 @@ def test_llama_cpp_and_gguf_read_the_file(tmp_path: Path, shared: Path) -> None:
     for _ in range(16):
         ids = [*ids, int(logits_of_graph(tmp_path / "q", np.array([ids]))[0, -1].argmax())]
     assert ids[-16:] == found
+
+
+GEMMA: dict[str, object] = {
+    "query_pre_attn_scalar": 20
+}  # of these sizes only a file says the scale of scores that is a head's
+FAMILIES: dict[str, dict[str, object]] = {
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    "phi3": {"rope_parameters": None},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+    **{name: {} for name in ("mixtral", "qwen3_moe", "gemma", "olmo2", "olmoe", "granite", "seed_oss", "ernie4_5")},
+}
+DIRECTORIES = ("gemma2", "gemma3_text", "phi3", "olmo2", "granite")
+
+
+def family_config(name: str, more: dict[str, object] | None = None) -> dict[str, object]:
+    without: dict[str, object] = {"sliding_window": None, "mlp_only_layers": []}
+    switched_off = without if name in ("mixtral", "qwen3_moe") else {}
+    config = {**find_family(name).tiny, **switched_off, **FAMILIES[name], **(more or {})}
+    return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gguf_of_other_families(tmp_path: Path, name: str) -> None:
+    checkpoint = random_checkpoint(tmp_path, family_config(name))
+    export(checkpoint, tmp_path / "x.gguf", "gguf")
+    convert(ConvertOptions(model_dir=tmp_path / "x.gguf", output_dir=tmp_path / "back"))
+    ids = IDS % 50
+    np.testing.assert_array_equal(logits_of_graph(tmp_path / "back", ids), logits_of_graph(checkpoint, ids))
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_transformers_read_the_directory(tmp_path: Path, name: str) -> None:
+    checkpoint = random_checkpoint(tmp_path, family_config(name))
+    export(checkpoint, tmp_path / "x", "compressed-tensors")
+    ids = IDS % 50
+    ours = logits_of_graph(checkpoint, ids)
+    assert np.abs(load_model(tmp_path / "x").logits(ids) - ours).max() < TOLERANCE * np.ptp(ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        # whose folded norms add to 1
+        ("gemma2", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "query_pre_attn_scalar": 32}),
+        ("qwen3_moe", {"hidden_size": 64, "moe_intermediate_size": 32}),
+    ],
+)
+@pytest.mark.parametrize(("precision", "codes"), [("w8", "auto"), ("w4g32", "symmetric")])
+def test_quantised_weights_of_other_families(
+    tmp_path: Path, name: str, more: dict[str, object], precision: str, codes: str
+) -> None:
+    config = {**family_config(name, more), "vocab_size": 2560}
+    options = QuantizeOptions(output_dir=tmp_path / "q", precision=precision, codes=codes)
+    quantize(options, checkpoint_of(tmp_path, config), TEXT)
+    forms = ("gguf", "compressed-tensors") if name in DIRECTORIES else ("gguf",)
+    for form in forms:
+        target = tmp_path / ("x.gguf" if form == "gguf" else "x")
+        report = export(tmp_path / "q", target, form, as_floats=form == "gguf")
+        assert set(report.kinds) & {"Q8_0", "Q4_0", "int8", "int4"}
+        convert(ConvertOptions(model_dir=target, output_dir=tmp_path / form))
+        ours, theirs = logits_of_graph(tmp_path / "q", IDS), logits_of_graph(tmp_path / form, IDS)
+        assert np.abs(theirs - ours).max() <= 1e-6 * np.ptp(ours)

@@ -6,6 +6,7 @@ find every weight of the model (builder/stored_codes.py) → ask the format whet
 
 import dataclasses
 import functools
+import math
 import os
 import secrets
 import shutil
@@ -34,6 +35,7 @@ from ingot.export.gguf_file import FileTensor, Setting, write_gguf
 from ingot.export.gguf_model import (
     FACTORS,
     architecture_of,
+    as_written,
     gguf_settings,
     paired_rows,
     require_same,
@@ -88,7 +90,7 @@ def export(
         raise UnsupportedModelError(
             f"{model.family} cannot be exported: it stores its matrices as [in, out]",
             where=str(checkpoint_dir),
-            expected="a model of the family llama, mistral, qwen2 or qwen3",
+            expected="a model whose matrices are [out, in], such as a llama",
             got=model.family,
         )
     with WeightReader(checkpoint) as reader:
@@ -166,7 +168,7 @@ def _to_gguf(
     theirs = their_names(architecture, model)
     tensors, floats = list[FileTensor](), list[str]()
     for ours, weight in weights.items():
-        order = np.arange(weight.shape[0])
+        order = np.arange(_rows_of(weight))
         for part, heads in (("attn/q/", model.heads), ("attn/k/", model.kv_heads)):
             if architecture.paired and part in ours:
                 order = paired_rows(heads, weight.shape[0])
@@ -174,15 +176,20 @@ def _to_gguf(
         if reason and not as_floats:
             raise unsaid(ours, reason, "gguf")
         floats += [ours] if reason else []
-        tensors.append(_gguf_tensor(theirs[ours], weight, kind, order))
+        if model.norm_offset and ours.endswith("norm/weight"):
+            tensors.append(_grown(theirs[ours][0], weight, model.norm_offset))
+            continue
+        parts = order.reshape(-1, len(theirs[ours]), _height(weight) // len(theirs[ours]))
+        for index, their_name in enumerate(theirs[ours]):  # of experts: gates, ups
+            shape = (*weight.shape[:-2], parts.shape[2], weight.shape[-1]) if len(weight.shape) > 1 else weight.shape
+            own = parts[:, index].reshape(-1)
+            tensors.append(dataclasses.replace(_gguf_tensor(their_name, weight, kind, own), shape=shape))
     if (factors := rope_factors(model)) is not None:
         tensors.append(FileTensor(name=FACTORS, kind="F32", shape=factors.shape, read=lambda: iter([factors])))
     kinds: dict[str, int] = {}
     for each in tensors:
         kinds[each.kind] = kinds.get(each.kind, 0) + 1
-    commonest = max(
-        (each for each in tensors if len(each.shape) == 2), key=lambda each: (kinds[each.kind], each.nbytes)
-    )
+    commonest = max((each for each in tensors if len(each.shape) > 1), key=lambda each: (kinds[each.kind], each.nbytes))
     settings: dict[str, Setting] = {
         "general.architecture": name,
         "general.type": "model",
@@ -228,7 +235,7 @@ def _publish_gguf(
         write_gguf(part, settings, tensors, advance)
         source = open_gguf(part)
         _, back, _ = read_model(source.config, source.tensors)
-        require_same(model, source.adapted(back), "a GGUF file", output)
+        require_same(as_written(model), as_written(source.adapted(back)), "a GGUF file", output)
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(output)
@@ -240,10 +247,29 @@ def _gguf_kind(weight: CheckpointWeight) -> tuple[str, str]:
     """(type, why its codes are not blocks)"""
     if weight.codes is None:
         assert weight.dtype is not None, "floats have a type"
-        return (weight.dtype.safetensors if len(weight.shape) == 2 else "F32"), ""
-    kind, reason = block_kind(weight.codes, weight.shape[1])
-    reason = reason or halves_problem(weight.codes, weight.shape[0])
+        return (weight.dtype.safetensors if len(weight.shape) > 1 else "F32"), ""
+    kind, reason = block_kind(weight.codes, weight.shape[-1])
+    reason = reason or halves_problem(weight.codes, _rows_of(weight))
     return ("F32", reason) if reason else (kind, "")
+
+
+def _rows_of(weight: CheckpointWeight) -> int:
+    """All rows, those of all experts; numbers of a vector."""
+    return math.prod(weight.shape[:-1]) if len(weight.shape) > 1 else weight.shape[0]
+
+
+def _height(weight: CheckpointWeight) -> int:
+    """Rows of one matrix; numbers of a vector."""
+    return weight.shape[-2] if len(weight.shape) > 1 else weight.shape[0]
+
+
+def _grown(name: str, weight: CheckpointWeight, offset: float) -> FileTensor:
+    """A norm whose factor is the stored one and so much more."""
+
+    def read() -> Iterator[npt.NDArray[np.generic]]:
+        yield weight.read(0, weight.shape[0]).reshape(-1) + np.float32(offset)
+
+    return FileTensor(name=name, kind="F32", shape=weight.shape, read=read)
 
 
 def _gguf_tensor(name: str, weight: CheckpointWeight, kind: str, order: npt.NDArray[np.intp]) -> FileTensor:
@@ -268,10 +294,10 @@ def _rows(
 
 def _nbytes(weight: CheckpointWeight, as_float: bool) -> int:
     """About what a weight takes in a file."""
-    count = int(np.prod(weight.shape))
+    count = math.prod(weight.shape)
     if weight.codes is None or as_float:
         return count * (weight.dtype or DType.F32).itemsize
-    return count * weight.codes.bits // 8 + 4 * weight.shape[0] * -(-weight.shape[1] // weight.codes.group)
+    return count * weight.codes.bits // 8 + 4 * _rows_of(weight) * -(-weight.shape[-1] // weight.codes.group)
 
 
 def _advancing(progress: Progress, total: int) -> Callable[[int], None]:

@@ -16,7 +16,14 @@ _CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "granite": "GraniteForCausalLM",
 }
+_GEMMAS = ("gemma2", "gemma3_text")
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}  # ours → the name in transformers
 
 
 def hf_config(model: ModelConfig, where: Path) -> dict[str, object]:
@@ -28,6 +35,7 @@ def hf_config(model: ModelConfig, where: Path) -> dict[str, object]:
             expected=", ".join(_CLASSES),
             got=model.family,
         )
+    activation = _ACTIVATIONS.get(model.activation, model.activation)
     config: dict[str, object] = {
         "architectures": [_CLASSES[model.family]],
         "model_type": model.family,
@@ -39,23 +47,51 @@ def hf_config(model: ModelConfig, where: Path) -> dict[str, object]:
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
         "max_position_embeddings": model.max_positions,
-        "hidden_act": model.activation,
+        "hidden_activation" if model.family in _GEMMAS else "hidden_act": activation,
         "rms_norm_eps": model.norm_eps,
         "tie_word_embeddings": model.tied_embeddings,
         **_rope(model.rope),
     }
-    if model.family in ("llama", "qwen3"):
+    if model.family in ("llama", "qwen3", "olmo2", "granite", *_GEMMAS):
         config["attention_bias"] = model.attention_out_bias
-    if model.family == "llama":
+    if model.family in ("llama", "granite"):
         config["mlp_bias"] = model.mlp_bias
-    if model.family == "mistral":
+    if model.family in ("mistral", "phi3"):
         config["sliding_window"] = max(model.windows, default=0) or None
+    kinds = ["sliding_attention" if window else "full_attention" for window in model.windows]
     if model.family in ("qwen2", "qwen3") and any(model.windows):
-        kinds = ["sliding_attention" if window else "full_attention" for window in model.windows]
         config |= {"use_sliding_window": True, "sliding_window": max(model.windows), "layer_types": kinds}
+    if model.family in _GEMMAS:
+        config |= _of_gemma(model, kinds)
+    if model.family == "granite":
+        config |= {
+            "embedding_multiplier": model.embedding_scale,
+            "attention_multiplier": model.attention_scale,
+            "residual_multiplier": model.residual_scale,
+            "logits_scaling": 1 / model.logit_scale,
+        }
+    if model.family == "phi3":
+        config |= {"original_max_position_embeddings": model.max_positions, "pad_token_id": None}
+        if model.rope is not None and model.rope.rotary_dim != model.head_dim:
+            config["partial_rotary_factor"] = model.rope.rotary_dim / model.head_dim
     _, back, _ = read_model(Section(dict(config), str(where)), None)
     require_same(model, back, "config.json", where)
     return config
+
+
+def _of_gemma(model: ModelConfig, kinds: list[str]) -> dict[str, object]:
+    """What Gemma 2 and 3 have beside others: the scale of scores, windows, caps, and rotations by kind of layer."""
+    scalar = round(model.attention_scale**-2, 6)
+    found: dict[str, object] = {
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # transformers takes whole ones
+        "sliding_window": max(model.windows, default=0) or None,
+        "layer_types": kinds or ["full_attention"] * model.num_layers,
+        "attn_logit_softcapping": model.score_cap or None,
+        "final_logit_softcapping": model.logit_cap or None,
+    }
+    if model.local_rope is not None:
+        found["rope_local_base_freq"] = model.local_rope.theta
+    return found
 
 
 def hf_names(model: ModelConfig) -> dict[str, str]:
