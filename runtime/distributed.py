@@ -30,6 +30,7 @@ from ingot.engine import read_manifest
 from ingot.errors import IngotError, RankError, UsageError, install
 from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.target import RankLink
+from ingot.runtime import forward_signals
 
 # What launchers tell the processes that they start: Open MPI and PMIx (Slurm), MPICH and Hydra (PMI).
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
@@ -128,8 +129,11 @@ def require_link(ranks: int, directory: Path) -> MpiLink:
     return link
 
 
-def start_ranks(engine_dir: Path, ranks: int) -> NoReturn:
-    """Replace this process by mpirun with this command for each rank. Raises UsageError without one."""
+def start_ranks(engine_dir: Path, ranks: int, *, drains: bool = False) -> NoReturn:
+    """Replace this process by mpirun with this command for each rank. Raises UsageError without one.
+
+    drains: signals that end this process reach the ranks as SIGUSR1
+    """
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.is_file() else shutil.which("mpirun")
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
@@ -143,7 +147,9 @@ def start_ranks(engine_dir: Path, ranks: int) -> NoReturn:
     command = [mpirun, "-n", str(ranks), sys.executable, "-m", "ingot", *sys.argv[1:]]
     print(f"starting {ranks} ranks: {shlex.join(command)}", file=sys.stderr, flush=True)
     settings = {**_MPIRUN_SETTINGS, **(_AS_ROOT if os.geteuid() == 0 else {})}
-    os.execve(mpirun, command, {**settings, **os.environ})
+    if drains:
+        command = [sys.executable, "-I", forward_signals.__file__, *command]
+    os.execve(command[0], command, {**settings, **os.environ})
 
 
 def together(link: RankLink, make: Callable[[], Said]) -> list[Said]:

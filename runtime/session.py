@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import signal
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,9 +61,11 @@ class LoadedEngine:
     prefill_chunk: int | None = None
 
 
-def join_ranks(directory: Path | str, config: RuntimeConfig) -> None:
+def join_ranks(directory: Path | str, config: RuntimeConfig, *, drains: bool = False) -> None:
     """For commands, before they read or print anything. Where processes share the engine: start them, or, in those
     after the first, do their part and end. Returns in the process that the command is for.
+
+    drains: the command ends in good manner after SIGUSR1, and the other processes with it
 
     Raises as `load_engine`.
     """
@@ -76,7 +79,9 @@ def join_ranks(directory: Path | str, config: RuntimeConfig) -> None:
         )
     if ranks > 1 and isinstance(_choose_target(directory, config), JoinsRanks):
         if link is None:
-            start_ranks(Path(directory), ranks)
+            start_ranks(Path(directory), ranks, drains=drains)
+        if drains:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the first process: until its server listens
         if link.rank > 0:
             load_engine(directory, config)
 

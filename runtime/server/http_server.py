@@ -1,6 +1,6 @@
 """uvicorn with the manners that a server of long answers needs: a first signal drains, a second one ends at once.
 
-SIGTERM, SIGINT, SIGHUP ─▶ new requests: 503, readiness: 503 ─▶ running ones end, at most drain_timeout ─▶ exit 0
+SIGTERM, SIGINT, SIGHUP, SIGUSR1 ─▶ new requests: 503, readiness: 503 ─▶ running ones end in drain_timeout ─▶ exit 0
 """
 
 import asyncio
@@ -62,20 +62,19 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """SIGHUP too, which a closed terminal sends; where nohup has it ignored, it stays so."""
-        with super().capture_signals():
-            before = signal.getsignal(signal.SIGHUP)
-            if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
-                yield
-                return
-            signal.signal(signal.SIGHUP, self.handle_exit)
-            try:
-                yield
-            finally:
-                signal.signal(signal.SIGHUP, before)
+        """SIGHUP too, which a closed terminal sends; where nohup has it ignored, it stays so. And SIGUSR1, which mpirun
+        hands on to its ranks."""
+        with super().capture_signals(), contextlib.ExitStack() as restoring:
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGHUP, signal.SIGUSR1):
+                    before = signal.getsignal(number)
+                    if number != signal.SIGHUP or before is not signal.SIG_IGN:
+                        signal.signal(number, self.handle_exit)
+                        restoring.callback(signal.signal, number, before)
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM, SIGINT or SIGHUP, in the middle of anything."""
+        """One of these signals, in the middle of anything."""
         self._loop.call_soon_threadsafe(self.drain)
 
     def drain(self) -> None:

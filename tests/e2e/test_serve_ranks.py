@@ -54,14 +54,16 @@ def tokens_of(text: str) -> list[int]:
 
 
 def ranks_of(server: ServeProcess) -> dict[int, int]:
-    """Rank → process, of those that mpirun has started."""
-    found = {}
+    """Rank → process, of those that mpirun has started, which a child of the command is."""
+    parents, ranks = {}, {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == server.process.pid:
-                given = dict(each.partition("=")[::2] for each in (entry / "environ").read_text().split("\0"))
-                found[int(given["OMPI_COMM_WORLD_RANK"])] = int(entry.name)
-    return found
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    for process, parent in parents.items():
+        if parents.get(parent) == server.process.pid:
+            given = (Path("/proc") / str(process) / "environ").read_text().split("\0")
+            ranks[int(dict(each.partition("=")[::2] for each in given)["OMPI_COMM_WORLD_RANK"])] = process
+    return ranks
 
 
 def test_streams_have_the_tokens_of_one_rank(engine: Path, stages: ServeProcess) -> None:
@@ -132,3 +134,24 @@ def test_a_stage_that_dies(engine: Path) -> None:
         assert "rank 1 has ended" in server.err or "rank 1" in server.err
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
     assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_drain_all_ranks(number: signal.Signals, engine: Path) -> None:
+    """The stream that runs has its end, and the command the exit code 0."""
+    with ServeProcess(engine, ("--threads", 1, "--drain_timeout", 20)) as server:
+        ranks = ranks_of(server)
+        with httpx.stream("POST", f"{server.url}{PATH}", json=asked(3, stream=True), timeout=60) as stream:
+            rest = stream.iter_lines()
+            next(rest)
+            server.process.send_signal(number)
+            assert "[DONE]" in "\n".join(rest)
+        assert server.wait(30) == 0
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
+
+
+def test_a_command_that_is_killed_takes_its_ranks_along(engine: Path) -> None:
+    with ServeProcess(engine, ("--threads", 1)) as server:
+        ranks = ranks_of(server)
+        server.process.kill()
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 20)

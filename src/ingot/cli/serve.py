@@ -282,7 +282,7 @@ def command(
         rank_timeout=rank_timeout,
         collectives=collectives,
     )
-    join_ranks(engine_dir, opening)
+    join_ranks(engine_dir, opening, drains=True)
 
     def open_runner() -> ModelRunner:
         return ModelRunner(load_engine(engine_dir, opening), opening)

@@ -1,0 +1,215 @@
+// Ranks as threads of one process, over one window: sums among the ranks of a stage, rows from stage to stage, several
+// steps in flight. Each rank has a team of threads. For ThreadSanitizer, which sees one process alone.
+//
+//   window_selftest STAGES PLACES THREADS STEPS   exit status 1: a wrong number; killed by SIGALRM: all wait for ever
+//   window_selftest fails                         a rank gives up in the middle of a step: all others hear of it
+//   window_selftest race                          a rank reads a slot before its owner has come to the meeting, for
+//                                                 ThreadSanitizer to report
+//
+// window.cpp is compiled with -Dmmap=window_mmap -Dmunmap=window_munmap: all ranks have the window at one address, or
+// no tool would know that they share it.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "ranks/all_reduce_kernel.h"
+#include "ranks/recv_kernel.h"
+#include "ranks/send_kernel.h"
+#include "ranks/window.h"
+
+namespace {
+
+std::atomic<void*> window_memory{nullptr};
+std::atomic<int> mappings{0};
+
+}  // namespace
+
+extern "C" void* window_mmap(void*, size_t bytes, int protection, int flags, int file, off_t offset) {
+  if (window_memory.load() == nullptr) window_memory.store(mmap(nullptr, bytes, protection, flags, file, offset));
+  mappings.fetch_add(1);
+  return window_memory.load();
+}
+
+extern "C" int window_munmap(void* memory, size_t bytes) {
+  return mappings.fetch_sub(1) == 1 ? munmap(memory, bytes) : 0;
+}
+
+namespace ingot {
+
+void Team::barrier() const { static_cast<std::barrier<>*>(pool)->arrive_and_wait(); }
+
+namespace {
+
+constexpr int64_t kNumbers = 700;  // of a row that ranks sum, not a multiple of what kernels take at once
+constexpr double kTimeout = 30.0;
+std::atomic<int> wrong{0};
+
+struct Layout {
+  int stages, places, threads;
+  int64_t steps;
+  bool fails = false, races = false;
+  int ranks() const { return stages * places; }
+};
+
+// What a stage makes of a row: two sums over its ranks, each of which adds its place.
+float after_stage(float before, int places) {
+  const auto count = static_cast<float>(places), extra = static_cast<float>(places * (places - 1) / 2);
+  return count * (count * before + extra) + extra;
+}
+
+float row_of(int64_t step, int64_t i) { return static_cast<float>(step % 5 + i % 7); }
+
+class Rank {
+ public:
+  Rank(const std::string& path, int rank, const Layout& layout)
+      : layout_(layout),
+        window_(path, rank, {layout.ranks(), kNumbers * 4, 8, layout.stages, 2 * kNumbers * 4}, kTimeout),
+        meeting_(layout.threads),
+        row_(kNumbers),
+        sum_(kNumbers),
+        extra_(kNumbers) {}
+
+  Window& window() { return window_; }
+
+  void run() {
+    std::vector<std::thread> team;
+    for (int index = 1; index < layout_.threads; ++index) team.emplace_back([this, index] { follow(index); });
+    follow(0);
+    for (std::thread& each : team) each.join();
+  }
+
+ private:
+  void follow(int index) {
+    const Team team{.index = index, .count = layout_.threads, .pool = &meeting_};
+    std::minstd_rand random(static_cast<unsigned>(100 * window_.rank() + index));
+    while (true) {
+      if (index == 0) next_ = begin();
+      team.barrier();
+      const int64_t step = next_;
+      if (step < 0) return;
+      const bool done = compute(team, step, random);
+      team.barrier();
+      if (!done) return;
+    }
+  }
+
+  // The number that the step's batch holds; -1: there is none. On thread 0.
+  int64_t begin() {
+    try {
+      if (window_.rank() > 0) {
+        std::vector<int32_t> batch;
+        return window_.next_step(batch, [] { return false; }) == NextStep::kBegun ? batch.at(0) : -1;
+      }
+      for (; announced_ < layout_.steps && announced_ < begun_ + layout_.stages; ++announced_) {
+        const auto number = static_cast<int32_t>(announced_);
+        window_.announce({&number, 1});
+      }
+      if (begun_ == layout_.steps) {
+        window_.close();
+        return -1;
+      }
+      window_.begin_step();
+      return begun_++;
+    } catch (const RankError&) {
+      if (!layout_.fails) wrong.fetch_add(1);
+      return -1;
+    }
+  }
+
+  bool compute(const Team& team, int64_t step, std::minstd_rand& random) {
+    const auto dawdle = [&] {
+      if (random() % 4 == 0) usleep(random() % 40);
+    };
+    const int stage = window_.stage(), last = layout_.stages - 1;
+    const Team::Range own = team.share(kNumbers);
+    if (layout_.fails && window_.rank() == layout_.ranks() - 1 && step == 5 && team.index == 0)
+      window_.fail("a rank gives up");
+    if (stage > 0) {
+      dawdle();
+      recv({&window_, {0, 0, "rows"}, row_.data(), 1, kNumbers}, team);
+      recv({&window_, {1, kNumbers * 4, "extras"}, extra_.data(), 1, kNumbers}, team);
+      if (window_.failed()) return false;
+      for (int64_t i = own.begin; i < own.end; ++i) wrong.fetch_add(extra_[i] != row_of(step, i));
+    } else {
+      for (int64_t i = own.begin; i < own.end; ++i) row_[i] = row_of(step, i);
+    }
+    for (int64_t number = 1; number <= 2; ++number) {
+      dawdle();
+      for (int64_t i = own.begin; i < own.end; ++i) row_[i] += static_cast<float>(window_.place());
+      team.barrier();
+      if (layout_.races && team.index == 0) row_[0] += *window_.of(number % 2, (window_.place() + 1) % layout_.places);
+      all_reduce({&window_, {number, static_cast<int>(number % 2), "sum"}, row_.data(), sum_.data(), 1, kNumbers},
+                 team);
+      team.barrier();
+      if (window_.failed()) return false;
+      for (int64_t i = own.begin; i < own.end; ++i) row_[i] = sum_[i];
+      if (team.index == 0) window_.beat();
+    }
+    if (stage < last) {
+      dawdle();
+      for (int64_t i = own.begin; i < own.end; ++i) extra_[i] = row_of(step, i);
+      team.barrier();
+      send({&window_, {0, 0, "rows"}, row_.data(), 1, kNumbers}, team);
+      send({&window_, {1, kNumbers * 4, "extras"}, extra_.data(), 1, kNumbers}, team);
+      return !window_.failed();
+    }
+    for (int64_t i = own.begin; i < own.end; ++i) {
+      float expected = row_of(step, i);
+      for (int each = 0; each < layout_.stages; ++each) expected = after_stage(expected, layout_.places);
+      if (!layout_.races) wrong.fetch_add(row_[i] != expected);
+    }
+    return true;
+  }
+
+  Layout layout_;
+  Window window_;
+  std::barrier<> meeting_;
+  std::vector<float> row_, sum_, extra_;
+  int64_t announced_ = 0, begun_ = 0, next_ = 0;
+};
+
+int run(const Layout& layout) {
+  const int file = memfd_create("ranks", 0);
+  const WindowShape shape{layout.ranks(), kNumbers * 4, 8, layout.stages, 2 * kNumbers * 4};
+  if (file < 0 || ftruncate(file, static_cast<off_t>(shape.bytes())) != 0) return 2;
+  const std::string path = "/proc/self/fd/" + std::to_string(file);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int rank = 0; rank < layout.ranks(); ++rank) ranks.push_back(std::make_unique<Rank>(path, rank, layout));
+  std::vector<std::thread> threads;
+  threads.reserve(ranks.size());
+  for (auto& rank : ranks) threads.emplace_back([&rank] { rank->run(); });
+  for (std::thread& each : threads) each.join();
+  if (layout.fails)
+    for (auto& rank : ranks) wrong.fetch_add(rank->window().failure() != "a rank gives up");
+  std::printf("%d stages of %d ranks of %d threads, %ld steps: %d times wrong\n", layout.stages, layout.places,
+              layout.threads, static_cast<long>(layout.steps), wrong.load());
+  ::close(file);
+  return wrong.load() == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace ingot
+
+int main(int argc, char** argv) {
+  alarm(120);
+  const std::string_view what = argc > 1 ? argv[1] : "";
+  if (what == "race") return ingot::run({.stages = 1, .places = 2, .threads = 1, .steps = 20, .races = true});
+  if (what == "fails") return ingot::run({.stages = 2, .places = 2, .threads = 2, .steps = 20, .fails = true});
+  if (argc == 5)
+    return ingot::run({.stages = std::atoi(argv[1]),
+                       .places = std::atoi(argv[2]),
+                       .threads = std::atoi(argv[3]),
+                       .steps = std::atol(argv[4])});
+  std::fprintf(stderr, "usage: window_selftest STAGES PLACES THREADS STEPS | fails | race\n");
+  return 2;
+}
