@@ -129,13 +129,18 @@ def require_link(ranks: int, directory: Path) -> MpiLink:
     return link
 
 
+def find_mpirun() -> str | None:
+    """The launcher beside this Python, else that of the PATH."""
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.is_file() else shutil.which("mpirun")
+
+
 def start_ranks(engine_dir: Path, ranks: int, *, drains: bool = False) -> NoReturn:
     """Replace this process by mpirun with this command for each rank. Raises UsageError without one.
 
     drains: signals that end this process reach the ranks as SIGUSR1
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.is_file() else shutil.which("mpirun")
+    mpirun = find_mpirun()
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
         raise UsageError(
             f"the {ranks} ranks of the engine cannot be started",

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,11 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
+from ingot.runtime.distributed import find_mpirun
 
+MPIRUN = find_mpirun()
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None, reason="needs mpi4py and mpirun"
+    importlib.util.find_spec("mpi4py") is None or MPIRUN is None, reason="needs mpi4py and mpirun"
 )
 PROMPT = ("--prompt", "The prince", "--max_output_len", "12", "--temperature", "0.8", "--seed", "3")
 
@@ -36,7 +37,16 @@ def ingot(*args: object, launcher: tuple[str, ...] = ()) -> "subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize(("name", "collectives"), [("e", "shm"), ("e", "mpi"), ("stages", "shm"), ("stages", "mpi")])
+WAYS = [
+    ("e", "shm"),
+    ("stages", "mpi"),
+    pytest.param("e", "mpi", marks=pytest.mark.slow),
+    pytest.param("stages", "shm", marks=pytest.mark.slow),
+]
+OPS = [("e", {"all_reduce", "all_gather"}), pytest.param("stages", {"recv"}, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("name", "collectives"), WAYS)
 def test_the_text_of_one_rank(name: str, collectives: str, engine: Path) -> None:
     expected = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT)
     found = ingot("run", "--engine_dir", engine.with_name(name), *PROMPT, "--collectives", collectives)
@@ -49,13 +59,13 @@ def test_refusals(engine: Path) -> None:
     found = ingot("run", "--engine_dir", engine, *PROMPT, "--kv_cache_memory", "1KiB")
     assert found.returncode == 1
     assert "error: " in found.stderr
-    many = ("mpirun", "--allow-run-as-root", "-n", "2")
+    many = (str(MPIRUN), "--allow-run-as-root", "-n", "2")
     found = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT, launcher=many)
     assert found.returncode == 2
     assert "2 processes are started for an engine of one rank" in found.stderr
 
 
-@pytest.mark.parametrize(("name", "ops"), [("e", {"all_reduce", "all_gather"}), ("stages", {"recv"})])
+@pytest.mark.parametrize(("name", "ops"), OPS)
 def test_benchmarks(name: str, ops: set[str], engine: Path, tmp_path: Path) -> None:
     args = ("--engine_dir", engine.with_name(name), "--json")
     short = ("--input_len", 20, "--batch_size", 2, "--repetitions", 1)

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -20,10 +19,12 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
+from ingot.runtime.distributed import find_mpirun
 from tests.runtime.server.served import ServeProcess, eventually, serving_engine
 
+MPIRUN = find_mpirun()
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None, reason="needs mpi4py and mpirun"
+    importlib.util.find_spec("mpi4py") is None or MPIRUN is None, reason="needs mpi4py and mpirun"
 )
 PATH = "/v1/completions"
 
@@ -55,7 +56,8 @@ def tokens_of(text: str) -> list[int]:
 
 def ranks_of(server: ServeProcess) -> dict[int, int]:
     """Rank → process, of those that mpirun has started, which a child of the command is."""
-    parents, ranks = {}, {}
+    parents: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):
             parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -136,7 +138,7 @@ def test_a_stage_that_dies(engine: Path) -> None:
     assert set(os.listdir("/dev/shm")) <= before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_signals_drain_all_ranks(number: signal.Signals, engine: Path) -> None:
     """The stream that runs has its end, and the command the exit code 0."""
     with ServeProcess(engine, ("--threads", 1, "--drain_timeout", 20)) as server:
@@ -150,6 +152,7 @@ def test_signals_drain_all_ranks(number: signal.Signals, engine: Path) -> None:
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_takes_its_ranks_along(engine: Path) -> None:
     with ServeProcess(engine, ("--threads", 1)) as server:
         ranks = ranks_of(server)
