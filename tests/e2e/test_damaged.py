@@ -210,9 +210,14 @@ def test_a_full_disk_leaves_nothing(shipped_checkpoint: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("number", "words", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+    ("command", "number", "words", "code"),
+    [
+        ("convert", signal.SIGTERM, "terminated", 143),
+        ("build", signal.SIGINT, "interrupted", 130),
+        pytest.param("convert", signal.SIGINT, "interrupted", 130, marks=pytest.mark.slow),
+        pytest.param("build", signal.SIGTERM, "terminated", 143, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("command", ["convert", "build"])
 def test_interrupted_work_leaves_nothing(
     command: str, number: int, words: str, code: int, large_checkpoint: Path, tmp_path: Path
 ) -> None:

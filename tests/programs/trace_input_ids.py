@@ -24,7 +24,7 @@ from tests.programs.traced import Stages, table, traced
 NAME = "input_ids"
 STAGES = {
     ("runtime.step_batch", "assemble"): "step: make the arrays of a batch",
-    ("plugins.cpu.session", "run"): "session: hand them to native code",
+    ("plugins.cpu.session", "run"): "session: pass the arrays to C++",
 }
 
 
@@ -59,7 +59,12 @@ def main() -> None:
         rows.append(("Plan", ", ".join(f"`{op}`" for op in dict.fromkeys(steps))))
         with traced(Stages(STAGES)) as found, ModelRunner.from_dir(engine) as runner:
             runner.generate([[1, 2, 3]], max_new_tokens=2)
-    print("| where | what reads them |", "|---|---|", *(f"| {where} | {what} |" for where, what in rows), sep="\n")
+    print(
+        "| stage | nodes that read `input_ids` |",
+        "|---|---|",
+        *(f"| {where} | {what} |" for where, what in rows),
+        sep="\n",
+    )
     print("", *table(found.modules), sep="\n")
 
 

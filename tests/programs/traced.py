@@ -64,5 +64,5 @@ def traced(key: Callable[[Frame, str], str | None]) -> Iterator[Trace]:
 
 def table(modules: Mapping[str, list[str]]) -> list[str]:
     """Rows of Markdown, a line for each key; the modules sorted, since threads meet them in any order."""
-    lines = ["| where | modules |", "|---|---|"]
+    lines = ["| stage | modules |", "|---|---|"]
     return lines + [f"| {key} | {', '.join(f'`{name}`' for name in sorted(names))} |" for key, names in modules.items()]

@@ -18,6 +18,7 @@ from tests import quantised
 from tests.builder.engines import engine_logits
 from tests.convert.quantised.test_formats import product_weights
 from tests.graph_logits import logits_of_graph
+from tests.spanning import often
 
 HEADS, KV_HEADS, HEAD_DIM, VOCAB = 3, 1, 20, 37
 IDS = np.random.default_rng(3).integers(0, VOCAB, (2, 9))
@@ -103,6 +104,19 @@ def llama_settings(hidden: int, inner: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", write.BLOCKS)
 def test_a_type(tmp_path: Path, kind: int) -> None:
+    """Every number of the Checkpoint is that of the file."""
+    values = write_llama(tmp_path, kind)
+    convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
+    made = product_weights(tmp_path / "checkpoint")
+    wanted = [values[f"model.layers.0.{name}.weight"] for name in PRODUCTS.values()]
+    for got, expected in zip(made, [*wanted, values["model.embed_tokens.weight"]], strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert f"gguf {write.BLOCKS[kind][0]}" in inspect(tmp_path / "checkpoint").text
+
+
+@pytest.mark.parametrize("kind", often(write.BLOCKS, (2, 12)))  # one with a scale for each block, one of super-blocks
+def test_a_model_of_a_type(tmp_path: Path, kind: int) -> None:
+    """Logits of graph and engine are those of the same numbers in float32."""
     values = write_llama(tmp_path, kind)
     hidden = values["model.norm.weight"].size
     config = {
@@ -118,16 +132,11 @@ def test_a_type(tmp_path: Path, kind: int) -> None:
     quantised.save(tmp_path / "float", config, {name: (DType.F32, each) for name, each in values.items()})
     convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
     convert(ConvertOptions(model_dir=tmp_path / "float", output_dir=tmp_path / "expected"))
-    made = product_weights(tmp_path / "checkpoint")
-    wanted = [values[f"model.layers.0.{name}.weight"] for name in PRODUCTS.values()]
-    for got, expected in zip(made, [*wanted, values["model.embed_tokens.weight"]], strict=True):
-        np.testing.assert_array_equal(got, expected)
     expected = logits_of_graph(tmp_path / "expected", IDS)
     bound = 1e-5 * np.ptp(expected)
     np.testing.assert_allclose(logits_of_graph(tmp_path / "checkpoint", IDS), expected, rtol=0, atol=bound)
     build(BuildConfig(target="ref", precision="f32"), tmp_path / "checkpoint", tmp_path / "engine")
     np.testing.assert_allclose(engine_logits(tmp_path / "engine", IDS), expected, rtol=0, atol=bound)
-    assert f"gguf {write.BLOCKS[kind][0]}" in inspect(tmp_path / "checkpoint").text
 
 
 def test_types_are_those_of_the_format() -> None:

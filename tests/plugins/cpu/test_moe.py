@@ -114,7 +114,7 @@ def _run(session: CpuSession, rows: int) -> Array:
     return y
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
     """40 rows match the reference; any first rows, any row alone, threads, pieces and tactics give the same bits."""
     for index, shape in enumerate(SHAPES):

@@ -14,8 +14,8 @@ from tests.runtime.answers.samples import SAMPLES, TOKENS, without_text
 from tests.runtime.answers.templates import FAMILIES
 from tests.runtime.answers.test_parser import read, reader
 from tests.runtime.answers.test_templates import CONTENT, REASONING, Conversation, called, conversation
+from tests.spanning import often
 
-SPLITS = 6  # of an answer, drawn anew for every format and content
 Calls = list[tuple[str, dict[str, Any]]]
 CONTENTS: dict[str, Calls] = {
     "texts that read like values": [
@@ -59,8 +59,9 @@ def parse(talk: Conversation, prompt: Sequence[int], pieces: Sequence[str], *, c
     return built.answer()
 
 
+@pytest.mark.parametrize("splits", often((2, 12), (2,)))  # of an answer, drawn anew for every format and content
 @pytest.mark.parametrize("name", FAMILIES)
-def test_contents_come_back_and_cuts_begin_alike(tmp_path: Path, name: str) -> None:
+def test_contents_come_back_and_cuts_begin_alike(tmp_path: Path, name: str, splits: int) -> None:
     family, draw = FAMILIES[name], random.Random(name)
     talk = conversation(tmp_path, family, TOKENS)
     content = "" if without_text(name) and name != "harmony" else CONTENT
@@ -73,7 +74,7 @@ def test_contents_come_back_and_cuts_begin_alike(tmp_path: Path, name: str) -> N
         whole = parse(talk, prompt, pieces)
         assert [(each.name, json.loads(each.arguments)) for each in whole.calls] == calls, what
         assert (whole.content or "", whole.reasoning) == (content, parts.get("reasoning_content")), what
-        for place in draw.sample(range(len(pieces)), min(SPLITS, len(pieces))):
+        for place in draw.sample(range(len(pieces)), min(splits, len(pieces))):
             halves = ["".join(pieces[:place]), "".join(pieces[place:])]
             again = parse(talk, prompt, halves)
             assert (again.content, again.reasoning) == (whole.content, whole.reasoning)
