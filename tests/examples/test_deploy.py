@@ -1,5 +1,6 @@
 """examples/deploy: what its files name is there. No engine of containers is needed to see that."""
 
+import importlib
 import json
 import re
 import shlex
@@ -67,6 +68,36 @@ def serve_params(arguments: list[str]) -> dict[str, Any]:
     """What `ingot serve` makes of its arguments."""
     params: dict[str, Any] = command.make_context("serve", arguments).params
     return params
+
+
+def test_what_kubernetes_starts() -> None:
+    """Options that exist, probes that are answered, services that lead to pods, drains that have their time."""
+    yaml: Any = importlib.import_module("yaml")
+    found = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    services = {each["metadata"]["name"]: each["spec"] for each in found if each["kind"] == "Service"}
+    roles = {}
+    for deployment in (each["spec"] for each in found if each["kind"] == "Deployment"):
+        pod = deployment["template"]["spec"]
+        labels = deployment["template"]["metadata"]["labels"]
+        (container,) = pod["containers"]
+        program, subcommand, *arguments = [*container["command"], *container["args"]]
+        assert (program, subcommand) == ("ingot", "serve")
+        params = serve_params(arguments)
+        roles[params["role"]] = params
+        assert pod["terminationGracePeriodSeconds"] > params["drain_timeout"] + 5
+        assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": params["port"]}
+        assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+        places = [each["mountPath"] for each in container["volumeMounts"]]
+        assert str(params["engine_dir"]) in places
+        assert str(params["api_key_file"].parent) in places
+        assert deployment["selector"]["matchLabels"] == labels
+        assert labels in [service["selector"] for service in services.values()]
+    assert set(roles) == {"prefill", "decode"}
+    (url,) = roles["decode"]["prefill_urls"]
+    name, port = url.removeprefix("http://").split(":")
+    assert services[name]["selector"] == {"app": name}
+    assert services[name]["ports"] == [{"port": int(port), "targetPort": roles["prefill"]["port"]}]
 
 
 def test_the_unit_gives_drains_their_time() -> None:
