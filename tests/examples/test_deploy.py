@@ -80,9 +80,9 @@ def test_what_kubernetes_starts() -> None:
         pod = deployment["template"]["spec"]
         labels = deployment["template"]["metadata"]["labels"]
         (container,) = pod["containers"]
-        program, subcommand, *arguments = [*container["command"], *container["args"]]
-        assert (program, subcommand) == ("ingot", "serve")
-        params = serve_params(arguments)
+        words: list[str] = container["command"] + container["args"]
+        assert words[:2] == ["ingot", "serve"]
+        params = serve_params(words[2:])
         roles[params["role"]] = params
         assert pod["terminationGracePeriodSeconds"] > params["drain_timeout"] + 5
         assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": params["port"]}
