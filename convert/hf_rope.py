@@ -35,15 +35,25 @@ def read_rope(
         factor = rope.number("partial_rotary_factor", 1.0, above=0)
     else:
         factor = read_beside(rope, "partial_rotary_factor", section, partial_key, partial or 1.0)
-    if (partial is None and factor != 1) or factor > 1:
+    _require_rotating_part(rope, factor, whole=partial is None)
+    rotary_dim = int(head_dim * factor)
+    return read_frequencies(rope, section, theta, rotary_dim, max_positions, flags=rope, kinds=kinds)
+
+
+def _require_rotating_part(rope: Section, factor: float, *, whole: bool) -> None:
+    """Raise UnsupportedModelError where more than a head would rotate. whole: or less."""
+    if factor > 1 or (whole and factor != 1):
         raise UnsupportedModelError(
             "partial_rotary_factor other than 1 is not supported in this family",
             where=rope.place("partial_rotary_factor"),
             expected="1",
             got=f"{factor:g}",
         )
-    rotary_dim = int(head_dim * factor)
-    return read_frequencies(rope, section, theta, rotary_dim, max_positions, flags=rope, kinds=kinds)
+
+
+def require_whole_heads(rope: Section) -> None:
+    """Raise an error where the rotary object of a family whose heads rotate as a whole names a part of them."""
+    _require_rotating_part(rope, rope.number("partial_rotary_factor", 1.0, above=0), whole=True)
 
 
 def interleaved(rope: RopeConfig | None) -> RopeConfig | None:

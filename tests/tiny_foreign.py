@@ -46,7 +46,7 @@ def store(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _internlm2(weights: Weights, config: Mapping[str, Any]) -> Weights:
-    kv_heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     stored, parts = {}, {}
     for name, value in weights.items():
         if found := re.fullmatch(r"(model\.layers\.\d+)\.self_attn\.([qkv])_proj\.(weight|bias)", name):

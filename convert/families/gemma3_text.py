@@ -7,7 +7,7 @@ from ingot.configs.model import ModelConfig, QkNorm, RopeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import gemma2
 from ingot.convert.families.qwen3 import QK_NORMS
-from ingot.convert.hf_rope import read_beside, read_frequencies, rope_section
+from ingot.convert.hf_rope import read_beside, read_frequencies, require_whole_heads, rope_section
 from ingot.errors import ConfigError
 
 
@@ -47,6 +47,8 @@ def read_ropes(
                 expected="rope_type",
                 got="type",
             )
+    require_whole_heads(whole)
+    require_whole_heads(local)
     return (
         read_frequencies(
             whole,
