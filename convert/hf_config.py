@@ -80,3 +80,16 @@ def mixer_layers(
             got=", ".join(kinds)[:200],
         )
     return tuple(layer for layer, each in enumerate(kinds) if each == kind)
+
+
+def is_called(section: Section, ours: str, theirs: str) -> bool:
+    """Whether the file has a key by the family's own name. Raises ConfigError where it has both and they differ."""
+    there = section.has(theirs) or section.is_null(theirs)
+    if there and section.has(ours) and section.raw(ours) != section.raw(theirs):
+        raise ConfigError(
+            f"{ours} contradicts {theirs}",
+            where=section.place(ours),
+            expected=f"{section.raw(theirs)!r}, the value of {theirs}",
+            got=repr(section.raw(ours))[:200],
+        )
+    return there

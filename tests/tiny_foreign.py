@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Weights = dict[str, torch.Tensor]
+Config = dict[str, Any]
 
 _INTERNLM2 = {
     "model.embed_tokens.": "model.tok_embeddings.",
@@ -25,12 +26,54 @@ _INTERNLM2 = {
 
 def twin(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of the twin; the same where transformers has the model itself."""
-    if config["model_type"] == "kimi_k2":
-        return {**config, "model_type": "deepseek_v3"}
-    if config["model_type"] != "internlm2":
-        return dict(config)
-    kept = {key: value for key, value in config.items() if key not in ("bias", "mlp_bias")}
-    return {**kept, "model_type": "llama", "attention_bias": config.get("bias", True)}
+    found = _TWINS.get(config["model_type"])
+    return dict(config) if found is None else found(dict(config))
+
+
+def _without(config: Config, *keys: str) -> Config:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def _twin_of_internlm2(config: Config) -> Config:
+    return {**_without(config, "bias", "mlp_bias"), "model_type": "llama", "attention_bias": config.get("bias", True)}
+
+
+def _twin_of_internlm(config: Config) -> Config:
+    return _twin_of_internlm2(_without(config, "num_key_value_heads"))
+
+
+def _twin_of_minicpm(config: Config) -> Config:
+    """A Granite has the same factors under other names."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    depth, base = config.get("scale_depth", 1.0), config.get("dim_model_base", 1)
+    return {
+        **{"tie_word_embeddings": True, **_without(config, "scale_emb", "scale_depth", "dim_model_base")},
+        "model_type": "granite",
+        "embedding_multiplier": float(config.get("scale_emb", 1.0)),
+        "residual_multiplier": 1.0 if depth is None else depth / layers**0.5,
+        "attention_multiplier": (hidden / config["num_attention_heads"]) ** -0.5,
+        "logits_scaling": 1.0 if base is None else hidden / base,
+    }
+
+
+def _twin_of_orion(config: Config) -> Config:
+    return {
+        **_without(config, "rms_norm_eps", "partial_rotary_factor"),
+        "model_type": "stablelm",
+        "partial_rotary_factor": 1.0,
+        "layer_norm_eps": config.get("rms_norm_eps", 1e-5),
+        "num_key_value_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
+    }
+
+
+_TWINS: dict[str, Callable[[Config], Config]] = {
+    "internlm": _twin_of_internlm,
+    "internlm2": _twin_of_internlm2,
+    "kimi_k2": lambda config: {**config, "model_type": "deepseek_v3"},
+    "mimo": lambda config: {**_without(config, "attention_bias"), "model_type": "qwen2"},
+    "minicpm": _twin_of_minicpm,
+    "orion": _twin_of_orion,
+}
 
 
 def store(folder: Path, config: Mapping[str, Any]) -> None:
@@ -61,4 +104,17 @@ def _internlm2(weights: Weights, config: Mapping[str, Any]) -> Weights:
     return stored
 
 
-_STORED: dict[str, Callable[[Weights, Mapping[str, Any]], Weights]] = {"internlm2": _internlm2}
+def _with_drafts(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    """A layer for later tokens, which no one reads."""
+    return {**weights, "model.mtp_layers.0.final_layernorm.weight": torch.ones(config["hidden_size"])}
+
+
+def _as_they_are(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    return weights
+
+
+_STORED: dict[str, Callable[[Weights, Mapping[str, Any]], Weights]] = {
+    "internlm2": _internlm2,
+    "mimo": _with_drafts,
+    **dict.fromkeys(("internlm", "minicpm", "orion"), _as_they_are),
+}

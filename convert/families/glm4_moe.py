@@ -37,7 +37,7 @@ def read_sigmoid_experts(
         experts=usual.experts,
         per_token=usual.per_token,
         intermediate_size=inner,
-        normalized=section.boolean("norm_topk_prob", True),
+        normalized=section.boolean("norm_topk_prob", usual.normalized),
         dense_layers=dense_layers,
         known=(*_KNOWN, *_OF_ALL, "num_shared_experts"),
         count_key="n_routed_experts",

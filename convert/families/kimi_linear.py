@@ -8,7 +8,7 @@ from ingot.configs.model import LatentConfig, LinearAttentionConfig, ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import deepseek_v3, glm4_moe
 from ingot.convert.family import takes
-from ingot.convert.hf_config import mixer_layers
+from ingot.convert.hf_config import is_called, mixer_layers
 from ingot.convert.hf_latent import dense_layers, read_latent
 from ingot.convert.hf_moe import expert_rows, shared_rows
 from ingot.convert.weights import Concat, OneOf, Row, Take
@@ -42,7 +42,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         _refuse(place, others)
     for key in ("rope_theta", "rope_scaling", "use_grouped_topk"):  # no layer rotates, and groups are counted
         section.has(key)
-    usual = section.called({ours: theirs for ours, theirs in _NAMES.items() if _is_called(section, ours, theirs)})
+    usual = section.called({ours: theirs for ours, theirs in _NAMES.items() if is_called(section, ours, theirs)})
     model = read_latent(usual, _USUAL, positions=1048576, eps=1e-5, kv_heads=32)
     plain = dense_layers(usual, model.num_layers, usual=usual.integer("first_k_dense_replace", 1), agree=False)
     return dataclasses.replace(
@@ -52,19 +52,6 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         mixer=_read_delta(section, delta),
         mixer_layers=_delta_layers(section, delta, model.num_layers),
     )
-
-
-def _is_called(section: Section, ours: str, theirs: str) -> bool:
-    """Whether the file has a key by this family's name. Raises ConfigError where it has both and they differ."""
-    there = section.has(theirs) or section.is_null(theirs)
-    if there and section.has(ours) and section.raw(ours) != section.raw(theirs):
-        raise ConfigError(
-            f"{ours} contradicts {theirs}",
-            where=section.place(ours),
-            expected=f"{section.raw(theirs)!r}, the value of {theirs}",
-            got=repr(section.raw(ours))[:200],
-        )
-    return there
 
 
 def _refuse(section: Section, others: Mapping[str, object]) -> None:

@@ -42,6 +42,7 @@ CHOOSERS = ("index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq
 NOT_TRIED = {
     ("bloom", "slow_but_exact"),  # transformers refuses a null there, which is as good as absent; true is tried below
     ("gemma4_text", "rope_scaling"),  # transformers stumbles over it even where it is null
+    *(("mellum", key) for key in ("rope_scaling", "rope_theta")),  # transformers ignores them, ingot refuses
     ("mistral4", "partial_rotary_factor"),  # queries have other dimensions, which never rotate
     # of weights that convert drops: where they are others, so are all random weights
     *((name, key) for name in ("deepseek_v32", "glm_moe_dsa") for key in CHOOSERS),

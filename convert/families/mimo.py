@@ -1,0 +1,33 @@
+"""MiMo 7B: a Qwen 2 whose files also hold layers that draft tokens."""
+
+import dataclasses
+from collections.abc import Collection
+
+from ingot.configs.model import ModelConfig
+from ingot.configs.read import Section
+from ingot.convert.families import qwen2
+from ingot.errors import UnsupportedModelError
+
+
+def read(section: Section, names: Collection[str] | None) -> ModelConfig:
+    """config.json of a MiMoForCausalLM, whose code is Qwen 2's."""
+    for key, only in {"attention_bias": True, "use_mrope": False}.items():
+        if section.boolean(key, only) is not only:
+            raise UnsupportedModelError(
+                f"{key} has a value that is not supported",
+                where=section.place(key),
+                expected=str(only).lower(),
+                got=str(not only).lower(),
+            )
+    section.has("num_nextn_predict_layers")  # how many layers the files hold for later tokens
+    return qwen2.read(section, names)
+
+
+FAMILY = dataclasses.replace(
+    qwen2.FAMILY,
+    name="mimo",
+    models="MiMo 7B",
+    read=read,
+    drafts="model.mtp_layers.",
+    tiny={**qwen2.FAMILY.tiny, "model_type": "mimo", "num_nextn_predict_layers": 1},
+)
