@@ -16,7 +16,7 @@ from ingot.configs.model import LinearAttentionConfig, Mamba2Config, ModelConfig
 from ingot.configs.read import Section, nearest
 from ingot.convert.hf_config import windows_by_type
 from ingot.convert.hf_rope import ROPE_NULLABLE, refuse_kinds_of_layers
-from ingot.convert.refused import MISSING
+from ingot.convert.refused import MISSING, ONLY_TABLES, reason
 from ingot.convert.rope import inverse_frequencies
 from ingot.convert.weight_shapes import weight_shapes
 from ingot.convert.weights import Drop, Filling, Row, Take, filled, rename
@@ -195,13 +195,14 @@ def family_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(families_package.__path__)))
 
 
-def find_family(model_type: str) -> Family:
-    """The table in `families/<model_type>.py`. Raises UnsupportedModelError if there is none."""
+def find_family(model_type: str, keys: Collection[str] = ()) -> Family:
+    """The table in `families/<model_type>.py`. Raises UnsupportedModelError if there is none; keys: those of
+    config.json, which may tell what the model is made of."""
     if model_type not in family_names():
-        guess = None if model_type in MISSING else nearest(model_type, family_names())
+        known = model_type in MISSING or model_type in ONLY_TABLES
+        guess = None if known else nearest(model_type, family_names())
         raise UnsupportedModelError(
-            f"models of type {model_type!r} are not supported"
-            + (f": they need {' and '.join(MISSING[model_type])}" if model_type in MISSING else ""),
+            f"models of type {model_type!r} are not supported: {reason(model_type, keys)}",
             expected=", ".join((*family_names(), *WRAPPERS)),
             hint=f"{guess or 'convert another model;'} a new family is one file, convert/families/<model_type>.py",
         )
@@ -223,7 +224,7 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
             expected=", ".join((*family_names(), *WRAPPERS)),
         )
     section, of_wrapper = text_section(section, names)
-    family = find_family(section.text("model_type"))
+    family = find_family(section.text("model_type"), [key for key in section.values() if not section.is_null(key)])
     for key in ("num_hidden_layers", "n_layer", "n_layers"):  # before lists of that length are made
         if section.integer(key, 0) > _MOST_LAYERS:
             raise ConfigError(

@@ -19,8 +19,7 @@ _OF_ALL = {"score_func": "sigmoid", "route_norm": True, "num_expert_groups": 1, 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of an AfmoeForCausalLM; defaults are those of transformers."""
-    default = None if section.is_null("head_dim") else 128
-    model = llama.read_llama(section, positions=16384, head_dim=default, eps=1e-5)
+    model = llama.read_llama(section, positions=16384, head_dim=128, eps=1e-5)
     layers = model.num_layers
     for key, only in _OF_ALL.items():
         if section.has(key) and section.raw(key) != only:
@@ -91,7 +90,7 @@ FAMILY = dataclasses.replace(
         bias=("expert_bias",),
     )
     + shared_rows(f"{_LAYER}.mlp.shared_experts"),
-    nullable=("head_dim", "num_key_value_heads", "layer_types"),
+    nullable=("num_key_value_heads", "layer_types"),
     tiny={
         **llama.FAMILY.tiny,
         "model_type": "afmoe",

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.read import Section
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family, read_model
-from ingot.convert.refused import MISSING
+from ingot.convert.refused import MISSING, ONLY_TABLES
 from ingot.convert.wrapped import WRAPPERS
 from ingot.errors import ConfigError, IngotError, UnsupportedModelError
 from tests.tiny_foreign import twin
@@ -42,8 +43,9 @@ MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     **{name: {"num_hidden_layers": 4} for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
 }
 LIKE_GPT2 = ("codegen", "gpt2", "gpt_bigcode", "gptj")
-OWN_SIZES = {  # whose keys have names of their own
+OWN_SIZES: dict[str, dict[str, Any]] = {  # whose keys have names of their own
     "bloom": {"vocab_size": 9, "hidden_size": 8, "n_layer": 1, "n_head": 2},
+    "gpt_neo": {"vocab_size": 9, "hidden_size": 8, "num_layers": 24, "num_heads": 2},
     "mpt": {"vocab_size": 9, "d_model": 8, "n_layers": 1, "n_heads": 2},
 }
 GPT2_SIZES = {"vocab_size": 9, "n_embd": 256, "n_layer": 1, "n_head": 4}
@@ -96,6 +98,26 @@ def test_refusals_name_what_is_missing(name: str) -> None:
         UnsupportedModelError, match=re.escape(f"{name}' are not supported: they need {MISSING[name][0]}")
     ):
         read({"model_type": name})
+
+
+@pytest.mark.parametrize("name", ONLY_TABLES)
+def test_refusals_say_where_only_a_table_is_missing(name: str) -> None:
+    assert name not in (*family_names(), *MISSING)
+    with pytest.raises(UnsupportedModelError, match="ingot has every op that they need, but no table"):
+        read({"model_type": name, "num_experts": 4})
+
+
+def test_refusals_of_unknown_types_name_what_their_configurations_speak_of() -> None:
+    with pytest.raises(UnsupportedModelError, match="type 'fancy' are not supported: ingot does not know the type\n"):
+        read({"model_type": "fancy", **SIZES, "num_experts": None})
+    words = r"speaks of experts \(num_experts\), latent attention \(kv_lora_rank\) and windows \(sliding_window\)"
+    with pytest.raises(UnsupportedModelError, match=words):
+        read({"model_type": "fancy", **SIZES, "kv_lora_rank": 8, "sliding_window": 9, "num_experts": 4})
+
+
+def test_every_causal_model_of_transformers_is_taken_or_refused_with_a_reason() -> None:
+    known = {*family_names(), *WRAPPERS, *MISSING, *ONLY_TABLES}
+    assert set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - known == {"lara_mini"}  # whose parts its config.json names
 
 
 @pytest.mark.shared

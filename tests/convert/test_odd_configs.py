@@ -127,7 +127,7 @@ def keys_read(base: Config) -> set[str]:
 
 def switches(base: Config) -> Iterator[Config]:
     """Null, absent, both values of what is true or false, and kinds of layers."""
-    counts = [base[key] for key in ("n_layer", "n_layers", "num_hidden_layers") if key in base]
+    counts = [base[key] for key in ("n_layer", "n_layers", "num_hidden_layers", "num_layers") if key in base]
     layers = int(counts[0]) if counts else len(base["layers_block_type"])
     read = sorted(keys_read(base))
     yield {}

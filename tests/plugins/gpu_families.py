@@ -2,7 +2,7 @@
 
 CUDA_REFUSES = (
     *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
-    *("afmoe", "dots1", "exaone_moe", "granitemoeshared", "mellum", "solar_open"),  # mixtures of experts, too
+    *("afmoe", "dots1", "exaone_moe", "flint", "granitemoeshared", "mellum", "solar_open"),  # mixtures of experts, too
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),  # latent attention
     *("kimi_k2", "kimi_linear", "minicpm3", "mistral4", "youtu"),  # latent attention
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
