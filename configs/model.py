@@ -111,8 +111,7 @@ class MoeConfig:
     select_bias        each expert has a number that is added to its share where experts are chosen, and only there
     groups, group_top  a token takes experts of `group_top` of so many groups: those whose `group_best` best shares
                        (with the bias) have the largest sums
-    sum_offset         is added to the sum of the shares
-    least_sum          what the sum counts as at least
+    sum_offset, least_sum  the first is added to the sum of the shares, which counts as the second at least
     scale              factor of the weights
     shared_size        inner width of a gated MLP that every token takes beside its experts; 0: there is none
     shared_gate        its result is multiplied by the sigmoid of a product of its own
@@ -267,10 +266,10 @@ class ModelConfig:
                              kept, and up to there it is exact; 0: it never chooses
     mixer_beside             they have it beside attention: both read the same norm, and are added
     mixer_scale              factor of what a mixer adds
-    attention_in_scale, attention_out_scale
-                             factors of what attention reads, and of what it adds
+    attention_in_scale, attention_out_scale  factors of what attention reads, and of what it adds
     gate_scale, mlp_scale    factors of the gate of an MLP, before its activation, and of what an MLP adds
     output_gate              attention is multiplied with the sigmoid of another product, before its output product
+    gate_without_bias        that product has no bias, whatever q, k and v have
     attention_sinks          each head has a score that takes part in its softmax, and no value
     """
 
@@ -332,6 +331,7 @@ class ModelConfig:
     gate_scale: float = 1.0
     mlp_scale: float = 1.0
     output_gate: bool = False
+    gate_without_bias: bool = False
     attention_sinks: bool = False
     latent: LatentConfig | None = None
     query_growth: float = 0.0

@@ -41,7 +41,8 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes |= recurrent_shapes(config, layer) | (own if attends else {})
         for name, sizes in _attention_sizes(config, layer).items() if attends and not own else ():
             shapes |= _norms_of_heads(config, layer) if name == "out" else {}
-            linear(f"{path}/attn/{name}", *sizes, bias=config.attention_out_bias if name == "out" else config.qkv_bias)
+            bias = config.attention_out_bias if name == "out" else config.qkv_bias
+            linear(f"{path}/attn/{name}", *sizes, bias=bias and not (name == "gate" and config.gate_without_bias))
         if config.attention_sinks and attends:
             shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
         norm(f"{path}/attn_post_norm", present=config.post_norms and config.mixes(layer))

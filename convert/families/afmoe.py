@@ -58,6 +58,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         qk_norm=QkNorm.HEAD,
         post_norms=True,
         output_gate=True,
+        gate_without_bias=True,
         embedding_scale=model.hidden_size**0.5 if section.boolean("mup_enabled", False) else 1.0,
         windows=windows,
         still_layers=tuple(layer for layer in range(layers) if not (windows and windows[layer])),

@@ -39,7 +39,7 @@ FAMILY = dataclasses.replace(
     )
     + shared_rows(f"{_BLOCK}.shared_experts"),
     drafts="mtp.",
-    nullable=("sliding_window", "layer_types", "mlp_layer_types"),
+    nullable=("layer_types", "mlp_layer_types"),
     tiny={
         **exaone4.FAMILY.tiny,
         "model_type": "exaone_moe",

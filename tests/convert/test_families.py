@@ -194,7 +194,7 @@ def test_activations(name: str, expected: str) -> None:
         (
             {"model_type": "mamba"},
             UnsupportedModelError,
-            "not supported(.|\n)*gpt2, gpt_bigcode, gpt_neox, (.|\n)*families/<model",
+            "not supported(.|\n)*gpt2, gpt_bigcode, gpt_neo, gpt_neox, (.|\n)*families/<model",
         ),
         ({"model_type": "lama"}, UnsupportedModelError, "did you mean 'llama'"),
         ({"model_type": "../llama"}, UnsupportedModelError, "not supported"),

@@ -122,7 +122,7 @@ def test_prompts_and_memory_beyond_the_limits(shipped_engine: Path) -> None:
 
 
 SPOILED_MODELS: dict[str, tuple[dict[str, object], Callable[[Path], object], str]] = {
-    "unknown model type": ({"model_type": "frobnicator"}, lambda model: None, "gpt2, gpt_bigcode, gpt_neox"),
+    "unknown model type": ({"model_type": "frobnicator"}, lambda model: None, "gpt2, gpt_bigcode, gpt_neo, gpt_neox"),
     "misshapen tensor": (
         {},
         lambda model: edit_header(model / "model.safetensors", {"model.norm.weight": {"shape": [16, 2]}}),

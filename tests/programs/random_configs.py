@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tests.programs import random_hybrids as hybrids
+from tests.programs import random_llamas as llamas
 from tests.programs.random_draw import POSITIONS, VOCAB, Config, Draw
 
 _COMMON: Config = {
@@ -285,6 +286,7 @@ def _opt(draw: Draw) -> Config:
 
 
 DRAWS: dict[str, Callable[[Draw], Config]] = {
+    **llamas.DRAWS,
     "bloom": _bloom,
     "cohere2": _cohere2,
     "deepseek_v2": _deepseek_v2,
