@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", rea
 SEQUENCES, LENGTH = 40, 50  # rows of 24 numbers and more are many, see kPrivateRowElements
 # Branches share their norm, which several products read, or norms stand behind the branches alone.
 NO_NORM_BEFORE_PRODUCTS = {
+    "afmoe",
     "codegen",
     "cohere",
     "cohere2",
