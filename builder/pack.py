@@ -82,8 +82,9 @@ class WeightUse:
 
     @property
     def units(self) -> int:
-        """Panels of a product (of one expert), rows of anything else."""
-        return num_panels(self.shape[-2], gated=self.gated) if self.panels else self.shape[0]
+        """Panels of a product, rows of anything else; of one expert."""
+        rows = self.shape[-2] if self.experts > 1 else self.shape[0]
+        return num_panels(self.shape[-2], gated=self.gated) if self.panels else rows
 
     @property
     def experts(self) -> int:
@@ -284,7 +285,7 @@ class Packer:
         """The rows of a block; gate rows, then up rows."""
         use = block.use
         if not use.panels:
-            return [(block.begin, block.end)]
+            return [(block.expert * use.units + block.begin, block.expert * use.units + block.end)]
         n = use.shape[-2]
         first = block.expert * n
         if not use.gated:

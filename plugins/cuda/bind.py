@@ -4,6 +4,7 @@ Activations lie in the plan's arena as float32, or in the products' type ("narro
 then nothing is converted in between.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,30 +12,17 @@ from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places, Scores, attention_launches, rope_table_launch, write_launch
-from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work
+from ingot.plugins.cuda.experts import ExpertProduct, Taken, expert_launches, group_launches, route_launch, sum_launch
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
+from ingot.plugins.cuda.plan_facts import specialisation, weight_places
 from ingot.plugins.cuda.stored_types import check_types
-from ingot.plugins.cuda.work import (
-    Addresses,
-    Bound,
-    Launch,
-    ScratchBytes,
-    Work,
-    cache_places,
-    integer,
-    number,
-    pointer,
-    row_grid,
-)
-from ingot.plugins.registry import find_op
+from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, cache_places, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
-CODE_LAYOUT = "cubin7."  # of the machine code among the weights; the number counts changes of kernels' parameters
 
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
 _TABLES = {
@@ -45,61 +33,6 @@ _TABLES = {
     "logit_rows": "rows",
 }
 _ROW_THREADS = 256
-_WEIGHT_ALIGNMENT = 256  # bytes
-
-
-def _typed_input(step: Step) -> int | None:
-    """The input whose type kernels are compiled for: a packed weight, or the first table."""
-    op = find_op(step.op)
-    return op.packed if op.packed is not None else next(iter(op.tables), None)
-
-
-def specialisation(plan: Plan) -> Specialisation:
-    """What the plan's kernels are compiled for. Raises EngineError for what they cannot do."""
-    typed = {step.inputs[at] for step in plan.steps if (at := _typed_input(step)) is not None}
-    stored = {weight.dtype for weight in plan.weights if weight.name in typed}
-    codes = any(each.is_quantised for each in stored)
-    types = {DType.BF16 if each.is_quantised else each for each in stored}
-    if len(types) > 1:
-        raise EngineError(
-            "the cuda kernels do not take weights of these types together",
-            got=", ".join(sorted(each.value for each in stored)),
-        )
-    groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
-    kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}
-    if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
-        raise EngineError(
-            "attention with heads of these sizes is not supported on cuda targets",
-            expected=f"at most {MAX_HEAD_DIM} dims and {MAX_GROUP} query heads per KV head, the same in all layers",
-            got=f"KV heads and their dims {sorted(sizes)}, groups of {sorted(groups)}",
-        )
-    return Specialisation(
-        weight=types.pop() if types else kv.dtype,
-        kv=kv.dtype,
-        head_dim=kv.head_dim,
-        tokens_per_block=plan.tokens_per_block,
-        codes=codes,
-    )
-
-
-def group_of(plan: Plan) -> int:
-    """Query heads of one KV head."""
-    step = next((step for step in plan.steps if find_op(step.op).reads_kv), None)
-    return 1 if step is None else int(step.attrs["heads"]) // int(step.attrs["kv_heads"])
-
-
-def scratch_bytes(plan: Plan) -> ScratchBytes:
-    """For the largest step within the limits."""
-    rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
-    buffers = {buffer.name: buffer for buffer in plan.buffers}
-    weights = {weight.name: weight for weight in plan.weights}
-    products = [
-        (rows[buffers[s.inputs[0]].rows], weights[s.inputs[1]]) for s in plan.steps if find_op(s.op).packed is not None
-    ]
-    return ScratchBytes(
-        sums=max((4 * count * weight.shape[0] for count, weight in products), default=0),
-        inputs=max((2 * count * weight.shape[1] for count, weight in products), default=0),
-    )
 
 
 def bind(plan: Plan, at: Addresses) -> list[Bound]:
@@ -124,6 +57,7 @@ class _Binder:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
         self._offsets, _ = weight_places(plan)
+        self._sorted = ""  # ids by which rows are sorted already
 
     def bind(self) -> list[Bound]:
         bound = []
@@ -217,19 +151,14 @@ class _Binder:
         x, weight_name, bias, residual = step.inputs
         weight, buffer = self._weights[weight_name], self._buffers[step.outputs[0]]
         n, k = weight.shape
-        work: list[Work] = []
-        source = self._buffer(x)
-        if self._types.weight is not DType.F32 and not self._narrow(x):
-            rows = self._buffers[x].rows
-            work.append(epilogue_launch(self._at.inputs, source, cols=k, rows=rows, kind=0, narrow=True))
-            source = self._at.inputs
+        source, work = self._product_input(x)
         own = OwnProduct(
             y=self._buffer(step.outputs[0]),
             x=source,
             weight=self._weight(weight_name),
             bias=self._weight(bias),
             residual=self._any(residual),
-            counts=self._at.tables["counts"] + (0 if buffer.rows is Rows.TOKENS else 4),
+            counts=self._counts(buffer.rows),
             n=n,
             k=k,
             gated=bool(step.attrs["gated"]),
@@ -250,6 +179,50 @@ class _Binder:
                 hint=REBUILD,
             )
         return [*work, *product_launches(own, FEW_ROWS), *library_work(own, self._at.sums)]
+
+    def moe_route(self, step: Step, narrow: bool) -> list[Work]:
+        logits, bias = step.inputs
+        self._sorted = ""
+        ids, weights = (self._buffer(name) for name in step.outputs)
+        x, given = self._buffers[logits], self._weight(bias)
+        at = self._buffer(logits)
+        return [route_launch(step.attrs, ids=ids, weights=weights, logits=at, bias=given, experts=x.cols, rows=x.rows)]
+
+    def moe_gate_up(self, step: Step, narrow: bool) -> list[Work]:
+        x, ids, weight, bias = step.inputs
+        taken, work = self._taken(ids, self._weights[weight])
+        source, converting = self._product_input(x)
+        product = dataclasses.replace(
+            _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
+            x=source,
+            y=self._buffer(step.outputs[0]),
+            each=taken.slots,
+            gated=bool(step.attrs["gated"]),
+            kind=ACTIVATIONS.index(str(step.attrs["activation"])),
+            narrow=narrow,
+            limit=float(step.attrs["limit"]),
+            alpha=float(step.attrs["alpha"]),
+        )
+        return [*work, *converting, *expert_launches(product, taken)]
+
+    def moe_down(self, step: Step, narrow: bool) -> list[Work]:
+        x, ids, weights, weight, bias = step.inputs
+        taken, work = self._taken(ids, self._weights[weight])
+        source, converting = self._product_input(x)
+        product = dataclasses.replace(
+            _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
+            x=source,
+            y=self._at.sums,
+        )
+        y, rows = self._buffer(step.outputs[0]), self._buffers[x].rows
+        added = sum_launch(y, self._at.sums, self._buffer(weights), cols=product.n, slots=taken.slots, rows=rows)
+        return [*work, *converting, *expert_launches(product, taken), added]
+
+    def add_gated(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        y, a, b, gate = (pointer(self._buffer(name)) for name in (buffer.name, *step.inputs))
+        grid, arguments = row_grid(buffer.rows, -(-cols // _ROW_THREADS)), (y, a, b, gate, integer(cols))
+        return [Launch(kernel="add_gated", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def add(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
@@ -317,6 +290,34 @@ class _Binder:
 
     # Parts of several ops.
 
+    def _counts(self, rows: Rows) -> int:
+        return self._at.tables["counts"] + (0 if rows is Rows.TOKENS else 4)
+
+    def _product_input(self, name: str) -> tuple[int, list[Work]]:
+        """Where a product's input lies in the products' type, and what brings it there."""
+        source, buffer = self._buffer(name), self._buffers[name]
+        if self._types.weight is DType.F32 or self._narrow(name):
+            return source, []
+        to = self._at.inputs
+        return to, [epilogue_launch(to, source, cols=buffer.cols, rows=buffer.rows, kind=0, narrow=True)]
+
+    def _taken(self, ids: str, weight: Weight) -> tuple[Taken, list[Work]]:
+        """The experts that rows take, and what sorts them, unless the kernel call before has done it."""
+        buffer, limits = self._buffers[ids], self._plan.limits
+        taken = Taken(
+            ids=self._buffer(ids),
+            counts=self._counts(buffer.rows),
+            groups=self._at.groups,
+            experts=weight.shape[0],
+            slots=buffer.cols,
+            rows=buffer.rows,
+            most=limits.max_num_tokens if buffer.rows is Rows.TOKENS else limits.max_logit_rows,
+        )
+        if self._sorted == ids:
+            return taken, []
+        self._sorted = ids
+        return taken, [*group_launches(taken, weight.dtype)]
+
     def _by_number(self, step: Step, kernel: str, value: float) -> Launch:
         """A kernel that computes each element of y from the same of x and a number."""
         buffer, cols = self._shape(step)
@@ -347,12 +348,32 @@ class _Binder:
         return places, kv
 
 
+def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertProduct:
+    """Without its input and output. at, bias: addresses"""
+    _, n, k = weight.shape
+    return ExpertProduct(
+        y=0,
+        x=0,
+        weight=at,
+        bias=bias,
+        n=n,
+        k=k,
+        each=1,
+        gated=False,
+        kind=0,
+        narrow=False,
+        dtype=weight.dtype,
+        group=int(str(step.attrs["group"])),
+    )
+
+
 class _StepKernels(NamedTuple):
     """What launches the kernels of an op. narrow: they write their first output in the products' type where the plan's
-    buffer says so."""
+    buffer says so; experts: only models with experts have the op."""
 
     bind: Callable[[_Binder, Step, bool], Sequence[Work]]
     narrow: bool = False
+    experts: bool = False
 
 
 _STEPS: dict[str, _StepKernels] = {
@@ -368,25 +389,11 @@ _STEPS: dict[str, _StepKernels] = {
     "gather_rows": _StepKernels(_Binder.gather_rows),
     "softcap": _StepKernels(_Binder.softcap),
     "scale": _StepKernels(_Binder.scale),
+    "moe_route": _StepKernels(_Binder.moe_route, experts=True),
+    "moe_gate_up": _StepKernels(_Binder.moe_gate_up, narrow=True, experts=True),
+    "moe_down": _StepKernels(_Binder.moe_down, experts=True),
+    "add_gated": _StepKernels(_Binder.add_gated, experts=True),
 }
 OPS = tuple(_STEPS)
+OPS_OF_EXPERTS = frozenset(op for op, kernels in _STEPS.items() if kernels.experts)
 NARROW = frozenset(op for op, kernels in _STEPS.items() if kernels.narrow)
-
-
-def weight_places(plan: Plan) -> tuple[dict[str, int], int]:
-    """(where each weight begins on the device, bytes of all): as in the file, but pieces of one weight lie together."""
-    if all(len(weight.pieces) == 1 for weight in plan.weights):
-        return {weight.name: weight.pieces[0].offset for weight in plan.weights}, plan.weight_bytes
-    places, end = {}, 0
-    for weight in plan.weights:
-        places[weight.name] = end
-        end += -(-weight.nbytes // _WEIGHT_ALIGNMENT) * _WEIGHT_ALIGNMENT
-    return places, end
-
-
-def code_weight(plan: Plan) -> Weight:
-    """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
-    found = next((weight for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)), None)
-    if found is None:
-        raise EngineError("the engine holds no machine code that this version of ingot runs", hint="rebuild the engine")
-    return found

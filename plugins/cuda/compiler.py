@@ -43,13 +43,14 @@ class Compiler:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Specialisation:
     """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: there are
-    quantised weights beside them."""
+    quantised weights beside them; experts: there are mixtures of experts."""
 
     weight: DType
     kv: DType
     head_dim: int
     tokens_per_block: int
     codes: bool = False
+    experts: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -62,6 +63,7 @@ class Specialisation:
             *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
             *(("-DINGOT_WEIGHT_IS_F32",) if self.weight is DType.F32 else ()),
             *(("-DINGOT_CODES",) if self.codes else ()),
+            *(("-DINGOT_EXPERTS",) if self.experts else ()),
         )
 
 

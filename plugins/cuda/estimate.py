@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import bind, group_of, specialisation
+from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.devices import Device, devices_of
+from ingot.plugins.cuda.plan_facts import group_of, specialisation
 from ingot.plugins.cuda.sampling import draw_kernel
 from ingot.plugins.cuda.session import device_bytes
 from ingot.plugins.cuda.shapes import attention_tiles
@@ -220,6 +221,8 @@ def _counts(plan: Plan, load: Load) -> tuple[Counts, int]:
 
 def _nowhere(plan: Plan) -> Addresses:
     """Addresses that nobody reads."""
-    zeros = dict.fromkeys(("weights", "arena", "sums", "inputs", "drawn", "partial", "stats", "table_width"), 0)
+    zeros = dict.fromkeys(
+        ("weights", "arena", "sums", "inputs", "groups", "drawn", "partial", "stats", "table_width"), 0
+    )
     groups = len(plan.caches)
     return Addresses(kv=(0,) * groups, num_blocks=(1,) * groups, tables=defaultdict(int), **zeros)

@@ -9,7 +9,8 @@ from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
 
 FEW_ROWS = 16  # up to here weights are streamed through registers
-_THREADS, _PAIR_ROWS, _BLOCK_PAIRS, _STAGES, _LINE = 256, 32, 4, 4, 64
+THREADS = 256
+_PAIR_ROWS, _BLOCK_PAIRS, _STAGES, _LINE = 32, 4, 4, 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +72,15 @@ def product_launches(product: OwnProduct, most: int = _ANY) -> Sequence[Launch]:
         return [_launch(product, "product_f32", _grid_f32(product, most), 0)]
     kind = f"product_{product.dtype.value}_" if product.dtype.is_quantised else "product_"
     return [
-        _launch(product, f"{kind}{each.rows}", _grid(product, each), _shared_bytes(each))
+        _launch(product, f"{kind}{each.rows}", _grid(product, each), shared_bytes(each.tile))
         for each in _KERNELS
         if each.most <= most
     ]
 
 
-def _shared_bytes(kernel: _Kernel) -> int:
-    return _STAGES * _LINE * (_BLOCK_PAIRS * _PAIR_ROWS + kernel.tile) if kernel.tile else 0
+def shared_bytes(tile: int) -> int:
+    """Dynamic shared memory of a kernel whose blocks compute tiles of that many rows; 0: all of few rows."""
+    return _STAGES * _LINE * (_BLOCK_PAIRS * _PAIR_ROWS + tile) if tile else 0
 
 
 def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch:
@@ -96,7 +98,7 @@ def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch
         integer(product.narrow),
         integer(product.group),
     )
-    return Launch(kernel=kernel, grid=grid, threads=_THREADS, shared=shared, arguments=arguments)
+    return Launch(kernel=kernel, grid=grid, threads=THREADS, shared=shared, arguments=arguments)
 
 
 def _grid(product: OwnProduct, kernel: _Kernel) -> Grid:

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from ingot.dtypes import to_float32
 from ingot.errors import RequestError, TargetError
 from ingot.plan import Plan, Rows
-from ingot.plugins.cuda.bind import bind, code_weight, group_of, needs_library, scratch_bytes, weight_places
+from ingot.plugins.cuda.bind import bind, needs_library
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
+from ingot.plugins.cuda.plan_facts import code_weight, group_of, scratch_bytes, weight_places
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import DrawLayout, Sampler, Submitted, draw_kernel
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows
@@ -36,7 +37,7 @@ def device_bytes(plan: Plan) -> int:
     tables = _INT * TableLayout.of(plan, attention_tiles(group_of(plan))).total
     partial = 4 * rows * plan.caches[0].head_dim + 8 * rows
     drawn = DrawLayout.of(plan).nbytes
-    arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs
+    arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs + scratch.groups
     return arena + tables + partial + drawn + plan.block_bytes + (WORKSPACE_BYTES if needs_library(plan) else 0)
 
 
@@ -81,6 +82,7 @@ class CudaSession:
             num_blocks=blocks,
             sums=device.allocate(scratch.sums),
             inputs=device.allocate(scratch.inputs),
+            groups=device.allocate(scratch.groups),
             drawn=device.allocate(_INT * plan.limits.max_batch_size),
             partial=device.allocate(4 * rows * plan.caches[0].head_dim),
             stats=device.allocate(8 * rows),
@@ -113,10 +115,14 @@ class CudaSession:
     def _upload(self, plan: Plan, weights: npt.NDArray[np.uint8]) -> None:
         places, _ = weight_places(plan)
         for weight in plan.weights:
-            unit = weight.nbytes // weight.pieces[-1].end  # of a row or a panel
-            for piece in weight.pieces:
-                part = weights[piece.offset : piece.offset + (piece.end - piece.begin) * unit]
-                self.device.upload(self.addresses.weights + places[weight.name] + piece.begin * unit, part)
+            experts = weight.shape[0] if len(weight.shape) == 3 and len(weight.pieces) > 1 else 1
+            whole = weight.nbytes // experts
+            unit = whole // weight.pieces[-1].end  # of a row or a panel
+            for piece in weight.pieces:  # a piece holds its panels of each expert
+                size, to = (piece.end - piece.begin) * unit, self.addresses.weights + places[weight.name]
+                for expert in range(experts):
+                    begin = piece.offset + expert * size
+                    self.device.upload(to + expert * whole + piece.begin * unit, weights[begin : begin + size])
 
     def _capture_decode(self) -> None:
         """A graph of every size, so that no step that serves waits for one. Each runs first with idle rows alone."""

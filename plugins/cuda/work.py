@@ -58,8 +58,9 @@ class Addresses:
     kv      of each cache group: [layers][K of all blocks, then V of all blocks]
     num_blocks  of each cache group, the spare one included
     table_width  integers from a sequence's block tables to those of the next one
-    sums    products before their epilogues, float32
+    sums    products before their epilogues, float32; those of experts before they are added up
     inputs  of products, in their type, where they lie elsewhere as float32
+    groups  of rows by experts, see experts.py
     drawn   the token that the sequence in each slot drew last
     """
 
@@ -69,6 +70,7 @@ class Addresses:
     num_blocks: tuple[int, ...]
     sums: int
     inputs: int
+    groups: int
     drawn: int
     partial: int
     stats: int
@@ -78,10 +80,11 @@ class Addresses:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchBytes:
-    """What `sums` and `inputs` must hold."""
+    """What `sums`, `inputs` and `groups` must hold."""
 
     sums: int
     inputs: int
+    groups: int
 
 
 def cache_places(caches: Sequence[CacheGroup], at: Addresses, layer: int) -> tuple[CacheGroup, int, int]:

@@ -199,7 +199,7 @@ def _rows_problem(weight: Weight, dtypes: Sequence[DType], dimensions: int) -> s
     if weight.dtype not in dtypes or len(weight.shape) != dimensions or len(weight.pieces) != 1:
         return f"weight {weight.name} is {weight.dtype.value} of the shape {weight.shape}"
     nbytes = weight.shape[0] * row_bytes(math.prod(weight.shape[1:]), weight.dtype)
-    layout = row_layout(weight.dtype)
-    if (weight.layout, weight.pieces[0].end, weight.nbytes) != (layout, weight.shape[0], nbytes):
-        return f"weight {weight.name} must be {weight.shape[0]} rows of layout {layout} in {nbytes} bytes"
+    layout, rows = row_layout(weight.dtype), weight.shape[-2 if dimensions > 2 else 0]  # of one expert
+    if (weight.layout, weight.pieces[0].end, weight.nbytes) != (layout, rows, nbytes):
+        return f"weight {weight.name} must be {rows} rows of layout {layout} in {nbytes} bytes"
     return None

@@ -61,7 +61,7 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Weigh
 
 def _read_rows(section: npt.NDArray[np.uint8], weight: Weight) -> Array | WeightRows:
     assert len(weight.pieces) == 1, f"{weight.name}: rows are one piece"
-    cols = weight.shape[1] if len(weight.shape) == 2 else 1
+    cols = math.prod(weight.shape[1:])
     begin = weight.pieces[0].offset
     stored = section[begin : begin + weight.shape[0] * row_bytes(cols, weight.dtype)]
     if weight.dtype.is_quantised:

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from ingot.dtypes import DType
 from ingot.errors import BuildError
 from ingot.plan import Attr, Plan
-from ingot.plugins.cuda.bind import specialisation
+from ingot.plugins.cuda.plan_facts import specialisation
 from ingot.plugins.op_graph import IDS, OpGraph, OpNode
 from ingot.plugins.tensorrt.attention import DOMAIN, PLUGIN, Attention, plugin_inputs
 from ingot.plugins.tensorrt.tensors import (

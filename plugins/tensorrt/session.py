@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from ingot.errors import REBUILD, EngineError, TargetError
 from ingot.plan import Plan, Weight
-from ingot.plugins.cuda.bind import group_of
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
+from ingot.plugins.cuda.plan_facts import group_of
 from ingot.plugins.cuda.sampling import Sampler, draw_kernel
 from ingot.plugins.cuda.shapes import attention_tiles, partial_rows
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from ingot.errors import REBUILD, BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan, Weight
-from ingot.plugins.cuda.bind import CODE_LAYOUT, OPS, specialisation
+from ingot.plugins.cuda.bind import OPS, OPS_OF_EXPERTS
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import DEVICES
 from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, specialisation
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.sampling import DrawLayout
 from ingot.plugins.cuda.shapes import split_rules
@@ -85,6 +86,7 @@ class TensorRtRtxTarget:
         own = tuple(
             f"{op}.{dtype}.{'sm80' if find_op(op).uses_kv else 'tensorrt'}"
             for op in OPS
+            if op not in OPS_OF_EXPERTS
             for dtype in (_DTYPES if find_op(op).by_dtype else ("f32",))
         )
         return (*own, *DRAW_KERNELS)

@@ -18,7 +18,7 @@ from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
 from ingot.errors import BuildError, CapacityError
 from ingot.plan import Limits, Plan, Rows
-from ingot.plugins.cuda.bind import CODE_LAYOUT, group_of
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, group_of
 from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles
 from ingot.plugins.cuda.step_tables import ITEM, TableLayout
 from ingot.plugins.op_graph import OpGraph

@@ -17,8 +17,8 @@ from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
-from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.cuda.estimate import estimates
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_table import short_table, step_info, whole_table
 

@@ -1,19 +1,19 @@
 """Which families cuda and TensorRT targets refuse."""
 
 CUDA_REFUSES = (
-    *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
-    *("afmoe", "dots1", "exaone_moe", "flint", "granitemoeshared", "mellum", "solar_open"),  # mixtures of experts, too
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),  # latent attention
     *("kimi_k2", "kimi_linear", "minicpm3", "mistral4", "youtu"),  # latent attention
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
-    "falcon_h1",  # states beside keys and values
-    "nemotron_h",  # states, experts
+    *("falcon_h1", "nemotron_h"),  # states
+    "afmoe",  # output gates
     "gemma3n_text",  # residual streams
-    "gpt_oss",  # experts
     "gemma4_text",  # two kinds of heads, values that are normed
 )
 TENSORRT_REFUSES = (
     *CUDA_REFUSES,
+    *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
+    *("dots1", "exaone_moe", "flint", "granitemoeshared", "mellum", "solar_open"),  # mixtures of experts, too
+    "gpt_oss",  # experts, attention sinks
     "ministral3",  # queries that grow
     *("bloom", "mpt"),  # scores that fall with the distance
 )

@@ -32,14 +32,22 @@ struct Epilogue {
   int cols;
   int kind;
   int narrow;
+  float limit;  // of a clamped gate, whose sigmoid takes alpha times it; 0: the gate is not clamped
+  float alpha;
 
   INGOT_DEVICE void write(int64_t row, int col, float x) const { finish(row, col, first(col, x)); }
   INGOT_DEVICE void write_gated(int64_t row, int col, float x, float up) const {
-    finish(row, col, first(col, x) * (up_bias ? __fadd_rn(up, up_bias[col]) : up));
+    const float other = up_bias ? __fadd_rn(up, up_bias[col]) : up;
+    finish(row, col, limit > 0.f ? clamped(bias ? __fadd_rn(x, bias[col]) : x, other) : first(col, x) * other);
   }
 
  private:
   INGOT_DEVICE float first(int col, float x) const { return activate(bias ? __fadd_rn(x, bias[col]) : x, kind); }
+  INGOT_DEVICE float clamped(float x, float up) const {  // NaN stays NaN
+    const float gate = x > limit ? limit : x;
+    const float other = up > limit ? limit : up < -limit ? -limit : up;
+    return gate / (1.f + expf(-alpha * gate)) * (other + 1.f);
+  }
   INGOT_DEVICE void finish(int64_t row, int col, float value) const {
     if (residual) value = __fadd_rn(value, residual[row * cols + col]);
     store_activation(y, row * cols + col, value, narrow);

@@ -7,6 +7,7 @@
 //   together, in places that are the same in every kernel.
 // A warp computes a pair of 16 rows of the weight: neighbours, or those of gate and up that belong together.
 #include "epilogue.cuh"
+#include "experts.cuh"
 #include "weight_rows.cuh"
 
 constexpr int kProductThreads = 256;
@@ -28,7 +29,38 @@ struct Product {
   int rows;
   Sizes of;
   Epilogue to;
+  const int* pairs;  // of experts: the places of this tile's rows in y; else null, for all rows in order
+  int each;          // places in y that read the same row of x, one after the other
+
+  INGOT_DEVICE int source(int row) const { return pairs ? pairs[row] / each : row; }
+  INGOT_DEVICE int target(int row) const { return pairs ? pairs[row] : row; }
+  // The first row of a tile: experts have the rows of theirs alone.
+  INGOT_DEVICE int first(int tile) const { return pairs ? 0 : static_cast<int>(blockIdx.x) * tile; }
 };
+
+#ifdef INGOT_EXPERTS
+
+#define INGOT_EXPERT_PARAMETERS                                                                               \
+  void *y, const Weight *x, const void *weight, const float *bias, const ExpertTile *tiles, const int *pairs, \
+      int each, int n, int k, int gated, int kind, int narrow, int group, float limit, float alpha
+#define INGOT_EXPERT_ARGUMENTS y, x, weight, bias, pairs, each, n, k, gated, kind, narrow, group, limit, alpha
+
+// The product of a tile with its expert, whose weight has so many bytes.
+INGOT_DEVICE Product of_expert(const ExpertTile& tile, int64_t bytes, void* y, const Weight* x, const void* weight,
+                               const float* bias, const int* pairs, int each, int n, int k, int gated, int kind,
+                               int narrow, int group, float limit, float alpha) {
+  const float* own = bias ? bias + static_cast<int64_t>(tile.expert) * n : nullptr;
+  const float* up = own && gated ? own + n / 2 : nullptr;
+  return {x,
+          static_cast<const unsigned char*>(weight) + tile.expert * bytes,
+          tile.count,
+          {n, k, gated ? n / 2 : 0, group},
+          {y, own, up, nullptr, gated ? n / 2 : n, kind, narrow, limit, alpha},
+          pairs + tile.first,
+          each};
+}
+
+#endif
 
 #ifndef INGOT_WEIGHT_IS_F32
 
@@ -80,6 +112,12 @@ INGOT_DEVICE void few_rows(const Product& p, float* parts) {
   Row left[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) left[i] = Row::at(p.weight, p.of, pair, lane / 4 + 8 * i);
+  const Weight* from[kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const int row = 8 * tile + lane / 4;
+    from[tile] = p.x + static_cast<int64_t>(row < p.rows ? p.source(row) : 0) * p.of.k;
+  }
   typename Row::Raw a[kAhead][4];
   Eight b[kAhead][kTiles];
   const auto load = [&](int slot, int slab) {
@@ -87,9 +125,8 @@ INGOT_DEVICE void few_rows(const Product& p, float* parts) {
     for (int i = 0; i < 4; ++i) a[slot][i] = left[i].load(slab, lane % 4);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const int row = 8 * tile + lane / 4;
-      const Weight* from = p.x + static_cast<int64_t>(row) * p.of.k;
-      b[slot][tile] = load_eight<Row::kWide>(from, slab * kSlab + 8 * (lane % 4), p.of.k, row < p.rows);
+      const bool valid = 8 * tile + lane / 4 < p.rows;
+      b[slot][tile] = load_eight<Row::kWide>(from[tile], slab * kSlab + 8 * (lane % 4), p.of.k, valid);
     }
   };
   float sum[2][kTiles][4] = {};
@@ -129,7 +166,7 @@ INGOT_DEVICE void few_rows(const Product& p, float* parts) {
     total[1] += parts[(2 * part + 1) * kHalf + place];
   }
   const float scale = Row::at(p.weight, p.of, pair, i).scale(), scale16 = Row::at(p.weight, p.of, pair, i + 16).scale();
-  finish<Row>(p, row, pair, i, total[0], total[1], scale, scale16);
+  finish<Row>(p, p.target(row), pair, i, total[0], total[1], scale, scale16);
 }
 
 template <int kTiles, template <bool> class Row>
@@ -153,7 +190,7 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
   // pieces of 16 bytes that a thread copies, of as many lines
   constexpr int kWeights = kWeightRows * 4 / kProductThreads, kInputs = kRows * 4 / kProductThreads;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, quarter = threadIdx.x % 4;
-  const int pair = blockIdx.y * kBlockPairs + warp % kBlockPairs, top = blockIdx.x * kRows;
+  const int pair = blockIdx.y * kBlockPairs + warp % kBlockPairs, top = p.first(kRows);
   const int slabs = Row::slabs(p.of.k);
   Row weights[kWeights];
   const Weight* inputs[kInputs];
@@ -167,7 +204,7 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
   for (int i = 0; i < kInputs; ++i) {
     const int row = top + (threadIdx.x + i * kProductThreads) / 4;
     valid[i] = row < p.rows;
-    inputs[i] = p.x + static_cast<int64_t>(valid[i] ? row : 0) * p.of.k;
+    inputs[i] = p.x + static_cast<int64_t>(valid[i] ? p.source(row) : 0) * p.of.k;
   }
   const auto load = [&](int slab) {
     Eight* to = stages + slab % kStages * kLines * 4 + threadIdx.x;
@@ -243,7 +280,7 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
       const int row = top + (warp / kBlockPairs * kTiles + tile) * 8 + lane % 4 * 2 + c % 2;
       const int i = lane / 4 + c / 2 * 8;
       if (row >= p.rows) continue;
-      finish<Row>(p, row, pair, i, total[0][tile][c], total[1][tile][c], scales[c / 2], scales[2 + c / 2]);
+      finish<Row>(p, p.target(row), pair, i, total[0][tile][c], total[1][tile][c], scales[c / 2], scales[2 + c / 2]);
     }
   }
 }
@@ -287,18 +324,58 @@ INGOT_MANY_ROWS(product_w4_64, 4, RowW4)
 INGOT_MANY_ROWS(product_w4_128, 8, RowW4)
 #endif
 
+#ifdef INGOT_EXPERTS
+
+// Grids: few rows: (pairs, tiles of experts); many: (tiles of experts, tiles of four pairs)
+#define INGOT_FEW_OF_EXPERT(name, kTiles, Row)                                    \
+  INGOT_KERNEL(kProductThreads)                                                   \
+  name(INGOT_EXPERT_PARAMETERS) {                                                 \
+    __shared__ float parts[kParts * 2 * kTiles * kWarp * 4];                      \
+    const ExpertTile tile = tiles[blockIdx.y];                                    \
+    if (tile.count == 0) return;                                                  \
+    const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});     \
+    few_rows<kTiles, Row>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), parts); \
+  }
+#define INGOT_MANY_OF_EXPERT(name, kTiles, Row)                                     \
+  INGOT_KERNEL(kProductThreads)                                                     \
+  name(INGOT_EXPERT_PARAMETERS) {                                                   \
+    INGOT_SHARED(shared);                                                           \
+    const ExpertTile tile = tiles[blockIdx.x];                                      \
+    if (tile.count == 0) return;                                                    \
+    const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});       \
+    many_rows<kTiles, Row>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), shared); \
+  }
+
+INGOT_FEW_OF_EXPERT(experts_8, 1, FloatRow)
+INGOT_MANY_OF_EXPERT(experts_64, 4, FloatRow)
+INGOT_MANY_OF_EXPERT(experts_128, 8, FloatRow)
+#ifdef INGOT_CODES
+INGOT_FEW_OF_EXPERT(experts_w8_8, 1, RowW8)
+INGOT_MANY_OF_EXPERT(experts_w8_64, 4, RowW8)
+INGOT_MANY_OF_EXPERT(experts_w8_128, 8, RowW8)
+INGOT_FEW_OF_EXPERT(experts_w4_8, 1, RowW4)
+INGOT_MANY_OF_EXPERT(experts_w4_64, 4, RowW4)
+INGOT_MANY_OF_EXPERT(experts_w4_128, 8, RowW4)
+#endif
+
+#endif
+
 #else
 
 // Float32: a thread computes four rows of one output column, k ascending. Grid: (tiles of 16 rows, tiles of 64 columns)
-INGOT_KERNEL(kProductThreads)
-product_f32(INGOT_PRODUCT_PARAMETERS) {
-  constexpr int kColumns = 64, kRows = 16, kDepth = 16, kEach = kRows * kColumns / kProductThreads;
-  __shared__ float left[2][kDepth][kColumns + 1];  // of gate and up, if there are both
-  __shared__ float right[kDepth][kRows + 1];
-  const Product p = INGOT_PRODUCT;
+constexpr int kColumns = 64, kRows = 16, kDepth = 16, kEach = kRows * kColumns / kProductThreads;
+
+struct TilesF32 {
+  float left[2][kDepth][kColumns + 1];  // of gate and up, if there are both
+  float right[kDepth][kRows + 1];
+};
+
+INGOT_DEVICE void multiply_f32(const Product& p, TilesF32& tiles) {
+  auto& left = tiles.left;
+  auto& right = tiles.right;
   const Weight* weight_rows = static_cast<const Weight*>(p.weight);
   const int column = threadIdx.x % kColumns, four = threadIdx.x / kColumns;
-  const int first = blockIdx.y * kColumns, top = blockIdx.x * kRows, cols = p.to.cols;
+  const int first = blockIdx.y * kColumns, top = p.first(kRows), cols = p.to.cols;
   float sum[2][kEach] = {};
   for (int begin = 0; begin < p.of.k; begin += kDepth) {
     for (int at = threadIdx.x; at < kColumns * kDepth; at += kProductThreads) {
@@ -312,7 +389,7 @@ product_f32(INGOT_PRODUCT_PARAMETERS) {
     for (int at = threadIdx.x; at < kRows * kDepth; at += kProductThreads) {
       const int depth = at % kDepth, row = top + at / kDepth, k_at = begin + depth;
       const bool valid = row < p.rows && k_at < p.of.k;
-      right[depth][at / kDepth] = valid ? p.x[static_cast<int64_t>(row) * p.of.k + k_at].value : 0.f;
+      right[depth][at / kDepth] = valid ? p.x[static_cast<int64_t>(p.source(row)) * p.of.k + k_at].value : 0.f;
     }
     __syncthreads();
     for (int depth = 0; depth < kDepth; ++depth) {
@@ -331,11 +408,28 @@ product_f32(INGOT_PRODUCT_PARAMETERS) {
     const int row = top + four * kEach + i;
     if (row >= p.rows) return;
     if (p.of.half) {
-      p.to.write_gated(row, first + column, sum[0][i], sum[1][i]);
+      p.to.write_gated(p.target(row), first + column, sum[0][i], sum[1][i]);
     } else {
-      p.to.write(row, first + column, sum[0][i]);
+      p.to.write(p.target(row), first + column, sum[0][i]);
     }
   }
 }
+
+INGOT_KERNEL(kProductThreads)
+product_f32(INGOT_PRODUCT_PARAMETERS) {
+  __shared__ TilesF32 shared;
+  multiply_f32(INGOT_PRODUCT, shared);
+}
+
+#ifdef INGOT_EXPERTS
+// Grid: (tiles of experts, tiles of 64 columns)
+INGOT_KERNEL(kProductThreads)
+experts_f32(INGOT_EXPERT_PARAMETERS) {
+  __shared__ TilesF32 shared;
+  const ExpertTile tile = tiles[blockIdx.x];
+  if (tile.count == 0) return;
+  multiply_f32(of_expert(tile, static_cast<int64_t>(n) * k * sizeof(Weight), INGOT_EXPERT_ARGUMENTS), shared);
+}
+#endif
 
 #endif

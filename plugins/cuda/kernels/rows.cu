@@ -134,3 +134,11 @@ scale_rows(float* y, const float* x, int cols, float factor) {
   const int64_t row = blockIdx.x;
   if (i < cols) y[row * cols + i] = factor * x[row * cols + i];
 }
+
+// y = a + b * sigmoid(gate), a gate for each row; y may be a. Grid: (rows, strips of 256 columns)
+INGOT_KERNEL(kRowThreads)
+add_gated(float* y, const float* a, const float* b, const float* gate, int cols) {
+  const int i = blockIdx.y * kRowThreads + threadIdx.x;
+  const int64_t row = blockIdx.x;
+  if (i < cols) y[row * cols + i] = a[row * cols + i] + b[row * cols + i] / (1.f + expf(-gate[row]));
+}

@@ -57,6 +57,8 @@ struct FloatRow {
     const int row = !valid ? 0 : of.half && i >= 16 ? of.half + col : col;
     return {static_cast<const Weight*>(weight) + static_cast<int64_t>(row) * of.k, of.k, valid};
   }
+  // Of a whole weight.
+  INGOT_DEVICE static int64_t bytes(const Sizes& of) { return static_cast<int64_t>(of.n) * of.k * sizeof(Weight); }
   INGOT_DEVICE static int slabs(int k) { return (k + kSlab - 1) / kSlab; }
   INGOT_DEVICE Raw load(int slab, int quarter) const {
     return load_eight<kWide>(row, slab * kSlab + 8 * quarter, end, valid);
@@ -96,9 +98,12 @@ struct RowW8 {
   INGOT_DEVICE static RowW8 at(const void* weight, const Sizes& of, int pair, int i) {
     const int number = 2 * pair + i / 16;
     const bool valid = number < panels_of(of);
-    const int64_t bytes = kPanelHeader + static_cast<int64_t>(slabs(of.k)) * kSlab * 16;
-    return {static_cast<const unsigned char*>(weight) + (valid ? number : 0) * bytes, i % 16, valid};
+    return {static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of), i % 16, valid};
   }
+  INGOT_DEVICE static int64_t panel_bytes(const Sizes& of) {
+    return kPanelHeader + static_cast<int64_t>(slabs(of.k)) * kSlab * 16;
+  }
+  INGOT_DEVICE static int64_t bytes(const Sizes& of) { return panels_of(of) * panel_bytes(of); }
   INGOT_DEVICE static int slabs(int k) { return (k + 63) / 64 * 2; }
   INGOT_DEVICE Raw load(int slab, int quarter) const {
     if (!valid) return {{0, 0}};
@@ -134,13 +139,18 @@ struct RowW4 {
   bool valid;
 
   INGOT_DEVICE static RowW4 at(const void* weight, const Sizes& of, int pair, int i) {
-    const int number = 2 * pair + i / 16, padded = slabs(of.k) * kSlab;
+    const int number = 2 * pair + i / 16;
     const bool valid = number < panels_of(of);
-    const int groups = ((padded + of.group - 1) / of.group * 16 + 63) / 64 * 64;
-    const int64_t bytes = kPanelHeader + groups + static_cast<int64_t>(padded) * 8;
-    const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * bytes;
-    return {panel, panel + kPanelHeader + groups, i % 16, of.group == 128 ? 2 : of.group / 64, valid};
+    const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of);
+    return {panel, panel + kPanelHeader + group_bytes(of), i % 16, of.group == 128 ? 2 : of.group / 64, valid};
   }
+  INGOT_DEVICE static int group_bytes(const Sizes& of) {
+    return ((slabs(of.k) * kSlab + of.group - 1) / of.group * 16 + 63) / 64 * 64;
+  }
+  INGOT_DEVICE static int64_t panel_bytes(const Sizes& of) {
+    return kPanelHeader + group_bytes(of) + static_cast<int64_t>(slabs(of.k)) * kSlab * 8;
+  }
+  INGOT_DEVICE static int64_t bytes(const Sizes& of) { return panels_of(of) * panel_bytes(of); }
   INGOT_DEVICE static int slabs(int k) { return (k + 127) / 128 * 4; }
   INGOT_DEVICE Raw load(int slab, int quarter) const {
     if (!valid) return {{0x88888888u, 0x88888888u}, 1};

@@ -255,13 +255,13 @@ def _cols(value: Array | Packed) -> int:
     """Columns of an activation; rows of a product's weight, length of a vector."""
     if not isinstance(value, Packed):
         return int(value.shape[1])
-    return int(value.shape[-2] if value.panels else value.shape[0])
+    return int(value.shape[-2] if value.panels or len(value.shape) == 3 else value.shape[0])
 
 
 def packed_weight(name: str, value: Packed, offset: int, pieces: int) -> Weight:
     shape, data = value.shape, len(value.pack(pieces))
     if not value.panels:
-        whole = WeightSlice(begin=0, end=shape[0], offset=offset)
+        whole = WeightSlice(begin=0, end=shape[-2 if len(shape) > 2 else 0], offset=offset)
         layout = ROW_W8 if value.dtype is DType.W8 else ROW
         return Weight(name=name, dtype=value.dtype, shape=shape, layout=layout, nbytes=data, pieces=(whole,))
     unit = panel_bytes(shape[-1], value.dtype, value.group) * (shape[0] if len(shape) == 3 else 1)

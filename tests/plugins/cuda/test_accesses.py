@@ -17,6 +17,7 @@ from ingot.plugins.cuda import compiler
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cuda import test_draws as draws
+from tests.plugins.cuda import test_experts as experts
 from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
@@ -49,6 +50,11 @@ def test_other_kernels(checked: ctypes.CDLL) -> None:
     cases = [*test_kernels._norms(), *test_kernels._elementwise(), *test_kernels._embeddings(DType.BF16)]
     for case in (*cases, *test_kernels._matmuls(DType.BF16)):
         test_kernels._check(checked, case)
+
+
+def test_experts(checked: ctypes.CDLL) -> None:
+    experts.check(checked, experts.DOWN, "bf16", 4)
+    experts.check_routes(checked, 2)
 
 
 @pytest.mark.parametrize(("rotary", "norm"), [(16, "head"), (10, "wide")])

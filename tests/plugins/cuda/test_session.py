@@ -41,14 +41,14 @@ PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
 Generate = Callable[..., dict[str, Any]]
 
 
-def _engine(folder: Path, family: str, **options: Any) -> Path:
-    """Heads of 16 dims: each size is compiled."""
+def _engine(folder: Path, family: str, dtype: DType | None = None, **options: Any) -> Path:
+    """Heads of 16 dims: each size is compiled. dtype: of the Checkpoint."""
     config = dict(find_family(family).tiny)
     heads = config.get("num_attention_heads")
     config |= {"head_dim": 16} if "head_dim" in config else {"hidden_size": 16 * int(str(heads))} if heads else {}
     if not (folder / "c").is_dir():
         write_model(folder / "m", config)
-        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c"))
+        convert(ConvertOptions(model_dir=folder / "m", output_dir=folder / "c", dtype=dtype))
     engine = folder / "-".join(["e", *map(str, options.values())])
     options = {"target": "cuda/sm90", "tokens_per_block": 16, "max_batch_size": 6, "max_num_tokens": 48, **options}
     build(BuildConfig(**options), folder / "c", engine)
@@ -105,7 +105,7 @@ def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", often(CUDA_REFUSES, covering_families()))
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
-    words = r"no kernel (for op (moe_|causal_conv|head_matmul)|for values that)"
+    words = r"no kernel for (op (causal_conv|head_matmul|mix_streams|rope_query|sigmoid_gate)|values that)"
     with pytest.raises(NoKernelError, match=words):
         _engine(tmp_path, family, precision="f32")
 
@@ -129,6 +129,30 @@ def test_engines_of_codes(gpu: ctypes.CDLL, family: str, precision: str, tmp_pat
 )
 def test_sixteen_bit_engines(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision=precision), precision)
+
+
+EXPERTS = (
+    *(("qwen2_moe", "bf16"), ("mixtral", "w8"), ("gpt_oss", "f32"), ("glm4_moe", "w4g32"), ("minimax_m2", "bf16")),
+    *(("granitemoe", "f16"), ("hy_v3", "bf16"), ("olmoe", "bf16"), ("qwen3_moe", "w4g64"), ("ernie4_5_moe", "bf16")),
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [each if each in EXPERTS[:2] else pytest.param(*each, marks=pytest.mark.slow) for each in EXPERTS],
+)
+def test_mixtures_of_experts(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
+    """Routers stay floats in engines of codes: as they are stored, so that a Checkpoint must have them in bf16."""
+    codes = precision.startswith("w")
+    engine = _engine(tmp_path, family, DType.BF16 if codes else None, precision=precision)
+    _compare(engine, "bf16" if codes else precision)
+    plan = open_engine(engine).plan
+    assert {"moe_route", "moe_gate_up", "moe_down"} <= {step.op for step in plan.steps}
+
+
+def test_routers_of_another_type_are_refused(gpu: ctypes.CDLL, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"types together(.|\n)*f32, w8(.|\n)*--dtype bf16"):
+        _engine(tmp_path, "mixtral", DType.F32, precision="w8")
 
 
 @pytest.fixture(scope="module")

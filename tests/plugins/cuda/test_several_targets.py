@@ -22,7 +22,7 @@ from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.cpu.native import detect_isa
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda import target as cuda_target
-from ingot.plugins.cuda.bind import code_weight
+from ingot.plugins.cuda.plan_facts import code_weight
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import WithMemory
 from ingot.quickstart import SHIPPED

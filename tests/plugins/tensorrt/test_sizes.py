@@ -10,9 +10,9 @@ from ingot.builder.passes.split_contexts import split_contexts
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Weight, WeightSlice
-from ingot.plugins.cuda.bind import CODE_LAYOUT
 from ingot.plugins.cuda.devices import DEVICES
 from ingot.plugins.cuda.gpu import Gpu
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT
 from ingot.plugins.cuda.shapes import partial_rows, split_rules
 from ingot.plugins.tensorrt.attention import PARTIAL_ROWS, Attention, workspace_bytes
 from ingot.plugins.tensorrt.plan_file import read_header

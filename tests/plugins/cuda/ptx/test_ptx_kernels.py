@@ -13,7 +13,7 @@ from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler
 from tests.plugins.cuda import test_draws as draws
-from tests.plugins.cuda import test_kernels, test_own_products
+from tests.plugins.cuda import test_experts, test_kernels, test_own_products
 from tests.plugins.cuda import test_paged_attention as attention
 from tests.plugins.cuda.ptx import costs
 from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost
@@ -58,6 +58,30 @@ def test_a_row_has_the_same_bits_in_any_batch(
 def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted) -> None:
     test_own_products.check_bits(interpreted.driver, "w4g64", (70, 1104, 1), 7)
     assert names(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
+
+
+@pytest.mark.parametrize(
+    ("op", "precision", "every"),
+    [
+        (test_experts.GATE_UP, "bf16", 4),
+        *(
+            pytest.param(op, precision, 3, marks=pytest.mark.slow)
+            for op in (test_experts.GATE_UP, test_experts.DOWN)
+            for precision in ("f16", "w8", "w4g32", "f32")
+        ),
+    ],
+)
+def test_products_of_experts(interpreted: Interpreted, op: str, precision: str, every: int) -> None:
+    """In tiles of each size, some of them without rows."""
+    test_experts.check(interpreted.driver, op, precision, every)
+    kind = {"w4g32": "w4_", "w8": "w8_"}.get(precision, "")
+    kernels = {"experts_f32"} if precision == "f32" else {f"experts_{kind}{rows}" for rows in (8, 64, 128)}
+    assert names(interpreted) >= {"group_by_expert", *kernels}
+
+
+def test_routes(interpreted: Interpreted) -> None:
+    test_experts.check_routes(interpreted.driver)
+    assert names(interpreted) == {"moe_route"}
 
 
 def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:

@@ -1,0 +1,95 @@
+"""What a plan asks of a GPU session: for what its kernels are compiled, how heads are grouped, how much scratch memory
+its largest step needs, where its weights and its machine code lie."""
+
+from ingot.dtypes import DType
+from ingot.errors import EngineError
+from ingot.plan import Plan, Rows, Step, Weight
+from ingot.plugins.cuda.compiler import Specialisation
+from ingot.plugins.cuda.experts import group_bytes
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
+from ingot.plugins.cuda.work import ScratchBytes
+from ingot.plugins.registry import find_op
+
+CODE_LAYOUT = "cubin8."  # of the machine code among the weights; the number counts changes of kernels' parameters
+_WEIGHT_ALIGNMENT = 256  # bytes
+
+
+def _typed_input(step: Step) -> int | None:
+    """The input whose type kernels are compiled for: a packed weight, or the first table."""
+    op = find_op(step.op)
+    return op.packed if op.packed is not None else next(iter(op.tables), None)
+
+
+def specialisation(plan: Plan) -> Specialisation:
+    """What the plan's kernels are compiled for. Raises EngineError for what they cannot do."""
+    typed = {step.inputs[at] for step in plan.steps if (at := _typed_input(step)) is not None}
+    stored = {weight.dtype for weight in plan.weights if weight.name in typed}
+    codes = any(each.is_quantised for each in stored)
+    types = {DType.BF16 if each.is_quantised else each for each in stored}
+    if len(types) > 1:
+        raise EngineError(
+            "the cuda kernels do not take weights of these types together",
+            got=", ".join(sorted(each.value for each in stored)),
+            hint="convert the model with --dtype bf16" if codes else None,
+        )
+    groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
+    kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}
+    if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
+        raise EngineError(
+            "attention with heads of these sizes is not supported on cuda targets",
+            expected=f"at most {MAX_HEAD_DIM} dims and {MAX_GROUP} query heads per KV head, the same in all layers",
+            got=f"KV heads and their dims {sorted(sizes)}, groups of {sorted(groups)}",
+        )
+    return Specialisation(
+        weight=types.pop() if types else kv.dtype,
+        kv=kv.dtype,
+        head_dim=kv.head_dim,
+        tokens_per_block=plan.tokens_per_block,
+        codes=codes,
+        experts=any(find_op(s.op).routes or find_op(s.op).experts for s in plan.steps),
+    )
+
+
+def group_of(plan: Plan) -> int:
+    """Query heads of one KV head."""
+    step = next((step for step in plan.steps if find_op(step.op).reads_kv), None)
+    return 1 if step is None else int(step.attrs["heads"]) // int(step.attrs["kv_heads"])
+
+
+def scratch_bytes(plan: Plan) -> ScratchBytes:
+    """For the largest step within the limits."""
+    rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    weights = {weight.name: weight for weight in plan.weights}
+    sums, inputs, groups = [0], [0], [0]
+    for step in plan.steps:
+        op = find_op(step.op)
+        if op.packed is None:
+            continue
+        x, weight = buffers[step.inputs[0]], weights[step.inputs[op.packed]]
+        count, taken = rows[x.rows], 1
+        if op.experts:
+            taken = buffers[step.inputs[1]].cols
+            groups.append(group_bytes(count * taken, weight.shape[0]))
+        sums.append(4 * count * taken * weight.shape[-2])
+        inputs.append(2 * count * x.cols)
+    return ScratchBytes(sums=max(sums), inputs=max(inputs), groups=max(groups))
+
+
+def weight_places(plan: Plan) -> tuple[dict[str, int], int]:
+    """(where each weight begins on the device, bytes of all): as in the file, but pieces of one weight lie together."""
+    if all(len(weight.pieces) == 1 for weight in plan.weights):
+        return {weight.name: weight.pieces[0].offset for weight in plan.weights}, plan.weight_bytes
+    places, end = {}, 0
+    for weight in plan.weights:
+        places[weight.name] = end
+        end += -(-weight.nbytes // _WEIGHT_ALIGNMENT) * _WEIGHT_ALIGNMENT
+    return places, end
+
+
+def code_weight(plan: Plan) -> Weight:
+    """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
+    found = next((weight for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)), None)
+    if found is None:
+        raise EngineError("the engine holds no machine code that this version of ingot runs", hint="rebuild the engine")
+    return found
