@@ -197,7 +197,7 @@ def graph_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise CheckpointError(
-            "the graph of the checkpoint cannot be followed",
+            "the graph of the Checkpoint cannot be read",
             where=str(path),
             got=f"{type(error).__name__}: {error}",
             hint="convert the model again; if that does not help, this is a bug of ingot",

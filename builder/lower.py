@@ -63,9 +63,11 @@ def read_shape(graph: Graph) -> ModelShape:
     vocab_size, table_rows = weight_shape(head.inputs[1])[0], weight_shape(table)[0]
     if table_rows < vocab_size:
         raise PassError(
-            "the token table has fewer rows than the vocabulary has tokens, so that a drawn token could not be read",
-            expected=f"at least {vocab_size}",
-            got=str(table_rows),
+            "the token table has fewer rows than lm_head, so that a drawn token could not be read",
+            where="the token table",
+            expected=f"at least {vocab_size} rows, as lm_head has",
+            got=f"{table_rows} rows",
+            hint="the files of the model do not belong together: download the model again, then convert it",
         )
     return ModelShape(
         positions=min(int(node.attrs.get("positions", UNLIMITED)) for node in nodes),

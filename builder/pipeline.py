@@ -148,7 +148,7 @@ def require_plugins(graph: Graph, reports: Sequence[PassReport]) -> None:
         return
     refusals = [f"{report.name}: {reason}" for report in reports for reason in report.refused]
     raise PassError(
-        f"{len(left)} nodes of the graph fit no pass",
+        f"{len(left)} nodes of the graph were not replaced by any pass",
         where=", ".join(describe(node) for node in left[:5]),
         expected="a graph of the ops that docs/checkpoint_format.md lists",
         got="; ".join([f"ops {', '.join(sorted({node.op for node in left}))}", *refusals]),

@@ -41,7 +41,10 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         if (self.model_dir is None) == (self.config is None):
-            raise UsageError("give either --model_dir or --config", hint="--config goes with --random_weights SEED")
+            raise UsageError(
+                "give either --model_dir or --config",
+                hint="--model_dir takes a model with weights; --config needs --random_weights SEED",
+            )
         if (self.config is None) != (self.random_weights is None):
             raise UsageError(
                 "--config and --random_weights go together",

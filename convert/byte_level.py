@@ -167,7 +167,7 @@ def _added(folder: Path, settings: Section, kind: _Kind, vocab: Mapping[str, int
         content = token.text("content")
         if not (name.isascii() and name.isdigit()):
             raise ConfigError(
-                "an added token has no number as its id",
+                "the id of an added token is not a number",
                 where=table.place(name),
                 expected="a number as the key",
                 got=name,

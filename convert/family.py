@@ -260,8 +260,10 @@ def _refuse_uneven_heads(config: ModelConfig, section: Section) -> None:
         if config.heads % kv_heads:
             raise ConfigError(
                 "the number of query heads is not a multiple of the number of key heads",
-                where=section.where,
+                where=f"{section.where}: num_attention_heads, num_key_value_heads",
+                expected="num_attention_heads that num_key_value_heads divides",
                 got=f"{config.heads} query heads, {kv_heads} key and value heads",
+                hint="compare config.json with the model's page, or download it again",
             )
 
 

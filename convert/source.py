@@ -172,7 +172,7 @@ def _sharded(index: Path, shards: Mapping[str, Path], read: Reader) -> dict[str,
         expected = {name for name, place in shards.items() if place == file}
         if absent := sorted(expected - set(header)):
             raise CheckpointError(
-                "a file lacks tensors that the index promises", where=str(file), expected=", ".join(absent[:10])
+                "a file lacks tensors that the index lists for it", where=str(file), expected=", ".join(absent[:10])
             )
         if unlisted := sorted(set(header) - expected):
             raise CheckpointError(

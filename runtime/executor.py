@@ -60,7 +60,7 @@ class _EngineThread(threading.Thread):
             self._loop.die(error)
         except BaseException as error:  # those who wait for tokens must not wait for ever
             self.failure = f"the engine thread has died, which is a bug of ingot: {error!r}"
-            self._loop.die(RequestError("the step thread failed", got=repr(error)))
+            self._loop.die(RequestError("the engine thread has failed", got=repr(error)))
             raise
         finally:
             self._beat(busy=False)

@@ -128,10 +128,10 @@ def _rope(section: Section, kind: str, head_dim: int, positions: int) -> RopeCon
     pairs = int(part * head_dim // 2)
     if head_dim % 2 or not 1 <= pairs <= head_dim // 2:
         raise ConfigError(
-            "partial_rotary_factor gives no whole number of rotary pairs",
+            "partial_rotary_factor does not give a whole number of rotary pairs",
             where=rope.place("partial_rotary_factor"),
-            expected=f"{2 / head_dim:g} to 1, of heads of even size",
-            got=f"{part:g} of {head_dim}",
+            expected=f"a multiple of {2 / head_dim:g}, at most 1; and an even head size",
+            got=f"{part:g}, which is {part * head_dim / 2:g} pairs of a head of {head_dim}",
         )
     rotary = pairs if pairs < head_dim // 2 else 0
     factor = rope.number("factor", 1.0, above=0)

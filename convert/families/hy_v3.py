@@ -49,7 +49,7 @@ def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
             "mlp_layer_types does not say what each layer's MLP is",
             where=section.place("mlp_layer_types"),
             expected=f"dense or sparse for each of {layers} layers",
-            got=repr(list(kinds))[:200],
+            got=f"{len(kinds)} entries: {', '.join(sorted(set(kinds)))}"[:200],
         )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 

@@ -175,7 +175,12 @@ def _headers(paths: Sequence[Path]) -> list[Header]:
     seen: set[str] = set()
     for header in headers:
         if twice := seen & set(header.tensors):
-            raise CheckpointError("two parts hold the same tensor", where=str(header.path), got=min(twice))
+            raise CheckpointError(
+                "two parts of the model hold the same tensor",
+                where=str(header.path),
+                got=min(twice),
+                hint="download all parts of one model again, under their own names",
+            )
         seen |= set(header.tensors)
     return headers
 
@@ -189,7 +194,11 @@ def _config(
     layers = keys.integer("block_count", minimum=1)
     if layers > _MOST_LAYERS:
         raise CheckpointError(
-            "the model has too many layers", where=keys.place("block_count"), expected=f"at most {_MOST_LAYERS:,}"
+            "the model has too many layers",
+            where=keys.place("block_count"),
+            expected=f"at most {_MOST_LAYERS:,}",
+            got=f"{layers:,}",
+            hint="download the file again: its settings are damaged",
         )
     config = architecture.config(keys, stored)
     for key in _WITHOUT_EFFECT:
@@ -203,7 +212,12 @@ def _config(
         )
     table = stored.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
-        raise CheckpointError("the GGUF file has no token table", where=str(main.path), expected="token_embd.weight")
+        raise CheckpointError(
+            "the GGUF file has no token table",
+            where=str(main.path),
+            expected="a tensor token_embd.weight with two dimensions",
+            hint="download the file again, or all its parts",
+        )
     return {"vocab_size": table.shape[0], **config, **tokenizer.ids}
 
 

@@ -194,7 +194,10 @@ def _halves(merge: str, keys: Section) -> list[str]:
     at = merge.find(" ", 1)
     if at < 0:
         raise CheckpointError(
-            "a merge has not two tokens", where=keys.place("merges"), expected="two, with a space between", got=merge
+            "a merge does not consist of two tokens",
+            where=keys.place("merges"),
+            expected="two, with a space between",
+            got=merge,
         )
     return [merge[:at], merge[at + 1 :]]
 

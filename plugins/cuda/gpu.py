@@ -124,7 +124,11 @@ def _api() -> _Api:
     if int(code) != 0:
         name = getattr(code, "name", str(code))
         nothing = name == "CUDA_ERROR_NO_DEVICE"
-        raise TargetError(what, got="the NVIDIA driver shows no GPU" if nothing else f"the NVIDIA driver says {name}")
+        raise TargetError(
+            what,
+            got="the NVIDIA driver shows no GPU" if nothing else f"the NVIDIA driver says {name}",
+            hint="run nvidia-smi; in a container give --gpus all; check CUDA_VISIBLE_DEVICES; or use --target cpu",
+        )
     return _Api(driver)
 
 

@@ -28,9 +28,13 @@ def specialisation(plan: Plan) -> Specialisation:
     types = {DType.BF16 if each.is_quantised else each for each in stored}
     if len(types) > 1:
         raise EngineError(
-            "the cuda kernels do not take weights of these types together",
+            "a cuda target needs one float type for all matmuls and the token table",
+            where="the types of weights",
+            expected="one of f32, bf16 and f16",
             got=", ".join(sorted(each.value for each in stored)),
-            hint="convert the model with --dtype bf16" if codes else None,
+            hint="convert the model with --dtype bf16"
+            if codes
+            else "build with one --precision, or make the types in the recipe of --config equal",
         )
     groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
     kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}

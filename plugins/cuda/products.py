@@ -196,7 +196,11 @@ class Products:
                 ctypes.byref(found),
             )
         if found.value < 1:
-            raise TargetError("cuBLASLt has no algorithm for a matmul", got=f"{rows} x {n} x {k} in {dtype.value}")
+            raise TargetError(
+                "cuBLASLt has no algorithm for a matmul",
+                got=f"{rows} x {n} x {k} in {dtype.value}",
+                hint="build the engine with --gemm_plugin disable, which needs no cuBLASLt",
+            )
         return planned
 
 

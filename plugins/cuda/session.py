@@ -164,7 +164,7 @@ class CudaSession:
     def submit(self, batch: StepBatch) -> None:
         """Begin a step, behind one that may run. Raises RequestError as `run` does."""
         if len(self._submitted) == 2:
-            raise RequestError("two steps are under way; the first must be waited for")
+            raise RequestError("two steps are running already: wait for the first one")
         batch = self._sampler.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
         draws = self._sampler.of_step(batch)

@@ -74,7 +74,7 @@ def inspected_layers(text: str) -> list[Layer]:
             "the layers of the engine cannot be read back",
             expected="a list with names, types, inputs and outputs",
             got=f"{type(error).__name__}: {error} in {text[:200]}",
-            hint="this version of the library describes its layers in another way: this is a bug of ingot",
+            hint="install a version of TensorRT that `ingot doctor --all` names, and report this as a bug of ingot",
         ) from error
     return found
 

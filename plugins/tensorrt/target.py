@@ -245,7 +245,13 @@ def code_for(plan: Plan, gpu: Gpu) -> Weight:
         number = weight.layout.removeprefix(f"{CODE_LAYOUT}sm_").rstrip("a")
         if number.isdigit() and divmod(int(number), 10)[0] == major and divmod(int(number), 10)[1] <= minor:
             return weight
-    raise EngineError("the engine holds no machine code for this GPU", got=f"sm_{gpu.sm}", hint="rebuild the engine")
+    held = [weight.layout.removeprefix(CODE_LAYOUT) for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)]
+    raise EngineError(
+        "the engine holds no machine code for this GPU",
+        expected=f"a GPU for {', '.join(held) or 'no code at all'}",
+        got=f"sm_{gpu.sm}",
+        hint="build the engine for a target of this GPU: `ingot doctor --all` lists the targets",
+    )
 
 
 TARGETS: tuple[Target, ...] = tuple(TensorRtRtxTarget(word) for word in _FLAVOURS)

@@ -155,7 +155,7 @@ def _name_of(each: object) -> object:
 def _known(name: object, names: Sequence[str]) -> str:
     if not isinstance(name, str) or name not in names:
         raise RequestError(
-            "names a tool that is not there",
+            "names a tool that the request does not have",
             where="tool_choice",
             expected=", ".join(names)[:300] or "a request with tools",
             got=repr(name)[:150],

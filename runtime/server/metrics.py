@@ -15,18 +15,19 @@ from prometheus_client.utils import floatToGoString
 from ingot.runtime.reports import GroupBlocks, Stats, StepReport
 
 _GAUGES = {
-    "requests_running": "Sequences that take part in steps.",
-    "requests_waiting": "Sequences in the queue.",
-    "blocks_total": "KV blocks.",
-    "blocks_used": "KV blocks that sequences hold.",
-    "blocks_cached": "KV blocks kept for their contents.",
+    "requests_running": "Sequences that the steps compute now.",
+    "requests_waiting": "Sequences that wait in the queue.",
+    "blocks_total": "All blocks of the KV cache.",
+    "blocks_used": "Blocks of the KV cache that sequences use.",
+    "blocks_cached": "Blocks of the KV cache that no sequence uses, kept for the prefix cache.",
 }
 _COUNTERS = {
-    "prefix_hit_tokens": "Prompt tokens from the prefix cache. Divided by ingot_prompt_tokens_total: the hit ratio.",
-    "preempted_for_others": "Preemptions of a request because one earlier in order needed a block.",
-    "preempted_for_itself": "Preemptions of a request by itself: it needed a block, and no request later in order was "
-    "running.",
-    "preempted_tokens": "Tokens computed again because of preemptions: their cost.",
+    "prefix_hit_tokens": "Prompt tokens that were found in the prefix cache. The hit ratio is this number divided by "
+    "ingot_prompt_tokens_total.",
+    "preempted_for_others": "Preemptions of a request because a request before it in order needed a block.",
+    "preempted_for_itself": "Preemptions of a request that needed a block itself, because no request after it in order "
+    "was running.",
+    "preempted_tokens": "Tokens that were computed again because of preemptions.",
 }
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -37,24 +38,39 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._ttft = self._seconds("ingot_time_to_first_token_seconds", "Arrival to the first token of a sequence.")
-        self._itl = self._seconds("ingot_inter_token_latency_seconds", "Between neighbouring tokens of a sequence.")
+        self._ttft = self._seconds(
+            "ingot_time_to_first_token_seconds",
+            "Seconds from the arrival of a request to the first token of a sequence (TTFT).",
+        )
+        self._itl = self._seconds(
+            "ingot_inter_token_latency_seconds", "Seconds between neighbouring tokens of a sequence (ITL)."
+        )
         self._tpot = self._seconds(
-            "ingot_time_per_output_token_seconds", "(end - first token) / (tokens - 1) of a sequence."
+            "ingot_time_per_output_token_seconds",
+            "Seconds from the first to the last token of a sequence, divided by its tokens - 1 (TPOT).",
         )
-        self._whole = self._seconds("ingot_request_seconds", "Arrival to the end of an answer of the engine.")
-        self._prompt_tokens = self._counter("ingot_prompt_tokens", "Prompt tokens of sequences that began.")
-        self._tokens = self._counter("ingot_generated_tokens", "Tokens generated.")
-        self._queue = self._seconds("ingot_queue_seconds", "Arrival of a request to the first step of a sequence.")
+        self._whole = self._seconds(
+            "ingot_request_seconds", "Seconds from the arrival of a request to the end of its answer."
+        )
+        self._prompt_tokens = self._counter("ingot_prompt_tokens", "Prompt tokens of all sequences that have started.")
+        self._tokens = self._counter("ingot_generated_tokens", "Tokens that were generated.")
+        self._queue = self._seconds(
+            "ingot_queue_seconds", "Seconds from the arrival of a request to the first step of a sequence."
+        )
         self._step_tokens = _StepHistogram(
-            "ingot_step_tokens", "Tokens of a step by kind, if it has any of that kind.", "kind", _TOKENS
+            "ingot_step_tokens", "Tokens of a step: of prompts (prefill) or of answers (decode).", "kind", _TOKENS
         )
-        self._step_seconds = _StepHistogram("ingot_step_seconds", "Time of a step by phase.", "phase", SECONDS)
+        self._step_seconds = _StepHistogram(
+            "ingot_step_seconds",
+            "Seconds of a step by phase: schedule, session (kernels) and finish.",
+            "phase",
+            SECONDS,
+        )
         self.registry.register(self._step_tokens)
         self.registry.register(self._step_seconds)
         self._requests = self._counter(
             "ingot_requests",
-            "Answers and refusals by route and status; 499: the client left before.",
+            "Answers and refusals by route and status. Status 499: the client hung up before the answer.",
             "route",
             "status",
         )
@@ -168,7 +184,7 @@ class _Executor(Collector):
         for key, words in _GAUGES.items():
             yield GaugeMetricFamily(f"ingot_{key}", words, value=stats[key])
         free = stats["blocks_total"] - stats["blocks_used"] - stats["blocks_cached"]
-        yield GaugeMetricFamily("ingot_blocks_free", "KV blocks that hold nothing.", value=free)
+        yield GaugeMetricFamily("ingot_blocks_free", "Blocks of the KV cache that are empty.", value=free)
         if len(read["blocks_by_group"]) > 1:
             yield _by_group(read["blocks_by_group"])
         for key, words in _COUNTERS.items():
@@ -179,8 +195,8 @@ def _by_group(groups: Sequence[GroupBlocks]) -> Metric:
     """Blocks by group, for an engine with several cache groups."""
     family = GaugeMetricFamily(
         "ingot_group_blocks",
-        "KV blocks of a cache group by state: used, cached or free; engines with one group have no such series. "
-        "`window`: how many tokens of a sequence the group keeps; 0: all of them.",
+        "Blocks of a cache group by state: used, cached or free. Only engines with several groups have this metric. "
+        "`window`: how many tokens of a sequence the group keeps; 0: all tokens.",
         labels=["group", "window", "state"],
     )
     for number, each in enumerate(groups):

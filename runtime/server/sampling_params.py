@@ -96,14 +96,20 @@ def _require_resumable(asked: Generate, prompts: int) -> None:
     for what, given in beside.items():
         if given:
             raise ApiError(
-                400, f"resume_token_ids does not go with {what}", param="resume_token_ids", code="unsupported_value"
+                400,
+                f"resume_token_ids cannot be combined with {what}",
+                param="resume_token_ids",
+                code="unsupported_value",
             )
 
 
 def _keep_last(asked: Generate) -> int | None:
     if asked.truncate_prompt_tokens == 0:
         raise ApiError(
-            400, "truncate_prompt_tokens: at least 1, or -1", param="truncate_prompt_tokens", code="invalid_value"
+            400,
+            "truncate_prompt_tokens must be at least 1, or -1",
+            param="truncate_prompt_tokens",
+            code="invalid_value",
         )
     return asked.truncate_prompt_tokens
 
@@ -220,7 +226,10 @@ def _params(
             )
         if prompt_logprobs not in (None, asked.prompt_logprobs):
             raise ApiError(
-                400, "prompt_logprobs and logprobs with echo differ", param="prompt_logprobs", code="invalid_value"
+                400,
+                "with echo, prompt_logprobs and logprobs must be equal",
+                param="prompt_logprobs",
+                code="invalid_value",
             )
         prompt_logprobs = asked.prompt_logprobs
     temperature, top_k, top_p = defaults.resolve(asked.temperature, asked.top_k, asked.top_p)

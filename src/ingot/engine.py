@@ -261,16 +261,18 @@ def check_files(directory: Path, manifest: Manifest) -> None:
     for part in manifest.parts:
         path = directory / part.name
         if not path.is_file():
-            raise EngineError("a part of the engine is missing", where=str(path), hint=REBUILD)
+            raise EngineError(
+                "a file of the engine is missing", where=str(path), hint="copy the whole directory again, or " + REBUILD
+            )
         size = path.stat().st_size
         if size != part.nbytes:
             what = "is empty" if size == 0 else "is truncated" if size < part.nbytes else "is longer than it was built"
             raise EngineError(
-                f"a part of the engine {what}",
+                f"a file of the engine {what}",
                 where=str(path),
                 expected=f"{part.nbytes} bytes",
                 got=f"{size} bytes",
-                hint="copy the engine again, or " + REBUILD,
+                hint="copy the whole directory again, or " + REBUILD,
             )
     known = {MANIFEST_NAME, *(part.name for part in manifest.parts)}
     found = (path.relative_to(directory) for path in directory.rglob("*") if not path.is_dir())
@@ -378,7 +380,7 @@ class _Check:
             "a part of the engine is damaged: its checksum does not match",
             where=str(self._directory / part.name),
             expected=f"crc32 {part.crc32_of(index):08x} of bytes {begin} to {end}",
-            hint="copy the engine again, or " + REBUILD,
+            hint="copy the whole directory again, or " + REBUILD,
         )
 
 

@@ -300,8 +300,8 @@ def change_op(old: str, new: str) -> Callable[[Path], None]:
         (truncate("model.safetensors"), CheckpointError, "is not the one that was converted"),
         (write("config.json", '{"schema_version": 99}'), CheckpointError, "another version of ingot"),
         (write("generation_config.json", '{"eos_token_id": "x"}'), IngotError, "eos_token_id"),
-        (change_op("Sigmoid", "HardSigmoid"), PassError, r"fit no pass(.|\n)*HardSigmoid"),
-        (change_op("Attention", "Strange"), PassError, r"fit no pass(.|\n)*Strange"),
+        (change_op("Sigmoid", "HardSigmoid"), PassError, r"were not replaced by any pass(.|\n)*HardSigmoid"),
+        (change_op("Attention", "Strange"), PassError, r"were not replaced by any pass(.|\n)*Strange"),
     ],
 )
 def test_a_failed_build_leaves_nothing(

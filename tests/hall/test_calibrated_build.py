@@ -52,7 +52,7 @@ def test_other_precisions_beside_a_recipe_are_refused(tmp_path: Path, capsys: py
         calibrated_build(BuildConfig(dry_run=True), checkpoint, tmp_path / "e", "w4g32")
     command = ["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
     assert app.run([*command, "--calibration", str(tmp_path / "none")]) == 2
-    assert "goes with --recipe" in capsys.readouterr().err
+    assert "needs --recipe" in capsys.readouterr().err
     assert not (tmp_path / "e").exists()
 
 

@@ -15,32 +15,34 @@ This page lists the metrics that Prometheus reads from `/metrics`, which needs n
 |---|---|---|---|
 """
 _TAIL = """
-Layers that keep the same tokens form a [cache group](design.md#cache-groups). A label `window` of 0 means that the
-group keeps every token; 1024, that it keeps the last 1024 tokens of each sequence.
+A sequence is one answer of a request: a request with `n` = 3 has three sequences. Layers that keep the same tokens
+form a [cache group](design.md#cache-groups). The label `window` is the number of tokens that a group keeps of each
+sequence; 0 means all tokens.
 
-To scale the number of servers, watch `ingot_requests_waiting`: it rises as soon as requests find no room.
-`ingot_queue_seconds` says how long they waited. The load of the processor says little, because one single request
-keeps all threads busy.
+To choose the number of servers, watch `ingot_requests_waiting`: it rises as soon as requests find no room.
+`ingot_queue_seconds` says how long requests waited. The load of the CPU says little, because one request keeps all
+threads busy.
 
-A histogram also has `_bucket`, `_sum` and `_count`. Gauges, and the counters of preemptions, have the values of the
-last step.
+Prometheus stores a histogram as three series, whose names end with `_bucket`, `_sum` and `_count`. The gauges, the hits
+of the prefix cache and the counters of preemptions are updated at the end of each step.
 
 ## Queries
 
-The TPOT that 99 % of the requests stay below, in PromQL. For TTFT, take `ingot_time_to_first_token_seconds_bucket`:
+This PromQL query gives the TPOT that 99 % of the requests stay below. For TTFT, use
+`ingot_time_to_first_token_seconds_bucket`:
 
 ```promql
 histogram_quantile(0.99, sum by (le) (rate(ingot_time_per_output_token_seconds_bucket[5m])))
 ```
 
-The share of the prompt tokens that came from the prefix cache:
+This query gives the share of the prompt tokens that came from the prefix cache:
 
 ```promql
 rate(ingot_prefix_hit_tokens_total[5m]) / rate(ingot_prompt_tokens_total[5m])
 ```
 
-A quantile is exact only at the buckets of the histogram, and interpolated between them. In seconds, these end at
-BUCKETS.
+A quantile is exact only at the ends of the histogram's buckets, and interpolated between them. In seconds, the buckets
+end at BUCKETS.
 """
 
 

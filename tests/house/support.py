@@ -41,18 +41,18 @@ GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx":
 
 HEAD = """# What works
 
-This page lists every model type on every target. `python -m tests.house.support` writes the page. For every row it
-makes a small model of that type with random weights. It builds that model in each precision for each target, and runs
-it if the machine can. Tests try every row again, on some of its targets.
+This page lists every model type on every target. `python -m tests.house.support` writes the page: for each model type
+it makes a small model with random weights, builds the model in each precision for each target, and runs the engine if
+the machine can. Tests try every model type again, on some of its targets.
 
-**"Tested" therefore speaks of the arithmetic of a family, not of one published checkpoint.** The trained models that we
-ran from the source to tokens are small: the shipped model,
-stories260K and gpt-nano-sort. We ran none of 8B. [What is not proven](#not-proven) lists more.
+**"Tested" means that the arithmetic of a family is tested, not a published checkpoint.** The trained models that we ran
+from the source to tokens are small: the shipped model, stories260K and gpt-nano-sort. We have not run a model of 8B.
+[What is not proven](#not-proven) lists more.
 
-| word | meaning |
+| word in a cell | meaning |
 |---|---|
 | tested | the engine runs, and its logits agree with the numpy reference |
-| tested on emulated tiles | the same, on a CPU with AVX-512 and BF16, where software computes the AMX instructions |
+| tested on emulated tiles | tested on a CPU without AMX, where software computes the AMX instructions |
 | builds | the engine was built, but not run, because our machine lacks the instructions |
 | never run on a GPU | the engine was built, and tests run its kernels or its network on an emulated GPU |
 | never built | we had no copy of TensorRT; tests run the network that it would compile |
@@ -72,12 +72,13 @@ WORDS = """
 """
 WRAPPED = """## Text models of models for images
 
-Some models take images and text. ingot converts only their text model. It leaves out the parts for images, and says so.
+Some models take images and text. ingot converts only the text model of such a model. `ingot convert` leaves out the
+parts for images, and says so.
 
 """
 UNPROVEN = """## Not proven
 
-We had no GPU, so we could not try these:
+We had no GPU, so these questions are open:
 
 - whether TensorRT-RTX accepts a GPU of compute capability 9.0 (we expect a refusal), and whether it loads and runs
   engines on other GPUs

@@ -217,7 +217,7 @@ def test_a_dying_thread_is_no_endless_wait(executor: Executor, session: FakeSess
     session.before_step = die
     request = request_of([1, 2], 10)
     executor.complete([request])
-    assert "the step thread failed" in str(request.error)
+    assert "the engine thread has failed" in str(request.error)
     assert "gone" in str(request.error)
     assert request.num_generated == 1
     assert executor.failure is not None

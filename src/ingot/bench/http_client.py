@@ -67,7 +67,7 @@ class Client:
         except self._failure as error:
             raise OSError(str(error)) from error
         if answer.status_code != 200:
-            raise ValueError(f"status {answer.status_code}: {answer.text[:200]}")
+            raise ValueError(f"GET {path} was answered with status {answer.status_code}: {answer.text[:200]}")
         return answer.json()
 
     async def stream(self, path: str, body: Mapping[str, Any], timeout: float, answer: Answer | None = None) -> Answer:

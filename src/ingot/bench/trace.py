@@ -101,7 +101,9 @@ def _read_lines(path: Path, count: int) -> list[TraceRow]:
                     expected='{"arrival": seconds, "input_len": tokens, "output_len": tokens}',
                 ) from error
             if not all(isinstance(length, int) and length >= 1 for length in lengths):
-                raise UsageError("a line of the trace has no tokens", where=f"{path}:{line}", got=str(lengths))
+                raise UsageError(
+                    "a line of the trace has a length of 0 tokens", where=f"{path}:{line}", got=str(lengths)
+                )
             rows.append(TraceRow(arrival=arrival, input_len=lengths[0], output_len=lengths[1]))
     return rows
 

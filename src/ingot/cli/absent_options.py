@@ -113,7 +113,7 @@ ABSENT = {
     "enable_fp8": _FP8,
     "use_fp8_rowwise": _FP8,
     "use_meta_fp8_rowwise_recipe": _FP8,
-    "use_nvfp4": "FP4 does not exist: see `ingot help precisions`",
+    "use_nvfp4": "ingot does not quantise to FP4; on CPUs it keeps the codes of NVFP4 and MXFP4 checkpoints",
     "per_group": _GROUPS,
     "group_size": _GROUPS,
     "load_by_shard": "weights are always streamed, a block at a time",

@@ -78,7 +78,7 @@ def _shared(function: Any) -> Any:
         click.option(
             "--logprobs", type=int, help="Return the log probabilities of this many likely tokens beside each token."
         ),
-        click.option("--threads", type=positive, help="Use this many threads. Default: every core."),
+        click.option("--threads", type=positive, help="Use this many threads. Default: one per core."),
         use_mmap,
         target_isa,
         as_json,
@@ -130,7 +130,7 @@ def latency(as_json: bool, log_level: str, batch_sizes: tuple[int, ...], **optio
 )
 @_shared
 def throughput(as_json: bool, log_level: str, **options: Any) -> None:
-    """Measure requests and tokens per second of a full queue.
+    """Measure requests and tokens per second when many requests wait.
 
     \b
     Example: ingot bench throughput --engine_dir ENGINE --num_requests 64

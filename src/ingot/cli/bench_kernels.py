@@ -37,8 +37,12 @@ from ingot.step_table import aligned
     help="Time each phase at least this many times; short phases are repeated for a second.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts.")
-@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
-@click.option("--all", "everything", is_flag=True, help="Print every column, in rows as wide as they get.")
+@click.option(
+    "--threads", type=positive, help="Use this many threads. Default: one for each core that the process may use."
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Print every column, also if rows become wider than the terminal."
+)
 @target_isa
 @as_json
 @log_level
@@ -46,10 +50,10 @@ def kernels(everything: bool, as_json: bool, log_level: str, batch_sizes: tuple[
     """Time every op in prefill and decode, and compare it with the limits of this machine.
 
     The limits are measured around each phase: memory read from a buffer as large as the engine, and arithmetic on
-    random numbers. Activations count as bytes too; where they lie in caches, more than 100 % of the limit is possible.
+    random numbers. Activations count as bytes too, so an op whose data lie in a CPU cache can exceed 100 %.
 
-    With several ranks, ops and limits are those of rank 0. Its collectives last until the other ranks have come. The
-    other ranks rest while the limits are measured.
+    With several ranks, ops and limits are those of rank 0. The time of a
+    collective includes the wait for the other ranks, which do nothing while the limits are measured.
 
     \b
     Example: ingot bench kernels --engine_dir ENGINE --input_len 512 --batch_size 1 --batch_size 8

@@ -131,7 +131,7 @@ _ONLINE = (
     "--ignore_eos",
     is_flag=True,
     default=None,
-    help="With --url: let answers go on after end tokens, to exactly --output_len; not every server can.",
+    help="With --url: continue answers after end tokens, to exactly --output_len; not every server can do that.",
 )
 @click.option(
     "--temperature",
@@ -152,7 +152,8 @@ _ONLINE = (
 @click.option(
     "--start_rate",
     type=_above_zero,
-    help="With --offline: begin the search at this many requests per second. Default: half of what the engine can do.",
+    help="With --offline: begin the search at this many requests per second. Default: half of what the "
+    "engine can compute.",
 )
 @click.option(
     "--rate_precision",
@@ -174,7 +175,11 @@ _ONLINE = (
     type=positive,
     help="With --offline: compute at most this many tokens per step. Default: as `ingot serve`.",
 )
-@click.option("--threads", type=positive, help="With --offline: use this many threads. Default: every core.")
+@click.option(
+    "--threads",
+    type=positive,
+    help="With --offline: use this many threads. Default: one for each core that the process may use.",
+)
 @target_isa
 @as_json
 @log_level
@@ -196,7 +201,7 @@ def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
     given = {name: value for name, value in options.items() if value not in (None, ())}
     for name in _ONLINE if offline else _OFFLINE:
         if name in given:
-            raise UsageError(f"--{name.removesuffix('_file')} goes with {'--url' if offline else '--offline'} only")
+            raise UsageError(f"--{name.removesuffix('_file')} works only with {'--url' if offline else '--offline'}")
     with CliConsole(LEVELS[log_level]) as console:
         report = _online(given, console) if options["url"] else _offline(given, console)
     if as_json:

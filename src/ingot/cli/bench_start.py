@@ -26,7 +26,9 @@ from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
     "--repetitions", type=positive, default=5, show_default=True, help="Time this many processes and show medians."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed the random prompts.")
-@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
+@click.option(
+    "--threads", type=positive, help="Use this many threads. Default: one for each core that the process may use."
+)
 @use_mmap
 @target_isa
 @as_json

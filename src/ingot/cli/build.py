@@ -38,7 +38,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--precision",
     help="Store weights as f32, bf16, f16 (GPU), w8, w4g128, w4g64 or w4g32; "
-    "auto (the default) keeps what the checkpoint stores. See `ingot help precisions`.",
+    "auto (the default) keeps floats, and on CPUs FP8 and codes of up to 4 bits; other codes become w8. See "
+    "`ingot help precisions`.",
 )
 @click.option(
     "--activations",
@@ -49,7 +50,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 )
 @click.option(
     "--lm_head_precision",
-    help="Store lm_head, the last matmul, in this precision. Default: w8 in w4 engines, else as --precision.",
+    help="Store lm_head, the last matmul, in this precision, one of those of --precision. "
+    "Default: w8 in w4 engines, else as --precision.",
 )
 @click.option(
     "--screen_lm_head",
@@ -88,7 +90,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "--kv_cache_dtype",
     default="auto",
     show_default=True,
-    help="Store keys and values as auto, f32, bf16, f16 (GPU) or int8.",
+    help="Store keys and values in this type: f32, bf16, f16 (GPU) or int8. auto is bf16 in quantised "
+    "engines, else the precision of the engine.",
 )
 @click.option(
     "--sum_parts",
@@ -111,7 +114,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Set precisions by layer with this TOML file, or with a recipe that ships with ingot, by name.",
+    help="Set precisions by layer, without calibration: a TOML file, w4_careful or w8_float_inputs.",
 )
 @click.option(
     "--recipe",
@@ -196,7 +199,9 @@ def _build(
     if recipe is not None:
         return calibrated_build(config, checkpoint_dir, output_dir, recipe, calibration, console.progress, console.note)
     if calibration != "builtin":
-        raise UsageError("--calibration goes with --recipe", hint="name a recipe, or leave --calibration out")
+        raise UsageError(
+            "--calibration needs --recipe", hint="give --recipe w4g128 or another one, or leave --calibration out"
+        )
     return build(config, checkpoint_dir, output_dir, console.progress_bytes, console.note)
 
 

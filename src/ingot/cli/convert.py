@@ -13,7 +13,11 @@ from ingot.convert.convert import convert
 
 
 @click.command()
-@click.option("--model_dir", type=click.Path(path_type=Path), help="Convert this Hugging Face directory or GGUF file.")
+@click.option(
+    "--model_dir",
+    type=click.Path(path_type=Path),
+    help="Convert this Hugging Face directory or GGUF file. Required unless --config is given.",
+)
 @click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Write the Checkpoint here.")
 @click.option(
     "--dtype",
@@ -37,7 +41,7 @@ from ingot.convert.convert import convert
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="Convert this config.json, which has no weights. Needs --random_weights.",
+    help="Convert this config.json, a model without weights. Needs --random_weights.",
 )
 @click.option(
     "--random_weights",
@@ -51,10 +55,18 @@ from ingot.convert.convert import convert
 @click.option(
     "--weight_only_precision",
     type=click.Choice(list(WEIGHT_ONLY)),
-    help="With --use_weight_only: make this the default instead. int8 is w8, int4 is w4g128.",
+    help="With --use_weight_only: make w8 (int8) or w4g128 (int4) the default --precision of `ingot build`.",
 )
-@click.option("--tp_size", type=click.IntRange(min=1), help="Make this the default --tp_size of `ingot build`.")
-@click.option("--pp_size", type=click.IntRange(min=1), help="Make this the default --pp_size of `ingot build`.")
+@click.option(
+    "--tp_size",
+    type=click.IntRange(min=1),
+    help="Divide each layer among this many ranks: store it as the default --tp_size of `ingot build`.",
+)
+@click.option(
+    "--pp_size",
+    type=click.IntRange(min=1),
+    help="Divide the layers among this many pipeline stages: store it as the default --pp_size of `ingot build`.",
+)
 @log_level
 def command(
     model_dir: Path | None,

@@ -20,8 +20,8 @@ from ingot.step_table import aligned
 @click.option("--all", "everything", is_flag=True, help="Print every target with what is missing for it.")
 @as_json
 def command(engines: tuple[Path, ...], everything: bool, as_json: bool) -> None:
-    """Show what this machine offers, and which targets build and run here or why not. With ENGINE: the same for its
-    targets.
+    """Show what this machine offers, which targets it can build and run, and what the others lack. With ENGINE: show
+    which target of the engine this machine would run.
 
     \b
     Example: ingot doctor engine --json

@@ -36,8 +36,8 @@ from ingot.export.export import FORMATS, export
 @click.option(
     "--as_floats",
     is_flag=True,
-    help="Write weights whose codes the format cannot hold as float32 numbers of the same values. Without it they are "
-    "refused.",
+    help="If the format cannot hold the codes of a weight, write the weight as float32 numbers of the same values. "
+    "Without this option, such a weight is refused.",
 )
 @log_level
 def command(checkpoint_dir: Path, output: Path, form: str, as_floats: bool, log_level: str) -> None:

@@ -11,7 +11,9 @@ from ingot.inspect import inspect
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--all", "everything", is_flag=True, help="Print everything, in lines as wide as they get.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also print every weight and kernel call, and do not cut long lines."
+)
 @as_json
 def command(path: Path, everything: bool, as_json: bool) -> None:
     """Show a Checkpoint, an ONNX graph or an Engine without loading weights.

@@ -78,7 +78,7 @@ LLAMA_CPP = (
     flag("--prio", "--poll", "--no-repack", "--no-op-offload", way=_TUNED),
     flag("-fa", "--flash-attn", "-cb", "--cont-batching", way="always on"),
     flag("-nocb", "--no-cont-batching", way="no option: requests are always batched in flight"),
-    flag("--warmup", "--no-warmup", "--no-perf", "--fit", way="no option: nothing is tuned when an engine opens"),
+    flag("--warmup", "--no-warmup", "--no-perf", "--fit", way="no option: an engine needs no warm-up"),
     # memory
     flag("--no-mmap", way="the default: ingot copies weights into large pages"),
     flag("--mmap", way="`--use_mmap` maps the file instead of copying the weights", where="run, serve"),

@@ -25,7 +25,8 @@ _above_zero = click.FloatRange(min=0, min_open=True)
     "--devices",
     required=True,
     metavar="FILE|NAMES",
-    help="Devices: a TOML file, names such as h100,l4, or here for this machine.",
+    help="Plan for these devices: a TOML file, or names such as h100,l4 (docs/gpu.md lists the GPUs). The name `here` "
+    "is this machine.",
 )
 @click.option(
     "--count", type=positive, default=1, show_default=True, help="Plan for this many devices, all of the same kind."

@@ -65,10 +65,12 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 @click.option(
     "--frequency_penalty", type=float, help="Subtract this from a token's logit for each time that the output has it."
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the text before these words. Give it again for more.")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Give the option again for more."
+)
 @click.option("--bad_words", multiple=True, metavar="TEXT", help="Never generate these words. Give it again for more.")
 @click.option("--min_tokens", type=int, help="Generate at least this many tokens.")
-@click.option("--ignore_eos", is_flag=True, default=None, help="Go on after the model's end tokens.")
+@click.option("--ignore_eos", is_flag=True, default=None, help="Continue after the model's end tokens.")
 @click.option("--seed", type=int, help="Seed the random draws: the same seed gives the same text.")
 @click.option(
     "--json_schema", type=click.File(), metavar="FILE", help="Answer with JSON that fits the JSON schema in this file."
@@ -80,7 +82,9 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 @click.option(
     "--stream", is_flag=True, help="Print text as it is generated; with --json, each object when its request ends."
 )
-@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
+@click.option(
+    "--threads", type=positive, help="Use this many threads. Default: one for each core that the process may use."
+)
 @click.option(
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),
@@ -109,7 +113,7 @@ def command(
     log_level: str,
     **sampling: Any,
 ) -> int:
-    """Text in, text out. Without --prompt and --input_file the prompt is what is piped into stdin.
+    """Complete texts with an Engine. Without --prompt and --input_file the prompt is what is piped into stdin.
 
     \b
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream

@@ -78,7 +78,7 @@ _seconds = click.FloatRange(min=0)
     "model_names",
     multiple=True,
     metavar="NAME,...",
-    help="Give the model this name in the API. Default: the name of the directory.",
+    help="Give the model these names in the API; * stands for any text. Default: the name of the directory.",
 )
 @click.option(
     "--max_queue",
@@ -133,7 +133,7 @@ _seconds = click.FloatRange(min=0)
     help="Let pages of this origin call the server; * allows every origin.",
 )
 @click.option("--no_log_requests", is_flag=True, help="Do not log a line for each request.")
-@click.option("--log_json", is_flag=True, help="Log JSON lines.")
+@click.option("--log_json", is_flag=True, help="Write the log as JSON, one object per line.")
 @click.option(
     "--otlp_endpoint", metavar="URL", help="Send OpenTelemetry spans to this address, e.g. http://collector:4318."
 )
@@ -184,7 +184,9 @@ _seconds = click.FloatRange(min=0)
     show_default=True,
     help="With --role prefill: use at most this much memory for computed blocks that wait to be fetched.",
 )
-@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
+@click.option(
+    "--threads", type=positive, help="Use this many threads. Default: one for each core that the process may use."
+)
 @click.option(
     "--kv_cache_memory",
     type=byte_size("--kv_cache_memory"),
@@ -242,9 +244,10 @@ def command(
     log_level: str,
     **others: Any,
 ) -> int:
-    """OpenAI-compatible HTTP server: /v1/chat/completions, /v1/completions, /v1/models and more.
+    """Serve an Engine over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models and more.
 
-    SIGTERM, SIGINT or SIGHUP drains: new requests are refused, running ones finish, exit code 0.
+    SIGTERM, SIGINT or SIGHUP ends the server: it refuses new requests, gives running ones --drain_timeout
+    seconds to finish, and exits with code 0.
 
     \b
     Example: ingot serve --engine_dir engine --port 8000

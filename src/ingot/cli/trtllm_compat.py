@@ -59,7 +59,7 @@ def _fused(name: str, way: str) -> Spelling:
     return dataclasses.replace(_switch(name, way), hidden=True)
 
 
-_NO_RANKS = "an engine for GPUs has one rank in this version, so nothing is sent between them"
+_NO_RANKS = "an engine for GPUs has one rank in this version, so GPUs exchange no data"
 _TYPES = ("auto", "enable", "float16", "float32", "bfloat16")
 
 SPELLINGS = (
@@ -111,14 +111,14 @@ SPELLINGS = (
         accepted=("set",),
         bare="set",
         flag=True,
-        way="every engine can return them: output_context_logits=True in ModelRunner.generate",
+        way="every engine can return the logits of prompts: output_context_logits=True in ModelRunner.generate",
     ),
     Spelling(
         name="gather_generation_logits",
         accepted=("set",),
         bare="set",
         flag=True,
-        way="every engine can return them: output_generation_logits=True in ModelRunner.generate",
+        way="every engine can return the logits of answers: output_generation_logits=True in ModelRunner.generate",
     ),
     Spelling(
         name="strip_plan",
@@ -132,7 +132,7 @@ SPELLINGS = (
         bare="set",
         flag=True,
         hidden=True,
-        way="every engine can return them: output_context_logits and output_generation_logits of ModelRunner.generate",
+        way="every engine can return logits: output_context_logits, output_generation_logits of ModelRunner.generate",
     ),
     Spelling(
         name="moe_plugin",
@@ -146,7 +146,7 @@ SPELLINGS = (
     _fused("multi_block_mode", "attention of a long context is always split among threads or blocks"),
     _fused("context_fmha_fp32_acc", "attention always adds in float32"),
     _fused("bert_context_fmha_fp32_acc", "attention always adds in float32"),
-    _fused("paged_state", "state is always kept in blocks, like the KV cache"),
+    _fused("paged_state", "states of recurrent layers are always kept in blocks, like the KV cache"),
     _never("nccl_plugin", _NO_RANKS),
     _never("use_custom_all_reduce", _NO_RANKS),
     _never("reduce_fusion", _NO_RANKS),
@@ -168,8 +168,11 @@ SPELLINGS = (
     _never(
         "use_fp8_context_fmha", "no attention kernel computes in FP8; --kv_cache_dtype int8 makes the KV cache smaller"
     ),
-    _never("fuse_fp4_quant", "FP4 does not exist: see `ingot help precisions`"),
-    _never("norm_quant_fusion", "norms and the rounding behind them are fused wherever a kernel can; see inspect"),
+    _never("fuse_fp4_quant", "ingot has no FP4 activations: see `ingot help precisions`"),
+    _never(
+        "norm_quant_fusion",
+        "norms and the rounding after them are fused in every kernel that can do both; `ingot inspect` lists them",
+    ),
     _never("attention_qk_half_accumulation", "attention always adds in float32"),
     _never("use_context_fmha_for_generation", "prefill and decoding each have their attention kernel"),
     _never(
@@ -177,7 +180,7 @@ SPELLINGS = (
     ),
     _never("manage_weights", "weights are read from the engine's file when it opens"),
     *(
-        Spelling(name=name, accepted=(), way="--timing_cache FILE is read before and written after timing")
+        Spelling(name=name, accepted=(), way="use --timing_cache FILE, which is read before and written after timing")
         for name in ("input_timing_cache", "output_timing_cache")
     ),
 )

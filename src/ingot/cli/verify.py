@@ -33,15 +33,17 @@ from ingot.verify import VerifyReport, verify
     "--text",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Compare on this text. Default: one that ships with ingot.",
+    help="Compare on this text. Default: a text that ships with ingot.",
 )
 @click.option(
-    "--tokens", type=click.IntRange(min=2), help=f"Compare on this many tokens of the text ({DEFAULT_TOKENS})."
+    "--tokens", type=click.IntRange(min=2), help=f"Compare on this many tokens of the text. Default: {DEFAULT_TOKENS}."
 )
 @click.option(
     "--store_results", "store", is_flag=True, help="Store the result in the engine; `ingot inspect` prints it."
 )
-@click.option("--threads", type=positive, help="Use this many threads. Default: every core.")
+@click.option(
+    "--threads", type=positive, help="Use this many threads. Default: one for each core that the process may use."
+)
 @target_isa
 @as_json
 @log_level
@@ -57,7 +59,9 @@ def command(
     as_json: bool,
     log_level: str,
 ) -> None:
-    """Check every hash of an Engine; with --against also the numbers of each target that this machine runs.
+    """Check every hash of an Engine. With --against, also compare what each target computes with the source.
+
+    Targets that this machine cannot run are not compared.
 
     \b
     Example: ingot verify engine --against checkpoint

@@ -150,7 +150,7 @@ def test_merges_of_gemma4(tmp_path: Path) -> None:
     ours = tokenizers.Tokenizer.from_str(json.dumps(read(tmp_path, settings).tokenizer))
     for text in (TEXT.replace("<|im_end|>", ""), "birds; they\u2581sing", "\U0001f9ff"):
         assert ours.encode(text).ids == [1, *tokenizer.encode(text).ids]
-    with pytest.raises(CheckpointError, match="a merge has not two tokens"):
+    with pytest.raises(CheckpointError, match="a merge does not consist of two tokens"):
         read(tmp_path, settings | {"tokenizer.ggml.merges": ["ab"]})
 
 

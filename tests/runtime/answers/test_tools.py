@@ -39,7 +39,7 @@ def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
         ([tool(strict="yes")], None, "true or false"),
         ([], "required", "there are no tools"),
         ([tool()], "any", "cannot be read"),
-        ([tool()], {"type": "function", "function": {"name": "g"}}, "a tool that is not there"),
+        ([tool()], {"type": "function", "function": {"name": "g"}}, "a tool that the request does not have"),
         ([tool()], {"type": "allowed_tools", "allowed_tools": {"mode": "all", "tools": [tool()]}}, "cannot be read"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_prompt_is_cut_from_the_left(served: Served) -> None:
         ("completions", {"prompt": "a", "suffix": "b"}, "no tokens for filling in the middle"),
         ("completions", {"prompt": [1], "suffix": "b"}, "a prompt that is text"),
         ("completions", {"prompt": "a", "suffix": "b", "echo": True}, "echo cannot be combined with suffix"),
-        ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 2}, "differ"),
+        ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 2}, "must be equal"),
     ],
 )
 def test_what_contradicts_itself_is_refused(served: Served, path: str, fields: dict[str, Any], words: str) -> None:

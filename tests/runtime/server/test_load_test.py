@@ -114,8 +114,8 @@ def test_servers_that_cannot_be_used(behind_a_key: Served) -> None:
     [
         ((), "neither --url nor --offline is given"),
         (("--url", "u", "--offline"), "neither --url nor --offline is given"),
-        (("--url", "http://u", "--threads", 2), "--threads goes with --offline"),
-        (("--offline", "--rate", 2), "--rates goes with --url"),
+        (("--url", "http://u", "--threads", 2), "--threads works only with --offline"),
+        (("--offline", "--rate", 2), "--rates works only with --url"),
         (("--offline", "--trace", "t"), "needs --engine_dir"),
     ],
 )
@@ -130,7 +130,7 @@ def test_traces_in_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     trace = tmp_path / "t.jsonl"
     for text, words in (
         ("{}\n{}\n", "cannot be read"),
-        ('{"arrival": 0, "input_len": 0, "output_len": 1}\n' * 2, "no tokens"),
+        ('{"arrival": 0, "input_len": 0, "output_len": 1}\n' * 2, "a length of 0 tokens"),
         ('{"arrival": 0, "input_len": 1, "output_len": 1}\n', "too few"),
     ):
         trace.write_text(text)
