@@ -63,7 +63,7 @@ def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted)
 @pytest.mark.parametrize(
     ("op", "precision", "every"),
     [
-        (test_experts.GATE_UP, "bf16", 4),
+        (test_experts.GATE_UP, "bf16", 3),
         *(
             pytest.param(op, precision, 3, marks=pytest.mark.slow)
             for op in (test_experts.GATE_UP, test_experts.DOWN)
