@@ -1,6 +1,7 @@
 """GPT-Neo and TinyStories: a GPT-2 with separate projections, unscaled scores, and windows in every other layer."""
 
 from collections.abc import Collection
+from typing import Any
 
 from ingot.configs.model import ModelConfig, Norm
 from ingot.configs.read import Section
@@ -41,24 +42,35 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
 
 
 def _windows(section: Section, layers: int) -> tuple[int, ...]:
-    """attention_types lists kinds of layers, each with how often they follow one another."""
+    """attention_types lists kinds of layers, each with how often they follow one another. attention_layers, if it is
+    there, has the kind of each layer, and wins, as in transformers."""
     window = section.integer("window_size", 256, minimum=1)
-    section.has("attention_layers")  # follows from attention_types, in transformers too
-    types = section.raw("attention_types") if section.has("attention_types") else _USUAL
-    try:
-        assert isinstance(types, list), "is a list"
-        kinds = [kind for some, count in types for _ in range(min(count, layers + 1)) for kind in some]
-        if len(kinds) != layers or set(kinds) - {"global", "local"}:
-            raise ValueError
-    except (AssertionError, TypeError, ValueError):
+    kinds = list(section.words("attention_layers"))
+    key, expected = "attention_layers", f"global or local, {layers} times"
+    if not section.has(key):
+        key, expected = (
+            "attention_types",
+            f"for {layers} layers, such as [[['global', 'local'], {max(1, layers // 2)}]]",
+        )
+        kinds = _expand(section.raw(key) if section.has(key) else _USUAL, layers)
+    if len(kinds) != layers or set(kinds) - {"global", "local"}:
         raise ConfigError(
-            "attention_types does not say global or local for each layer",
-            where=section.place("attention_types"),
-            expected=f"for {layers} layers, such as [[['global', 'local'], {max(1, layers // 2)}]]",
-            got=repr(types)[:200],
-        ) from None
+            f"{key} does not say global or local for each layer",
+            where=section.place(key),
+            expected=expected,
+            got=repr(section.raw(key) if section.has(key) else _USUAL)[:200],
+        )
     windows = tuple(window if kind == "local" else 0 for kind in kinds)
     return windows if any(windows) else ()
+
+
+def _expand(types: Any, layers: int) -> list[str]:
+    """The kinds of attention_types in order; empty if it has another form."""
+    try:
+        kinds = [kind for some, count in types for _ in range(min(count, layers + 1)) for kind in some]
+        return kinds if all(isinstance(kind, str) for kind in kinds) else []
+    except (TypeError, ValueError):
+        return []
 
 
 _LAYER = "transformer.h.{i}"

@@ -11,6 +11,7 @@ from ingot.convert.hf_config import read_window, windows_by_type
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a MinistralForCausalLM; defaults are those of transformers."""
+    section.integer("head_dim", minimum=1)  # transformers has no default for it
     model = llama.read_llama(section, positions=131072, kv_heads=8, has_attention_bias=False)
     window = read_window(section, 4096)
     usual = [bool(window)] * model.num_layers
@@ -22,6 +23,6 @@ FAMILY = dataclasses.replace(
     name="ministral",
     models="Ministral 8B of 2024",
     read=read,
-    nullable=("head_dim", "layer_types"),
+    nullable=("layer_types",),
     tiny={**mistral.FAMILY.tiny, "model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"]},
 )

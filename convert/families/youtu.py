@@ -27,7 +27,7 @@ FAMILY = dataclasses.replace(
     models="Youtu-LLM 2B",
     read=read,
     rows=(*(row for row in llama.FAMILY.rows if "/attn/" not in row.name), *LATENT_ROWS),
-    nullable=("q_lora_rank", "num_key_value_heads"),
+    nullable=("q_lora_rank",),
     tiny={
         **{key: deepseek_v2.FAMILY.tiny[key] for key in (*_KEPT, *_SIZES)},
         "model_type": "youtu",

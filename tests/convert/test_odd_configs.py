@@ -52,7 +52,7 @@ OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family 
 # silu, where config.json may say so; bloom and mpt have gelu, whatever it says
 ONE_ACTIVATION = ("bloom", "falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe", "mpt")
 NO_ROTATION = ("kimi_linear", "nemotron_h")  # transformers checks the form of what it never computes with
-NO_KINDS = ("falcon_h1", "nemotron_h")  # transformers stumbles over layer_types, or over its null
+NO_KINDS = ("falcon_h1", "gpt_neo", "nemotron_h")  # transformers stumbles over layer_types, or over its null
 
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
 SIZES = {
@@ -320,6 +320,7 @@ def test_all_of_them_as_checkpoints(name: str, tmp_path: Path) -> None:
         ("falcon", {"new_decoder_architecture": False, "parallel_attn": False, "ffn_hidden_size": 60}),
         ("falcon", {"alibi": True, "num_attention_heads": 12}),
         ("falcon", {"alibi": True, "new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None}),
+        ("gpt_neo", {"attention_layers": ["local", "global"]}),
         ("bloom", {"n_head": 8, "tie_word_embeddings": False, "slow_but_exact": True}),
         ("mpt", {"n_heads": 12, "attn_config": {"softmax_scale": 0.5, "attn_impl": "triton"}}),
         ("falcon", {"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),

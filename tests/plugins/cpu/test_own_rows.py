@@ -20,7 +20,7 @@ FEW, MANY = OWN_ELEMENTS // K, OWN_ELEMENTS // K + 1
 
 def _case(kernel: str) -> tuple[list[Input], dict[str, Attr]]:
     weight_type, rounded = kernel.split(".")[1], activations_of(kernel)
-    group = 64 if weight_type.startswith(("w4", "f8")) else 0
+    group = 64 if weight_type.startswith(("w4", "f8", "w8t")) else 0
     weight: Packed = Packed(
         values=np.random.default_rng(1).standard_normal((20, K)).astype(np.float32), dtype=DType.BF16, panels=True
     )

@@ -30,7 +30,7 @@ WAYS = {name: 5 if ".amx" in name else 2 for name in KERNELS}
 def _case(kernel: str, n: int, k: int, rows: int = max(ROWS)) -> tuple[list[Input], dict[str, Attr]]:
     dtype = kernel.split(".")[1]
     x = np.random.default_rng(n).standard_normal((rows, k)).astype(np.float32)
-    group = 64 if dtype.startswith(("w4", "f8")) else 0
+    group = 64 if dtype.startswith(("w4", "f8", "w8t")) else 0
     weight = (
         Quantised.of(random_weight(dtype, n, k, group), gated=True)
         if DType(dtype.removesuffix("a8")).is_quantised
