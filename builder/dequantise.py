@@ -111,7 +111,13 @@ def _dequantised(node: gs.Node, inputs: list[Array]) -> Array:
     codes, scale, *zeros = inputs
     block = node.attrs.get("block_size", 0)
     if node.attrs.get("axis", 1) not in (1, -1) or codes.ndim != 2 or not block or scale.ndim != 2:
-        raise BuildError("DequantizeLinear of a weight does not run over blocks of its columns", where=describe(node))
+        raise BuildError(
+            "a DequantizeLinear of a weight has a form that ingot does not know",
+            where=describe(node),
+            expected="a matrix of codes, with axis 1 and block_size, and a scale for each block of columns",
+            got=f"codes {list(codes.shape)}, scales {list(scale.shape)}, axis {node.attrs.get('axis', 1)}, "
+            f"block_size {block}",
+        )
     columns = codes.shape[1]
     if scale.shape != (len(codes), -(-columns // block)) or any(zero.shape != scale.shape for zero in zeros):
         raise BuildError(
@@ -142,7 +148,12 @@ def _gathered(node: gs.Node, tensor: gs.Tensor, begin: int, end: int, leaf: Leaf
     elif axis in (1, -1) and ndim == 2 and len(weight_shape(indices)) == 1:
         table, codes = dequantised_rows(values, begin, end, leaf), _whole(indices, leaf)
     else:
-        raise BuildError("a Gather of a weight is neither of a table nor of columns", where=describe(node))
+        raise BuildError(
+            "a Gather of a weight is neither of a table nor of columns",
+            where=describe(node),
+            expected="axis 0 of a vector, or axis 1 of a matrix with a vector of columns",
+            got=f"axis {axis} of {ndim} dimensions",
+        )
     size = table.shape[-1]
     if codes.size and not (-size <= int(codes.min()) and int(codes.max()) < size):
         raise BuildError(

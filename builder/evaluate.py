@@ -240,7 +240,13 @@ class Evaluation:
     def _rows(self, table: gs.Tensor, numbers: Array, node: gs.Node) -> Float64:
         """Rows of a table; only those that are asked for are read."""
         if node.attrs.get("axis", 0) != 0:
-            raise CheckpointError("a table is not read by rows", where=describe(node), hint="convert the model again")
+            raise CheckpointError(
+                "the graph gathers from a table along another axis than its rows",
+                where=describe(node),
+                expected="axis 0",
+                got=f"axis {node.attrs['axis']}",
+                hint="convert the model again",
+            )
         distinct, places = np.unique(numbers, return_inverse=True)
         found = np.concatenate([self._weight(table, (int(number), int(number) + 1)) for number in distinct])
         return found[places.reshape(-1)].reshape(*numbers.shape, -1)
@@ -275,7 +281,11 @@ def _causal_conv(node: gs.Node, inputs: list[Array | None]) -> Float64:
     width, length = weight.shape[-1], x.shape[-1]
     if list(node.attrs.get("pads", ())) != [width - 1, 0] or weight.shape[1:-1] != (1,):
         raise CheckpointError(
-            "a convolution does not run over the last tokens", where=describe(node), hint="convert the model again"
+            "a convolution does not run over the last tokens",
+            where=describe(node),
+            expected=f"pads [{width - 1}, 0], and one channel in each group",
+            got=f"pads {list(node.attrs.get('pads', ()))}, a weight {list(weight.shape)}",
+            hint="convert the model again",
         )
     padded = np.pad(x, ((0, 0), (0, 0), (width - 1, 0)))
     total = sum((weight[:, 0, j, None] * padded[..., j : j + length] for j in range(width)), np.zeros_like(x))

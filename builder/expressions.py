@@ -133,7 +133,7 @@ def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:
     if len(longer) <= 1:
         return (longer[0] if longer else 1), 1
     if len(shape) != 3:
-        raise BuildError("a weight is not a vector, a matrix or a stack of matrices", where=str(shape))
+        raise BuildError("a weight has more than 3 dimensions", where=tensor.name, got=str(list(shape)))
     return shape[0] * shape[1], shape[2]
 
 
@@ -276,7 +276,8 @@ class WeightReader:
         if any(
             number is None and matrix_shape(each) != shape for number, each in zip(numbers, node.inputs, strict=True)
         ):
-            raise BuildError("weights of different shapes are added", where=describe(node))
+            got = " and ".join(str(list(weight_shape(each))) for each in node.inputs)
+            raise BuildError("the graph adds weights of different shapes", where=describe(node), got=got)
         first, second = (
             self._read(each, *block) if number is None else np.float32(number)
             for number, each in zip(numbers, node.inputs, strict=True)

@@ -24,6 +24,7 @@ WEIGHT_OPS = frozenset(
         *("Add", "Mul", "Sub", "Div", "Gather", "DequantizeLinear", "MatMul"),
     }
 )
+_FOLD = "convert the model again; in a model.onnx of your own, fold shapes and bounds into constants"
 SMALL = 4096  # inline constants up to this many elements are facts (shapes, axes, epsilons), not weights
 
 Attr = int | float | str | list[int]
@@ -292,7 +293,12 @@ def slice_of(node: gs.Node) -> tuple[int, int, int]:
     begins, ends, axes = (small_ints(optional_input(node, index)) for index in (1, 2, 3))
     steps = [1] if optional_input(node, 4) is None else small_ints(optional_input(node, 4))
     if begins is None or ends is None or axes is None or len(axes) != 1 or steps != [1]:
-        raise PassError("a weight is not sliced along one axis by constants, one by one", where=describe(node))
+        raise PassError(
+            "the graph slices a weight in a way that ingot does not know",
+            where=describe(node),
+            expected="a Slice along one axis, with constant bounds and step 1",
+            hint=_FOLD,
+        )
     axis = axes[0] % len(shape)
     begin, end = (min(max(at + shape[axis] if at < 0 else at, 0), shape[axis]) for at in (begins[0], ends[0]))
     return begin, max(begin, end), axis
@@ -301,7 +307,12 @@ def slice_of(node: gs.Node) -> tuple[int, int, int]:
 def _reshaped(node: gs.Node, shape: tuple[int, ...]) -> tuple[int, ...]:
     numbers = small_ints(optional_input(node, 1))
     if numbers is None:
-        raise PassError(f"a {node.op} of a weight has no constant second input", where=describe(node))
+        raise PassError(
+            f"the graph reshapes a weight by {node.op} with a shape that is not a constant",
+            where=describe(node),
+            expected="a constant second input",
+            hint=_FOLD,
+        )
     if node.op == "Unsqueeze":
         ndim = len(shape) + len(numbers)
         added = {axis % ndim for axis in numbers}

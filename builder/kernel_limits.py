@@ -88,7 +88,7 @@ def _check_ranges(node: gs.Node) -> None:
                 f"the {key} of a layer that keeps a state or a latent is out of range",
                 where=node.name,
                 got=str(node.attrs[key]),
-                hint=f"plugins/ops/{op.name}.py has the ranges",
+                hint="no target has kernels for this size: convert another model",
             )
 
 

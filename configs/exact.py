@@ -212,8 +212,9 @@ def _record_of(kind: type) -> _Reader:
         if not isinstance(value, dict):
             raise _UnfitError("an object", value)
         if value.keys() != readers.keys():
-            different = ", ".join(sorted(map(str, value.keys() ^ readers.keys())))
-            raise _UnfitError(f"an object with the keys {', '.join(readers)}", f"too many or too few: {different}")
+            differences = (("missing", readers.keys() - value.keys()), ("unknown", value.keys() - readers.keys()))
+            got = "; ".join(f"{word}: {', '.join(sorted(map(str, keys)))}" for word, keys in differences if keys)
+            raise _UnfitError(f"an object with the keys {', '.join(readers)}", got)
         return kind(**{name: _at(name, read, value[name]) for name, read in readers.items()})
 
     return record_of

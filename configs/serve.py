@@ -81,21 +81,38 @@ class ServeConfig:
             raise UsageError("drain_timeout must be a number of seconds, at least 0", got=repr(self.drain_timeout))
         self._check_role()
         if any(not key.strip() or key != key.strip() for key in self.api_keys):
-            raise UsageError("an API key is empty, or has spaces around it")
+            raise UsageError(
+                "an API key is empty or has spaces around it",
+                where="--api_key or --api_key_file",
+                hint="give each key without spaces, as clients send it",
+            )
         if any(re.search(r"[\x00-\x1f\x7f]", key) for key in self.api_keys):
-            raise UsageError("an API key has control characters, which no HTTP header can carry")
+            raise UsageError(
+                "an API key has control characters, which no HTTP header can carry",
+                where="--api_key or --api_key_file",
+                hint="use letters, digits and signs",
+            )
         for origin in self.cors_origins:
             _check_origin(origin)
         if self.otlp_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_endpoint):
             raise UsageError("the OTLP endpoint is not a URL", expected="http://collector:4318", got=self.otlp_endpoint)
-        if any(not name.strip() or name != name.strip() for name in self.model_names):
-            raise UsageError("a model name is empty, or has spaces around it")
+        for name in self.model_names:
+            if not name.strip() or name != name.strip():
+                raise UsageError(
+                    "a name in --served_model_name is empty or has spaces around it",
+                    got=repr(name)[:100],
+                    hint="write the names with commas and without spaces: a,b",
+                )
         if len(set(self.model_names)) < len(self.model_names):
-            raise UsageError("a model name is given twice", got=", ".join(self.model_names))
+            raise UsageError(
+                "a name in --served_model_name is given twice",
+                got=", ".join(self.model_names),
+                hint="give each name once",
+            )
 
     def _check_role(self) -> None:
         if self.role not in ROLES:
-            raise UsageError("there is no such role", expected=", ".join(ROLES), got=self.role)
+            raise UsageError("there is no such role", where="--role", expected=", ".join(ROLES), got=self.role)
         if (self.role == "decode") != bool(self.prefill_urls):
             raise UsageError(
                 "--role decode and --prefill_url go together",

@@ -54,7 +54,7 @@ def tokenizer_json(folder: Path, settings: Section) -> dict[str, object]:
     vocab = {name: section.integer(name) for name in section.unread()}
     if len(set(vocab.values())) < len(vocab) or not vocab:
         raise CheckpointError(
-            f"{VOCAB_FILE} gives two tokens one id, or holds no token", where=str(folder / VOCAB_FILE), hint=HINT
+            f"{VOCAB_FILE} holds no token, or gives one id to two tokens", where=str(folder / VOCAB_FILE), hint=HINT
         )
     return byte_level_json(
         vocab,

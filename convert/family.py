@@ -318,11 +318,19 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
             for field in dataclasses.fields(owner):
                 value = getattr(owner, field.name)
                 if isinstance(value, float) and not np.isfinite(np.float32(value)):
-                    raise ConfigError(f"{field.name} is too large", where=section.where, got=f"{value:g}")
+                    raise ConfigError(
+                        f"{field.name}, which ingot reads from the file, is not a finite float32 number",
+                        where=section.where,
+                        expected="at most 3.4e38 in size",
+                        got=f"{value:g}",
+                    )
         for cap in (config.score_cap, config.logit_cap):
             if cap and not np.float32(cap):
                 raise ConfigError(
-                    "a soft cap of the logits or scores is too small", where=section.where, got=f"{cap:g}"
+                    "a soft cap of the logits or scores is too small",
+                    where=section.where,
+                    expected="0 for no cap, or at least 1.4e-45, the smallest float32 number",
+                    got=f"{cap:g}",
                 )
         for rope in (config.rope, config.local_rope):
             speeds = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)

@@ -107,7 +107,12 @@ def read_frequencies(
     Raises UnsupportedModelError for a scaling that ingot, or the family, does not have.
     """
     if rotary_dim % 2 or rotary_dim < 2:
-        raise ConfigError("the number of rotary dimensions is odd", where=section.where, got=str(rotary_dim))
+        raise ConfigError(
+            "the number of rotary dimensions is odd or below 2",
+            where=section.where,
+            expected="an even number: the size of a head, times partial_rotary_factor or rotary_pct where one is given",
+            got=str(rotary_dim),
+        )
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in kinds:
         raise UnsupportedModelError(

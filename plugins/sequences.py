@@ -118,7 +118,9 @@ class _Held:
         if grammar is None:
             return
         if not grammar.reset():
-            raise RequestError("the grammar of a sequence has failed before", hint="begin with a new one")
+            raise RequestError(
+                "the grammar of this sequence has failed before", hint="start the sequence with a new grammar"
+            )
         for token in () if behind is None else generated[behind:]:
             grammar.consume(token)
 
@@ -145,7 +147,7 @@ class Sequences:
         """See Session.start."""
         if not num_prompt <= len(tokens) < num_prompt + rules.max_tokens:
             raise RequestError(
-                "a sequence cannot start so",
+                "a sequence cannot start with this number of tokens",
                 expected=f"{num_prompt} tokens of a prompt and less than {rules.max_tokens} others",
                 got=f"{len(tokens)} tokens",
             )

@@ -143,7 +143,11 @@ class _Work:
         stored = StoredGraph(onnx.load(checkpoint.graph_path, load_external_data=False))
         found, left = _products(text, stored)
         if not found:
-            raise UsageError("the model has no matmul that can be quantised", got="; ".join(left))
+            raise UsageError(
+                "the model has no matmul that can be quantised",
+                got="; ".join(left),
+                hint="build it with --precision, without ingot quantize or --recipe",
+            )
         precisions = options.precisions([each.name for each in found])
         chosen = tuple(dataclasses.replace(each, precision=precisions[each.name]) for each in found)
         return cls(

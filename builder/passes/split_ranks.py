@@ -233,7 +233,9 @@ def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:
     count = sum(end - begin for begin, end in ranges)
     if str(use.precision) in KEPT and not panels_alike(made):
         raise _refused(
-            name, f"codes of several kinds in its rows; a rank's share would divide {PANEL} rows of one kind"
+            name,
+            "rows with different tables or formats (q, k, v or gate, up of a quantised checkpoint), and the cut between"
+            f" two ranks is not at a multiple of {PANEL} rows",
         )
     lowering.drop_weights({name})
     return lowering.add_weight(
@@ -246,5 +248,5 @@ def _refused(where: str, got: str) -> BuildError:
         f"{OPTION} is not supported for a layer of this model",
         where=f"{OPTION}: {where}",
         got=got,
-        hint=f"leave {OPTION} out: an engine of one rank can be built of every model",
+        hint=f"leave {OPTION} out, since an engine of one rank can be built of every model; or try another {OPTION}",
     )

@@ -19,7 +19,10 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         usual: list[bool] = []
     elif not window:
         raise ConfigError(
-            "layer_types is missing, and the model has no sliding window", where=section.place("layer_types")
+            "layer_types is missing, and the model has no sliding window",
+            where=section.place("layer_types"),
+            expected="layer_types, or sliding_window",
+            hint="compare config.json with the model's page, or download it again",
         )
     else:
         every = section.integer("sliding_window_pattern", 4, minimum=1)

@@ -36,7 +36,11 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     kinds = _kinds(section)
     for key in _WITHOUT_EFFECT:
         if section.is_null(key) and key not in _NULLABLE:
-            raise ConfigError(f"{key} is null", where=section.place(key))
+            raise ConfigError(
+                f"{key} is null",
+                where=section.place(key),
+                hint="write what the model was trained with, or leave the key out to get the family's default",
+            )
         section.has(key)
     for key, found, usual in (
         ("mamba_hidden_act", section.text("mamba_hidden_act", "silu"), "silu"),

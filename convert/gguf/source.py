@@ -62,7 +62,10 @@ class GgufSource:
             return model
         if model.rope is None or len(self.factors) != model.rope.rotary_dim // 2:
             raise CheckpointError(
-                "the number of rotary factors does not fit the size of a head", where=f"{self.path}: {_FACTORS[0]}"
+                "the number of rotary factors does not fit the size of a head",
+                where=f"{self.path}: {_FACTORS[0]}",
+                expected="a model without rotary positions" if model.rope is None else str(model.rope.rotary_dim // 2),
+                got=f"{len(self.factors)} factors",
             )
         turning = sum(factor < _STILL for factor in self.factors)
         if turning < len(self.factors) and set(self.factors[:turning]) == {1.0}:  # the first pairs turn, as they are

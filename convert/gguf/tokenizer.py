@@ -162,7 +162,13 @@ def _require_plain(keys: Section) -> None:
     """Raise CheckpointError for what tokenizer.json would have to spell in another way."""
     for key in ("add_eos_token", "remove_extra_whitespaces", "add_sep_token"):
         if keys.boolean(key, False):
-            raise CheckpointError(f"tokenizer setting {key} is not supported", where=keys.place(key), got="true")
+            raise CheckpointError(
+                f"tokenizer setting {key} is not supported",
+                where=keys.place(key),
+                expected="false",
+                got="true",
+                hint="put the model's own tokenizer.json beside the file",
+            )
 
 
 def _sentencepiece(
@@ -206,7 +212,12 @@ def _byte_level(keys: Section, texts: Sequence[str], kinds: Sequence[int], named
     cut = CUTS[keys.text("pre")]
     vocab = {text: index for index, text in enumerate(texts)}
     if len(vocab) < len(texts):
-        raise CheckpointError("two tokens of the GGUF file have the same text", where=keys.place("tokens"))
+        raise CheckpointError(
+            "two tokens of the GGUF file have the same text",
+            where=keys.place("tokens"),
+            got=f"{len(texts)} tokens, {len(vocab)} texts",
+            hint="put the model's own tokenizer.json beside the file",
+        )
     pairs = [_pair(each) for each in keys.words("merges")]
     for pair in pairs:
         if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):

@@ -68,9 +68,8 @@ def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
         numbers = np.arange(part.rows).reshape(-1, 1)
         return [with_rows(part, np.asarray(evaluate(expr, lambda _: numbers), np.int64).reshape(-1))]
     raise UnsupportedModelError(
-        "this family stores a weight in another order, and a quantised weight cannot be reordered",
+        "ingot needs a weight in another order than the file has it, and cannot reorder its quantised codes",
         where=", ".join(sources(expr)[:4]),
-        got=type(expr).__name__,
         hint="convert the model's original weights",
     )
 

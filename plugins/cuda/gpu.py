@@ -87,7 +87,11 @@ class _Api:
             name = getattr(code, "name", str(code))
             if name == "CUDA_ERROR_OUT_OF_MEMORY":
                 raise CapacityError("the GPU has not enough free memory", hint="pass a smaller kv_cache_memory")
-            raise TargetError("the CUDA driver reports an error", got=name)
+            raise TargetError(
+                "the CUDA driver reports an error",
+                got=name,
+                hint="read the driver's log with `dmesg | grep -i nvrm`, then start the program again",
+            )
         return values[0] if len(values) == 1 else tuple(values)
 
     def describe(self, index: int) -> Gpu:

@@ -186,7 +186,8 @@ class Sampler:
         draws, known, vocab = self._sequences.draws(batch), batch.known, self._layout.vocab
         if known is not None and not (within(known.token, vocab) and within(known.top, vocab + 1)):
             raise RequestError(
-                "a token whose probability is asked for, or the number of most likely tokens, is out of range"
+                "a token whose probability is asked for, or the number of most likely tokens, is out of range",
+                expected=f"token ids below {vocab}, at most {vocab} most likely tokens",
             )
         longest = max((draw.num_prompt + draw.counter for draw in draws if draw.rules.penalises), default=0)
         if longest >= self._layout.history:

@@ -178,7 +178,7 @@ class CudaSession:
     def wait(self) -> StepResult:
         """The result of the older of the steps under way."""
         if not self._submitted:
-            raise RequestError("no step is under way")
+            raise RequestError("wait() was called, but no step was submitted", hint="call submit() first")
         self.device.enter()
         return self._sampler.finish(self._submitted.popleft())
 
@@ -253,7 +253,7 @@ class CudaSession:
 
     def _require_idle(self) -> None:
         if self._submitted:
-            raise RequestError("steps are under way; wait for them first")
+            raise RequestError("steps that were submitted have not ended", hint="call wait() for each of them first")
 
     def _splits(self, counts: Counts) -> int:
         return self._plan.parts_of(counts.decode, counts.longest)

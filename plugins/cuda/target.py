@@ -7,7 +7,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from ingot.errors import TargetError, UsageError
+from ingot.errors import REBUILD, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import ACTIVATIONS, LIBRARY, NARROW, OPS, needs_library
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
@@ -161,11 +161,18 @@ class CudaTarget:
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CudaSession:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
         if options.threads is not None:
-            raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
+            raise UsageError(
+                "threads can be set for CPU targets only",
+                where="threads",
+                got=str(options.threads),
+                hint="leave --threads out",
+            )
         gpu = self._require_gpu(plan)
         layout = code_weight(plan).layout
         if layout != CODE_LAYOUT + self.architecture.code:
-            raise TargetError("the machine code is for another GPU", expected=self.architecture.code, got=layout)
+            raise TargetError(
+                "the machine code is for another GPU", expected=self.architecture.code, got=layout, hint=REBUILD
+            )
         return CudaSession(plan, weights, options, gpu)
 
     def _require_gpu(self, plan: Plan | None = None) -> Gpu:

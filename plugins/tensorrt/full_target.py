@@ -93,7 +93,12 @@ class TensorRtTarget(TensorRtRtxTarget):
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> TensorRtSession:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
         if options.threads is not None:
-            raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
+            raise UsageError(
+                "threads can be set for CPU targets only",
+                where="threads",
+                got=str(options.threads),
+                hint="leave --threads out",
+            )
         gpu, library = self._require(plan, options.directory)
         assert options.directory is not None, "the network lies in the engine's directory"
         file = network_file(options.directory, self.name)

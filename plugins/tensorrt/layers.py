@@ -21,6 +21,7 @@ MOVES = ("NoOp", "Reformat", "shape_call")  # kinds of layers that compute nothi
 PLUGIN_KIND = "PluginV3"
 COPIED = "the engine copies the pools of keys and values instead of writing to them in place"
 
+_REPORT = "build for a cuda or CPU target; report this as a bug, with TensorRT's lines above and `ingot doctor --all`"
 _COPIES = "Inserting copy"  # "... before plugin layers.0/attention due to I/O aliasing by the plugin"
 
 NODE = "[ONNX Layer: {}]"  # how a parser marks layers, and `network_api.py` too: builders keep it through all fusions
@@ -120,7 +121,7 @@ def expected_network(graph: OpGraph) -> Mapping[str, int]:
 def check_log(log: str) -> None:
     """Raise BuildError where the builder says that it copies what a plugin updates in place."""
     if copies := [line for line in log.splitlines() if line.startswith("WARNING") and _COPIES in line]:
-        raise BuildError(COPIED, expected="a log without such a warning", got="; ".join(copies))
+        raise BuildError(COPIED, expected="a log without such a warning", got="; ".join(copies), hint=_REPORT)
 
 
 def check_network(graph: OpGraph, network: Mapping[str, int]) -> None:
@@ -132,6 +133,7 @@ def check_network(graph: OpGraph, network: Mapping[str, int]) -> None:
                 where=kind,
                 expected=f"{expected} layers",
                 got=str(network.get(kind, 0)),
+                hint=_REPORT,
             )
 
 
@@ -142,10 +144,11 @@ def check_layers(graph: OpGraph, layers: Sequence[Layer]) -> None:
         found = computed_products(graph, layers, number)
         if hollow := [name for name in products if name not in found]:
             raise BuildError(
-                "the engine is hollow: no layer computes a matmul",
+                "TensorRT built an engine without a matmul of the model",
                 where=f"profile {profile}",
                 expected=f"all {len(products)} matmuls of the graph",
                 got=f"none for {', '.join(hollow)}",
+                hint=_REPORT,
             )
         _check_profile(graph, [layer for layer in layers if layer.profile == number], profile)
 
@@ -154,10 +157,15 @@ def _check_profile(graph: OpGraph, layers: Sequence[Layer], where: str) -> None:
     read, made = _read_and_made(layers)
     if unread := [name for name in graph.weights() if name not in read]:
         raise BuildError(
-            "the engine is hollow: no layer reads a weight", where=f"profile {where}", got=", ".join(unread)
+            "TensorRT built an engine in which no layer reads some weights",
+            where=f"profile {where}",
+            got=", ".join(unread),
+            hint=_REPORT,
         )
     if LOGITS not in made:
-        raise BuildError("the engine is hollow: no layer makes the logits", where=f"profile {where}")
+        raise BuildError(
+            "TensorRT built an engine in which no layer computes the logits", where=f"profile {where}", hint=_REPORT
+        )
     _check_pools(graph, layers, where)
 
 
@@ -185,6 +193,7 @@ def _check_pools(graph: OpGraph, layers: Sequence[Layer], where: str) -> None:
             where=f"profile {where}",
             expected=", ".join(attentions),
             got=", ".join(layer.name for layer in plugins) or "none",
+            hint=_REPORT,
         )
     direct = {name for layer in plugins for name in (*layer.inputs, *layer.outputs)}
     others = [layer for layer in layers if layer.kind != PLUGIN_KIND and names & {*layer.inputs, *layer.outputs}]
@@ -194,4 +203,5 @@ def _check_pools(graph: OpGraph, layers: Sequence[Layer], where: str) -> None:
             where=f"profile {where}",
             expected="pools that only the attention reads and writes",
             got=", ".join(layer.name for layer in others) or f"no attention with {', '.join(sorted(names - direct))}",
+            hint=_REPORT,
         )

@@ -27,6 +27,7 @@ _TYPES: Mapping[int, str] = {
     onnx.TensorProto.INT32: "int32",
     onnx.TensorProto.INT64: "int64",
 }
+_REPORT = "build for a cuda or CPU target; report this as a bug, with TensorRT's lines above and `ingot doctor --all`"
 _COLUMNS = 1 << 1  # of [rows, columns], as a mask of axes
 
 
@@ -57,7 +58,10 @@ class _Adding:
             add = _NODES.get(node.op_type)
             if add is None:
                 raise BuildError(
-                    "the network API has no layer for an op of the network", where=node.name, got=node.op_type
+                    "the network API has no layer for an op of the network",
+                    where=node.name,
+                    got=node.op_type,
+                    hint="build for a CPU or cuda target, or report this as a bug of ingot",
                 )
             self._node = node.name
             for name, tensor in zip(node.output, add(self, node), strict=True):
@@ -136,7 +140,9 @@ class _Adding:
         shape = tuple(-1 if each.dim_param else int(each.dim_value) for each in lengths)
         made = self._network.add_input(value.name, self._type(value.type.tensor_type.elem_type), shape)
         if made is None:
-            raise BuildError("TensorRT refuses an input", where=value.name, got=str(shape))
+            raise BuildError(
+                "TensorRT does not accept an input of the network", where=value.name, got=str(shape), hint=_REPORT
+            )
         for index, each in enumerate(lengths):
             if each.dim_param:
                 made.set_dimension_name(index, each.dim_param)  # equal names are equal lengths
@@ -184,7 +190,7 @@ class _Adding:
         """The first output of a layer, which gets the node's name and a number; whatever layers it is fused into name
         the node."""
         if layer is None:
-            raise BuildError("TensorRT refuses a layer", where=self._node)
+            raise BuildError("TensorRT does not accept a layer of the network", where=self._node, hint=_REPORT)
         self._layers[self._node] += 1
         layer.name = f"{self._node}#{self._layers[self._node]}"
         layer.metadata = NODE.format(self._node)

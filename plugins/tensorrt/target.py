@@ -206,7 +206,12 @@ class TensorRtRtxTarget:
         Raises TargetError, EngineError, CapacityError.
         """
         if options.threads is not None:
-            raise UsageError("threads can be set for CPU targets only", where="threads", got=str(options.threads))
+            raise UsageError(
+                "threads can be set for CPU targets only",
+                where="threads",
+                got=str(options.threads),
+                hint="leave --threads out",
+            )
         gpu, library = self._require(plan, options.directory)
         assert options.directory is not None, "the network lies in the engine's directory"
         file = network_file(options.directory, self.name)

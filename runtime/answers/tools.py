@@ -105,12 +105,14 @@ def _read_tool(tool: object, where: str) -> Tool:
             got=repr(name)[:150],
         )
     if not isinstance(function.get("description"), str | None):
-        raise RequestError("must be text", where=f"{where}.function.description")
+        raise RequestError("the description of a tool must be text", where=f"{where}.function.description")
     if not isinstance(function.get("strict"), bool | None):
-        raise RequestError("must be true or false", where=f"{where}.function.strict")
+        raise RequestError("strict of a tool must be true or false", where=f"{where}.function.strict")
     if not isinstance(parameters, Mapping | None) or (parameters or {}).get("type", "object") != "object":
         raise RequestError(
-            "must be the JSON schema of an object", where=f"{where}.function.parameters", got=repr(parameters)[:100]
+            "the parameters of a tool must be the JSON schema of an object",
+            where=f"{where}.function.parameters",
+            got=repr(parameters)[:100],
         )
     spec = {key: value for key, value in function.items() if value is not None and key != "strict"}
     spec.setdefault("parameters", {"type": "object", "properties": {}})
@@ -141,7 +143,7 @@ def _read_choice(choice: object, names: Sequence[str]) -> tuple[Mode, Sequence[s
         tools = inner.get("tools") if isinstance(inner, Mapping) else None
         if mode in ("auto", "required") and isinstance(tools, list) and tools:
             return mode, [_known(_name_of(each), names) for each in tools]
-    raise RequestError("cannot be read", where="tool_choice", expected=_CHOICES, got=repr(choice)[:150])
+    raise RequestError("tool_choice cannot be read", where="tool_choice", expected=_CHOICES, got=repr(choice)[:150])
 
 
 def _name_of(each: object) -> object:
@@ -155,7 +157,7 @@ def _name_of(each: object) -> object:
 def _known(name: object, names: Sequence[str]) -> str:
     if not isinstance(name, str) or name not in names:
         raise RequestError(
-            "names a tool that the request does not have",
+            "tool_choice names a tool that the request does not have",
             where="tool_choice",
             expected=", ".join(names)[:300] or "a request with tools",
             got=repr(name)[:150],

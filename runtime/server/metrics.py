@@ -77,8 +77,9 @@ class Metrics:
 
         self._fetches = self._counter(
             "ingot_prompts_fetched",
-            "Prompts of a decode server by outcome: fetched from a prefill server; short or cached; computed here, "
-            "because no blocks came; aborted by the client.",
+            "Prompts of a decode server. outcome is fetched (the blocks came from a prefill server), short or cached "
+            "(fewer than --prefill_min_tokens tokens were missing), computed here (no blocks came) or aborted (the "
+            "client left).",
             "outcome",
         )
         self._moved = self._counter(

@@ -268,4 +268,4 @@ def _words(data: bytes) -> str:
     """What an answer that is an error says."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(data)["error"]["message"])[:400]
-    return "without words"
+    return "and no message"

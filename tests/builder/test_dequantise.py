@@ -77,7 +77,7 @@ def test_every_block_of_rows(tmp_path: Path, name: str) -> None:
         ),
         (
             lambda g: g.node("DequantizeLinear", g.constant(CODES), g.constant(SCALES[0]), axis=0),
-            "blocks of its columns",
+            "DequantizeLinear of a weight has a form",
         ),
         (
             lambda g: g.node("Gather", g.constant(TABLE[:3]), g.constant(CODES), axis=0),

@@ -129,7 +129,7 @@ CASES: dict[str, tuple[Break, str]] = {
     "other vocabulary": (config(vocab_size=10**15), r"embed_tokens.weight: expected \[1000000000000000, 32\]"),
     "uneven heads": (config(num_attention_heads=5, head_dim=None), "not a multiple of the number of heads"),
     "NaN": (config(rms_norm_eps=float("nan")), "config.json:rms_norm_eps"),
-    "too large for float32": (config(rms_norm_eps=1e300), "norm_eps is too large"),
+    "too large for float32": (config(rms_norm_eps=1e300), "norm_eps, which ingot reads"),
     "still rotation": (config(rope_theta=1e300), "infinite or zero"),
     "endless rotation": (config(rope_theta=1e-300), "infinite or zero"),
     "factor 0": (config(rope_scaling={"rope_type": "linear", "factor": 0}), "rope_scaling.factor"),

@@ -46,7 +46,7 @@ def test_the_recorded_trace_is_read(shared: Path) -> None:
         ("a,b\n1,2\n", "lacks columns"),
         (HEAD, "too few requests"),
         (HEAD + "yesterday,1,2\nx,1,2\n", "t.csv:2"),
-        (HEAD + "2023-11-16 18:15:46.68,1,0\n" * 2, "no tokens"),
+        (HEAD + "2023-11-16 18:15:46.68,1,0\n" * 2, "0 tokens"),
         (HEAD + "2023-11-16 18:15:46.680590,1,2\n2023-11-16 18:15:45.680590,1,2\n", "order of time"),
     ],
 )

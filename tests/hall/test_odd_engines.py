@@ -92,7 +92,7 @@ MANIFESTS: dict[str, tuple[Edit, str]] = {
     "parts in a word": (in_manifest(lambda m: m.update(parts="rank0.engine")), "a list"),
     "a part in a word": (in_manifest(lambda m: m.update(parts=["rank0.engine"])), r"parts\.0(.|\n)*an object"),
     "the manifest as a part": (part(lambda p: p.update(name="config.json")), "the manifest is one of them"),
-    "a part too many keys": (part(lambda p: p.update(crc64="")), "too many or too few: crc64"),
+    "a part too many keys": (part(lambda p: p.update(crc64="")), "unknown: crc64"),
     "a target twice": (in_manifest(lambda m: m["others"].append({key: m[key] for key in ENTRY})), "is there twice"),
     "a target without a plan": (
         in_manifest(lambda m: m["others"].append({key: m[key] for key in ENTRY} | {"target": "cpu/mmx"})),
@@ -121,7 +121,7 @@ MANIFESTS: dict[str, tuple[Edit, str]] = {
     "limits in words": (in_manifest(lambda m: m["limits"].update(max_seq_len="65")), r"limits\.max_seq_len"),
     "no limits": (in_manifest(lambda m: m.update(limits=None)), "limits"),
     "other limits": (in_manifest(lambda m: m["limits"].update(max_seq_len=64)), "contradict each other"),
-    "an unknown key": (in_manifest(lambda m: m.update(notes="")), "too many or too few: notes"),
+    "an unknown key": (in_manifest(lambda m: m.update(notes="")), "unknown: notes"),
     "a key twice": (lambda text: text.replace(' "ranks": 1', ' "ranks": 2,\n "ranks": 1'), "'ranks' appears twice"),
     "another spelling": (lambda text: text.replace('"ranks": 1', '"ranks": 1.0'), "ranks(.|\n)*a whole number"),
     "another spacing": (lambda text: text.replace('"ranks": 1', '"ranks":  1'), "canonical spacing"),
@@ -288,8 +288,8 @@ PLANS: dict[str, tuple[Edit, str]] = {
     "the schema before": (on("plan_schema", lambda schema: schema - 1), "another version of ingot"),
     "a schema that is true": (on("plan_schema", lambda schema: True), "another version of ingot"),
     "no schema": (in_plan(lambda plan: plan.pop("plan_schema")), "another version of ingot"),
-    "a key less": (in_plan(lambda plan: plan.pop("tactics")), "too many or too few: tactics"),
-    "a key more": (in_plan(lambda plan: plan.update(outputs=[])), "too many or too few: outputs"),
+    "a key less": (in_plan(lambda plan: plan.pop("tactics")), "missing: tactics"),
+    "a key more": (in_plan(lambda plan: plan.update(outputs=[])), "unknown: outputs"),
     "a key twice": (lambda text: text.replace('"tactics":{}', '"tactics":{},"tactics":{}'), "'tactics' appears twice"),
     "a plan twice": (lambda text: text[:-1] + "," + text[1:], "appears twice"),
     "another order": (

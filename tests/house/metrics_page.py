@@ -19,7 +19,8 @@ A sequence is one answer of a request: a request with `n` = 3 has three sequence
 form a [cache group](design.md#cache-groups). The label `window` is the number of tokens that a group keeps of each
 sequence; 0 means all tokens.
 
-To choose the number of servers, watch `ingot_requests_waiting`: it rises as soon as requests find no room.
+To choose the number of servers, watch `ingot_requests_waiting`: it rises as soon as requests find no room. A rule to
+begin with is one more server when `avg_over_time(ingot_requests_waiting[1m]) > 0`.
 `ingot_queue_seconds` says how long requests waited. The load of the CPU says little, because one request keeps all
 threads busy.
 

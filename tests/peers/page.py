@@ -35,7 +35,7 @@ with weights of this class, one number for each round |
 
 There is no record of a Zen 4. On 2026-11-23 a user measured ingot's `bf16` on a Zen 4 at 0.75 to 0.90 of llama.cpp's
 speed, in three of four regimes; model, number of cores and commit were not noted. ingot had no kernels for
-`cpu/avx512bf16` then. Nobody has measured 4 bits on a Zen 4.
+`cpu/avx512bf16` then. Nobody has measured 4 bits on a Zen 4. To do so, run the command of the Zen 5 record.
 
 Records up to 2026-11-23 were typed in from printed tables; their commands say what the tables measured.
 `python -m tests.peers` wrote the later records.

@@ -58,7 +58,11 @@ class Reference:
         with ModelRunner.from_dir(engine, max_batch_size=1, enable_prefix_cache=False) as runner:
             found = self._loss(_logits(runner, self.windows))
         if not np.isfinite([found.kl, found.perplexity]).all():
-            raise TargetError("an engine gives logits that are not numbers", where=str(engine))
+            raise TargetError(
+                "an engine gives logits that are not numbers",
+                where=str(engine),
+                hint="compare the engine with its Checkpoint: `ingot verify ENGINE --against CHECKPOINT`",
+            )
         return found
 
     @property

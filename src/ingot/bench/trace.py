@@ -33,12 +33,20 @@ def read_trace(path: Path, count: int) -> list[TraceRow]:
     try:
         rows = _read_lines(path, count) if path.suffix in (".jsonl", ".json") else _read_csv(path, count)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError("the trace cannot be read", where=str(path), got=str(error)) from error
+        raise UsageError(
+            "the trace cannot be read", where=str(path), expected="a file .csv or .jsonl in UTF-8", got=str(error)
+        ) from error
     if len(rows) < count:
-        raise UsageError("the trace has too few requests", where=str(path), expected=str(count), got=str(len(rows)))
+        raise UsageError(
+            "the trace has too few requests",
+            where=str(path),
+            expected=str(count),
+            got=str(len(rows)),
+            hint=f"give --num_requests {len(rows)}, or a longer trace",
+        )
     times = [row.arrival - rows[0].arrival for row in rows]
     if times != sorted(times):
-        raise UsageError("the trace is not in order of time", where=str(path))
+        raise UsageError("the trace is not in order of time", where=str(path), hint="sort its lines by time of arrival")
     return [dataclasses.replace(row, arrival=time) for row, time in zip(rows, times, strict=True)]
 
 
@@ -113,7 +121,17 @@ def _read_row(row: dict[str, str], where: str) -> tuple[datetime.datetime, int, 
         when = datetime.datetime.fromisoformat(row["TIMESTAMP"][:_MICROSECONDS])
         context, generated = int(row["ContextTokens"]), int(row["GeneratedTokens"])
     except (ValueError, TypeError) as error:
-        raise UsageError("a row of the trace cannot be read", where=where, got=str(error)) from error
+        raise UsageError(
+            "a row of the trace cannot be read",
+            where=where,
+            expected="a time such as 2023-11-16 18:01:51.1, and two whole numbers",
+            got=str(error),
+        ) from error
     if context < 1 or generated < 1:
-        raise UsageError("a row of the trace has no tokens", where=where, got=f"{context}, {generated}")
+        raise UsageError(
+            "a row of the trace has a length of 0 tokens",
+            where=where,
+            expected="ContextTokens and GeneratedTokens of 1 or more",
+            got=f"{context}, {generated}",
+        )
     return when, context, generated

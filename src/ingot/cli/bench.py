@@ -28,6 +28,9 @@ def command() -> None:
     """
 
 
+_THREADS = "Use this many threads. Default: one for each core that the process may use."
+
+
 def _shared(function: Any) -> Any:
     options = (
         click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine."),
@@ -78,7 +81,7 @@ def _shared(function: Any) -> Any:
         click.option(
             "--logprobs", type=int, help="Return the log probabilities of this many likely tokens beside each token."
         ),
-        click.option("--threads", type=positive, help="Use this many threads. Default: one per core."),
+        click.option("--threads", type=positive, help=_THREADS),
         use_mmap,
         target_isa,
         as_json,

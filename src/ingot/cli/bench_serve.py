@@ -47,7 +47,12 @@ _ONLINE = (
 
 @click.command()
 @click.option("--url", help="Put load on the OpenAI-compatible server at this address.")
-@click.option("--offline", is_flag=True, help="Measure the executor in this process, without HTTP.")
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Run the engine in this process, without a server or HTTP, and search for the highest rate that meets both "
+    "limits. Needs --engine_dir and --trace.",
+)
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
@@ -85,12 +90,14 @@ _ONLINE = (
 @click.option(
     "--max_input",
     type=positive,
-    help="Clip prompts to this many tokens. Default with --offline: 768, or as many as the engine allows.",
+    help="Clip prompts to this many tokens. Default with --offline: 768, or the engine's limit if that is less; with "
+    "--url: no clipping.",
 )
 @click.option(
     "--max_output",
     type=positive,
-    help="Clip answers to this many tokens. Default with --offline: 256, or as many as the engine allows.",
+    help="Clip answers to this many tokens. Default with --offline: 256, or the engine's limit if that is less; with "
+    "--url: no clipping.",
 )
 @click.option(
     "--poisson", is_flag=True, help="Let requests arrive at random (Poisson) instead of at the trace's own times."
@@ -197,7 +204,10 @@ def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
     Example: ingot bench serve --offline --engine_dir ENGINE --trace conv.csv --tpot_ms 50
     """
     if offline == (options["url"] is not None):
-        raise UsageError("neither --url nor --offline is given", expected="--url URL, or --offline --engine_dir ENGINE")
+        raise UsageError(
+            "--url and --offline cannot be combined" if offline else "neither --url nor --offline is given",
+            expected="--url URL, or --offline --engine_dir ENGINE --trace FILE",
+        )
     given = {name: value for name, value in options.items() if value not in (None, ())}
     for name in _ONLINE if offline else _OFFLINE:
         if name in given:

@@ -30,7 +30,8 @@ from ingot.convert.convert import convert
     "--rope_factors",
     type=click.Choice(ROPE_FACTORS),
     help="Choose the rotary factors of longrope models (Phi 3 128k): "
-    "short for texts up to the original positions, long for texts of any length.",
+    "short for texts up to the original positions, long for texts of any length. Default: short, which limits the "
+    "model to the original positions (4,096 in Phi 3).",
 )
 @click.option(
     "--max_mem",
@@ -60,12 +61,13 @@ from ingot.convert.convert import convert
 @click.option(
     "--tp_size",
     type=click.IntRange(min=1),
-    help="Divide each layer among this many ranks: store it as the default --tp_size of `ingot build`.",
+    help="Store this number as the default --tp_size of `ingot build`, which divides each layer among this many ranks.",
 )
 @click.option(
     "--pp_size",
     type=click.IntRange(min=1),
-    help="Divide the layers among this many pipeline stages: store it as the default --pp_size of `ingot build`.",
+    help="Store this number as the default --pp_size of `ingot build`, which divides the layers among this many "
+    "pipeline stages.",
 )
 @log_level
 def command(

@@ -22,7 +22,8 @@ from ingot.configs.sizes import format_bytes
     "--checkpoint_dir",
     type=click.Path(path_type=Path),
     required=True,
-    help="Take weights and tokenizer from this Checkpoint. Shapes and formats must be the same.",
+    help="Take weights and tokenizer from this Checkpoint. Its graph, shapes and stored types must be those of the "
+    "Checkpoint from which the Engine was built.",
 )
 @click.option(
     "--output_dir", type=click.Path(path_type=Path), help="Write the new Engine here. Default: replace the old one."

@@ -202,8 +202,8 @@ _seconds = click.FloatRange(min=0)
 @click.option(
     "--max_num_tokens",
     type=positive,
-    help="Compute at most this many tokens per step. Default: the engine's limit; on CPUs, 512 prompt tokens beside "
-    "requests that decode.",
+    help="Compute at most this many tokens per step. Default: the engine's limit. On CPUs, by default, prompts get "
+    "at most 512 of these tokens while other requests decode.",
 )
 @click.option(
     "--policy",
@@ -305,5 +305,10 @@ def _read_keys(path: Path) -> list[str]:
         raise UsageError("the file of API keys cannot be read", where=str(path), got=str(error)) from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise UsageError("the file of API keys is empty", where=str(path))
+        raise UsageError(
+            "the file of API keys holds no key",
+            where=str(path),
+            expected="one key on each line; lines that begin with # are comments",
+            hint="write a key into the file, or leave --api_key_file out",
+        )
     return keys

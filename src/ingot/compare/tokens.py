@@ -42,7 +42,7 @@ def read_tokens(engine: Path, vocab_size: int, wanted: int, text: Path | None, l
             where=str(engine),
             expected=f"ids below {vocab_size}",
             got=str(ids.max()),
-            hint="give another --text",
+            hint="put the model's own tokenizer.json beside its weights, then convert and build again",
         )
     return Tokens(sequences=_cut(ids, longest), origin="the sample text" if text is None else text.name, is_text=True)
 

@@ -151,7 +151,7 @@ def test_mixtures_of_experts(gpu: ctypes.CDLL, family: str, precision: str, tmp_
 
 
 def test_routers_of_another_type_are_refused(gpu: ctypes.CDLL, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"types together(.|\n)*f32, w8(.|\n)*--dtype bf16"):
+    with pytest.raises(EngineError, match=r"one float type for all(.|\n)*f32, w8(.|\n)*--dtype bf16"):
         _engine(tmp_path, "mixtral", DType.F32, precision="w8")
 
 
@@ -271,7 +271,7 @@ def test_a_session_says_what_it_cannot_begin(gpu: ctypes.CDLL, engine: Path) -> 
     def next_step(past: int) -> StepBatch:
         return batch_of([(past, 1)], [[0]], [0], draws=[0], ids=np.array([LAST_DRAWN], np.int32))
 
-    with pytest.raises(RequestError, match="no step is under way"):
+    with pytest.raises(RequestError, match="no step was submitted"):
         session.wait()
     for rules in (SequenceRules(bad_words=((3, 4),)), SequenceRules(max_tokens=1)):
         begin(rules)
@@ -280,10 +280,10 @@ def test_a_session_says_what_it_cannot_begin(gpu: ctypes.CDLL, engine: Path) -> 
         session.wait()
     begin(SequenceRules())
     session.submit(next_step(2))
-    with pytest.raises(RequestError, match="two steps are under way"):
+    with pytest.raises(RequestError, match="two steps are running already"):
         session.submit(next_step(3))
     for call in (lambda: session.run(next_step(3)), lambda: begin(SequenceRules())):
-        with pytest.raises(RequestError, match="steps are under way"):
+        with pytest.raises(RequestError, match="steps that were submitted have not ended"):
             call()
     session.drop()
     begin(SequenceRules())

@@ -107,9 +107,9 @@ def test_a_hollow_engine_is_refused(llama: tuple[OpGraph, Plan, Compiled]) -> No
     for node, profile, word in (
         ("layers.1/down/product", 1, "none for layers.1/down"),
         ("lm_head/product", 0, "none for lm_head"),
-        ("layers.0/attention_norm/norm", 0, "no layer reads a weight"),
+        ("layers.0/attention_norm/norm", 0, "no layer reads some weights"),
     ):
-        with pytest.raises(BuildError, match="hollow") as caught:
+        with pytest.raises(BuildError, match="TensorRT built an engine") as caught:
             check_layers(graph, _without(compiled.layers, node, profile))
         assert word in str(caught.value)
     with pytest.raises(BuildError, match="TensorRT has compiled another network than the graph"):
@@ -137,7 +137,7 @@ def test_what_is_only_moved_is_read_and_made(llama: tuple[OpGraph, Plan, Compile
         dataclasses.replace(each, inputs=renamed(each.inputs), outputs=renamed(each.outputs))
         for each in compiled.layers
     ]
-    with pytest.raises(BuildError, match="no layer reads a weight"):
+    with pytest.raises(BuildError, match="no layer reads some weights"):
         check_layers(graph, layers)
     with pytest.raises(BuildError, match="no layer makes the logits"):
         check_layers(graph, [*moves((weight, "moved")), *layers])

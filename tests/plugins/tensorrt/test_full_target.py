@@ -189,7 +189,10 @@ class Runtime(emulated_builder.Runtime):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("dropped", ("the engine is hollow: no layer computes a matmul", "profile decode", "none for layers.1/down")),
+        (
+            "dropped",
+            ("TensorRT built an engine without a matmul of the model", "profile decode", "none for layers.1/down"),
+        ),
         ("copied", ("the engine copies the pools", "a copy")),
         ("unplugged", ("does not hold one IngotAttention per layer", "layers.1/attention")),
         ("unread", ("the layers of the engine cannot be read back",)),

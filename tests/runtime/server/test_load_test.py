@@ -113,7 +113,7 @@ def test_servers_that_cannot_be_used(behind_a_key: Served) -> None:
     ("args", "words"),
     [
         ((), "neither --url nor --offline is given"),
-        (("--url", "u", "--offline"), "neither --url nor --offline is given"),
+        (("--url", "u", "--offline"), "--url and --offline cannot be combined"),
         (("--url", "http://u", "--threads", 2), "--threads works only with --offline"),
         (("--offline", "--rate", 2), "--rates works only with --url"),
         (("--offline", "--trace", "t"), "needs --engine_dir"),
