@@ -1,5 +1,6 @@
 """MPT: scores that fall with the distance, layer norms without bias, one qkv matrix, no biases."""
 
+import json
 from collections.abc import Collection
 
 from ingot.configs.model import AlibiConfig, ModelConfig, Norm
@@ -81,7 +82,7 @@ def _refuse_unless(section: Section, key: str, usual: object) -> None:
             f"{key} has a value that is not supported",
             where=section.place(key),
             expected=str(usual).lower() if isinstance(usual, bool) else "null" if usual is None else str(usual),
-            got=repr(section.raw(key))[:200],
+            got=json.dumps(section.raw(key))[:200],
         )
 
 

@@ -52,7 +52,7 @@ def enough_threads() -> Iterator[None]:
         raise CapacityError(
             "the system refuses to start more threads",
             got=str(error),
-            hint="pass fewer threads, or raise the limit on processes (ulimit -u, pids.max of the control group)",
+            hint="give a smaller --threads, or raise the limit on processes (ulimit -u, pids.max of the control group)",
         ) from error
 
 

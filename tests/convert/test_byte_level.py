@@ -102,15 +102,11 @@ def test_a_conversion_makes_it(tmp_path: Path) -> None:
         ({}, {}, "model_type ''"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"merges.txt": "l o\nq lo\n"}, r"not in the vocabulary(.|\n)*got: q lo"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"merges.txt": "l o x\n"}, "not in the vocabulary"),
-        ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": 1, "b": 1}'}, "two tokens one id"),
+        ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": 1, "b": 1}'}, "one id to two tokens"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"vocab.json": '{"a": "b"}'}, r"vocab\.json:a"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {"added_tokens.json": '{"<pad>": 300}'}, "expected: id 266"),
         ({"tokenizer_class": "GPT2Tokenizer", "eos_token": 5}, {}, "eos_token is not a text"),
-        (
-            {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x": {"content": "y"}}},
-            {},
-            "no number as its id",
-        ),
+        ({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x": {"content": "y"}}}, {}, "is not a number"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], files: dict[str, str], words: str) -> None:

@@ -42,7 +42,7 @@ def write_whole(path: Path, text: str) -> None:
         part.replace(path)
     except OSError as error:
         raise UsageError(
-            "the file cannot be written", where=str(path), got=error.strerror, hint="name another file"
+            "the file of --measured cannot be written", where=str(path), got=error.strerror, hint="name another file"
         ) from error
 
 

@@ -112,7 +112,11 @@ def test_calls_of_earlier_answers_and_results_are_history(served: Served) -> Non
     ("fields", "param", "words"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "must be a function"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice", "not there"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}},
+            "tool_choice",
+            "does not have",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"functions": [{"name": "f"}]}, "functions", "say tools"),
         (
