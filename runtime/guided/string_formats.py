@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.errors import RequestError
+from ingot.runtime.guided.pattern_spaces import with_common_spaces
 from ingot.runtime.guided.unenforced import DEEPEST, SCHEMAS_BY_NAME
 
 _LONG_MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
@@ -31,7 +32,8 @@ PATTERNS = {
 
 
 def with_patterns(schema: Any, deep: int = DEEPEST) -> Any:
-    """The schema with patterns in place of these formats, in all schemas within it."""
+    """The schema with patterns in place of these formats, in all schemas within it; its own patterns by
+    `with_common_spaces`."""
     if deep == 0:
         raise RequestError("structured_outputs.json: schemas are nested too deep", expected=f"at most {DEEPEST}")
     if isinstance(schema, list):
@@ -41,7 +43,10 @@ def with_patterns(schema: Any, deep: int = DEEPEST) -> Any:
     found = dict(schema)
     for key, value in schema.items():  # of any keyword: a $ref can lead there
         if key in SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[key] = {name: with_patterns(each, deep - 1) for name, each in value.items()}
+            spell = with_common_spaces if key == "patternProperties" else str
+            found[key] = {spell(name): with_patterns(each, deep - 1) for name, each in value.items()}
+        elif key == "pattern" and isinstance(value, str):
+            found[key] = with_common_spaces(value)
         elif key not in _VALUES:
             found[key] = with_patterns(value, deep - 1)
     name = found.get("format")

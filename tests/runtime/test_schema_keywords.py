@@ -31,6 +31,21 @@ CASES: dict[str, Case] = {
     "maxLength": ({"type": "string", "maxLength": 2}, ["", "ab", "é😀"], ["abc", "éàü"]),
     "pattern": ({"type": "string", "pattern": "^a[0-9]+$"}, ["a1", "a12"], ["a", "b1", "a1x"]),
     "pattern in the middle": ({"type": "string", "pattern": "b"}, ["abc", "b"], ["ac", ""]),
+    "pattern of spaces": (
+        {"type": "string", "pattern": r"^\s[\sx]\S[^\s]$"},
+        [" \u3000ab", "\u00a0xé😀"],
+        ["\ufeff ab", "\u0085 ab", " \u0085ab", "  \ufeffb", "  \u0085b", "  a\ufeff", "  a\u0085", "   b", "xxab"],
+    ),
+    "pattern of no spaces": (
+        {"type": "string", "pattern": r"^[^\S][^\Sx][\S\n]\\s$"},
+        ["  a\\s", "\u2003 \n\\s"],
+        ["\ufeff a\\s", "\u0085 a\\s", "  \ufeff\\s", " xa\\s", "  a "],
+    ),
+    "patternProperties of spaces": (
+        {"type": "object", "patternProperties": {r"^\S$": {"type": "integer"}}, "additionalProperties": False},
+        [{"a": 1}],
+        [{"\ufeff": 1}, {"\u0085": 1}, {" ": 1}, {"a": "x"}],
+    ),
     "format date": (
         {"type": "string", "format": "date"},
         ["2026-11-25", "2024-02-29", "2000-02-29", "2026-01-31"],
