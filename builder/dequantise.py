@@ -149,7 +149,7 @@ def _gathered(node: gs.Node, tensor: gs.Tensor, begin: int, end: int, leaf: Leaf
         table, codes = dequantised_rows(values, begin, end, leaf), _whole(indices, leaf)
     else:
         raise BuildError(
-            "a Gather of a weight is neither of a table nor of columns",
+            "this Gather of a quantised weight is not supported: it must look up codes in a table, or reorder columns",
             where=describe(node),
             expected="axis 0 of a vector, or axis 1 of a matrix with a vector of columns",
             got=f"axis {axis} of {ndim} dimensions",

@@ -157,8 +157,7 @@ def _require_ranks(option: str, ranks: int, targets: Sequence[Target]) -> None:
             f"{option} {ranks} is not supported on {', '.join(alone)}",
             where=f"{option} {ranks}",
             expected="CPU targets and ref",
-            hint=f"give {option} 1"
-            + ("; --sum_parts alone fixes the bits that ranks will have" if option == "--tp_size" else ""),
+            hint=f"give {option} 1, or build for a CPU target",
         )
 
 

@@ -28,10 +28,10 @@ def read_mamba(section: Section, inner: int) -> Mamba2Config:
     dim = inner // heads if automatic else section.integer("mamba_d_head", inner // heads, minimum=1)
     if dim * heads != inner or heads % groups or inner % groups:
         raise ConfigError(
-            "the Mamba 2 heads do not fit the model",
+            "the sizes of the Mamba 2 heads do not agree",
             where=section.place("mamba_n_heads"),
-            expected=f"{inner} columns, shared evenly by heads and by {groups} groups",
-            got=f"{heads} heads of {dim}",
+            expected=f"heads x head size = {inner}; {heads} heads and {inner} columns divisible by {groups} groups",
+            got=f"{heads} heads x {dim} = {heads * dim}",
         )
     least, most = read_step_bounds(section)
     return Mamba2Config(

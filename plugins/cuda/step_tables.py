@@ -73,7 +73,11 @@ class Counts:
 def check_batch(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> None:
     """Raises RequestError for a batch that breaks the contract: kernels check nothing."""
     if (problem := _problem(batch, plan, num_blocks)) is not None:
-        raise RequestError("the session cannot run this batch", got=problem)
+        raise RequestError(
+            "a step has data that the engine cannot run",
+            got=problem,
+            hint="this is a bug of ingot, or of a program that calls Session itself: report it with --traceback",
+        )
 
 
 def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str | None:

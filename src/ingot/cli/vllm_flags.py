@@ -167,7 +167,9 @@ VLLM = (
         link="([nginx](../how-to/serve.md#tls-and-nginx))",
     ),
     flag("--allowed-origins", way="`--cors_origin`", where="serve"),
-    flag("--allowed-methods", "--allowed-headers", "--allow-credentials", "--middleware", way=_CORS),
+    flag("--allowed-methods", "--allowed-headers", way=_CORS),
+    flag("--allow-credentials", way="no option: the server uses no cookies"),
+    flag("--middleware", way="no option: the server loads no code of yours; use a proxy"),
     flag("--enable-auto-tool-choice", way=_ALWAYS),
     flag(
         "--tool-call-parser",
