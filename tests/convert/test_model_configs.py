@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "helium": {"head_dim": 16, "num_key_value_heads": 8},
+    "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 8},
     **{
         name: {"num_key_value_heads": 32}

@@ -66,7 +66,7 @@ def test_missing_shards_are_listed(tmp_path: Path) -> None:
 def test_index_and_headers_must_agree(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", shards=2)
     edit_index(folder, extra="model-00001-of-00002.safetensors")
-    with pytest.raises(CheckpointError, match=r"lacks tensors that the index promises(.|\n)*extra"):
+    with pytest.raises(CheckpointError, match=r"lacks tensors that the index lists(.|\n)*extra"):
         Source.open(folder)
     edit_index(folder, **{"extra": None, "model.norm.weight": None})
     with pytest.raises(CheckpointError, match=r"index does not place there(.|\n)*model\.norm\.weight"):

@@ -103,7 +103,7 @@ def test_damage_to_another_target_is_damage(engine: Path, tmp_path: Path, checkp
     for target in ((), ("--target", "cpu")):
         ingot("run", "--engine_dir", copy, *PROMPT, *target).fails("checksum does not match", "rank0.cuda.engine")
     (copy / "rank0.cuda.engine").unlink()
-    ingot("run", "--engine_dir", copy, *PROMPT, "--target", "cpu").fails("part of the engine is missing")
+    ingot("run", "--engine_dir", copy, *PROMPT, "--target", "cpu").fails("a file of the engine is missing")
 
 
 def test_every_machine_takes_what_fits(gpu: ctypes.CDLL, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
