@@ -208,22 +208,22 @@ class CudaSession:
                 outputs[bound.step.name] = self._outputs(bound, counts)
         return self._sampler.finish(self._sampler.submit(batch, draws, self._logits_at)), outputs
 
-    def time_work(self, batch: StepBatch, repetitions: int) -> Mapping[str, Mapping[str, float]]:
-        """Plan step → "kernel" or "product" → seconds, each launched by itself again and again. A step has what it
-        reads in the GPU's caches, as far as it fits. What the buffers hold afterwards has no meaning."""
+    def time_work(self, batch: StepBatch, steps: Sequence[str], repetitions: int) -> Mapping[str, float]:
+        """Kernel, or "product" for a matmul of cuBLASLt → seconds of one launch in the named plan steps, which do the
+        same in several layers: each launch of the first, the second, ... again and again, so that no layer finds its
+        weights in the GPU's caches if those of all do not fit. What the buffers hold afterwards has no meaning."""
         self._require_idle()
         check_batch(batch, self._plan, self.num_blocks)
         self.device.enter()
         counts, integers = self._tables[0].fill(batch)
         self.device.send(self._tables_at, integers)
         splits = self._splits(counts)
-        found: dict[str, dict[str, float]] = {}
-        for bound, ready in zip(self._steps, self._ready, strict=True):
-            times = found[bound.step.name] = {}
-            for work in ready:
-                name = "product" if isinstance(work, Multiply) else work.launch.kernel
-                seconds = self.device.seconds(functools.partial(self._launch_work, work, counts, splits), repetitions)
-                times[name] = times.get(name, 0.0) + seconds
+        layers = [ready for bound, ready in zip(self._steps, self._ready, strict=True) if bound.step.name in steps]
+        found: dict[str, float] = {}
+        for alike in zip(*layers, strict=True):
+            name = "product" if isinstance(alike[0], Multiply) else alike[0].launch.kernel
+            seconds = self.device.seconds(functools.partial(self._launch_alike, alike, counts, splits), repetitions)
+            found[name] = found.get(name, 0.0) + seconds / len(alike)
         return found
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
@@ -265,6 +265,10 @@ class CudaSession:
 
     def _launch_step(self, index: int, counts: Counts, splits: int) -> None:
         for work in self._ready[index]:
+            self._launch_work(work, counts, splits)
+
+    def _launch_alike(self, alike: Sequence[_Ready | Multiply], counts: Counts, splits: int) -> None:
+        for work in alike:
             self._launch_work(work, counts, splits)
 
     def _launch_work(self, work: _Ready | Multiply, counts: Counts, splits: int) -> None:

@@ -20,7 +20,7 @@ from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load
 from tests.gpu_proof.result import Check, Result
 from tests.gpu_proof.shapes import SHAPES, Wanted
-from tests.gpu_proof.times import step_times
+from tests.gpu_proof.times import decode_times, prefill_times
 from tests.gpu_proof.work import Job, engine_of, engine_place
 
 SHORT = 16  # tokens of context that cost an attention next to nothing
@@ -46,6 +46,7 @@ def _of_shape(job: Job, name: str) -> Iterator[Check]:
         yield Check(f"{name}: kernels of {size}", partial(_kernels, job, name, size))
     for length in job.prompts:
         yield Check.of(f"{name}: prefill of {length}", _prefill, job, name, length)
+        yield Check(f"{name}: kernels of a prompt of {length}", partial(_prompt_kernels, job, name, length))
     numbers = [str(job.context), str(job.output)]
     for kind, asked, more in (("decode", job.batches, numbers), ("prefill", job.prompts, [])):
         for size in asked:
@@ -124,7 +125,12 @@ def _decodes(job: Job, name: str) -> Iterator[Result]:
 
 def _kernels(job: Job, name: str, size: int) -> Iterator[Result]:
     engine, _ = _engine(job, name)
-    return step_times(name, engine, job.target, size, job.context)
+    return decode_times(name, engine, job.target, size, job.context)
+
+
+def _prompt_kernels(job: Job, name: str, length: int) -> Iterator[Result]:
+    engine, _ = _engine(job, name)
+    return prefill_times(name, engine, job.target, length)
 
 
 def _latency(job: Job, engine: Path, batches: Sequence[int], length: int, output: int) -> LatencyReport:
