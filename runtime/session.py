@@ -80,8 +80,8 @@ def join_ranks(directory: Path | str, config: RuntimeConfig, *, drains: bool = F
     if ranks > 1 and isinstance(_choose_target(directory, config), JoinsRanks):
         if link is None:
             start_ranks(Path(directory), ranks, drains=drains)
-        if drains:
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the first process: until its server listens
+        if drains:  # the first process ends by it, as by SIGTERM, until its server listens; the others go on
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN if link.rank else signal.getsignal(signal.SIGTERM))
         if link.rank > 0:
             load_engine(directory, config)
 

@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -54,7 +56,7 @@ def tokens_of(text: str) -> list[int]:
     return [token for line in lines for choice in json.loads(line)["choices"] for token in choice["token_ids"]]
 
 
-def ranks_of(server: ServeProcess) -> dict[int, int]:
+def ranks_of(command: "subprocess.Popen[str]") -> dict[int, int]:
     """Rank → process, of those that mpirun has started, which a child of the command is."""
     parents: dict[int, int] = {}
     ranks: dict[int, int] = {}
@@ -62,9 +64,10 @@ def ranks_of(server: ServeProcess) -> dict[int, int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     for process, parent in parents.items():
-        if parents.get(parent) == server.process.pid:
-            given = (Path("/proc") / str(process) / "environ").read_text().split("\0")
-            ranks[int(dict(each.partition("=")[::2] for each in given)["OMPI_COMM_WORLD_RANK"])] = process
+        if parents.get(parent) == command.pid:
+            with contextlib.suppress(OSError, KeyError):  # it has ended, or is a child that is not yet a rank
+                given = (Path("/proc") / str(process) / "environ").read_text().split("\0")
+                ranks[int(dict(each.partition("=")[::2] for each in given)["OMPI_COMM_WORLD_RANK"])] = process
     return ranks
 
 
@@ -117,7 +120,7 @@ def test_a_stage_that_dies(engine: Path) -> None:
     """The stream ends with an error, /health tells the lost rank, the command ends; nothing is left behind."""
     before = set(os.listdir("/dev/shm"))
     with ServeProcess(engine, ("--threads", 1)) as server:
-        ranks = ranks_of(server)
+        ranks = ranks_of(server.process)
         assert sorted(ranks) == [0, 1]
         body = asked(2, temperature=0, stream=True, max_tokens=400)
         with httpx.stream("POST", f"{server.url}{PATH}", json=body, timeout=60) as stream:
@@ -142,7 +145,7 @@ def test_a_stage_that_dies(engine: Path) -> None:
 def test_signals_drain_all_ranks(number: signal.Signals, engine: Path) -> None:
     """The stream that runs has its end, and the command the exit code 0."""
     with ServeProcess(engine, ("--threads", 1, "--drain_timeout", 20)) as server:
-        ranks = ranks_of(server)
+        ranks = ranks_of(server.process)
         with httpx.stream("POST", f"{server.url}{PATH}", json=asked(3, stream=True), timeout=60) as stream:
             rest = stream.iter_lines()
             next(rest)
@@ -152,9 +155,32 @@ def test_signals_drain_all_ranks(number: signal.Signals, engine: Path) -> None:
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 10)
 
 
+def looks_after(process: int, number: signal.Signals) -> bool:
+    """Whether the process ignores or catches the signal."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return any(int(status[each], 16) >> (number - 1) & 1 for each in ("SigIgn", "SigCgt"))
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_ranks_open_the_engine_ends_them(engine: Path) -> None:
+    """The moment from which signals reach the ranks is long before the server listens: none is lost meanwhile."""
+    command = [sys.executable, "-m", "ingot", "serve", "--engine_dir", str(engine), "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert eventually(lambda: len(ranks_of(process)) == 2)
+            ranks = ranks_of(process)
+            assert eventually(lambda: looks_after(ranks[0], signal.SIGUSR1))
+            process.terminate()
+            told, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "terminated" in told
+
+
 @pytest.mark.slow
 def test_a_command_that_is_killed_takes_its_ranks_along(engine: Path) -> None:
     with ServeProcess(engine, ("--threads", 1)) as server:
-        ranks = ranks_of(server)
+        ranks = ranks_of(server.process)
         server.process.kill()
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 20)
