@@ -42,6 +42,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _THREADS = 32  # prompts that are fetched at once; further ones are computed here
 _REST = 5.0  # seconds in which a server that failed is not asked again
 _PATIENCE = 5.0  # seconds to connect, and for an answer that needs no step
+_MOST_WORDS = 1 << 20  # bytes of an answer that is no block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,7 @@ class PrefillClient:
         for call in calls:
             stopped.add_done_callback(call.abort)
         loop = asyncio.get_running_loop()
+        timers = [loop.call_later(self._config.prefill_timeout, call.expire) for call in calls]
         own = []
         for each, call in zip(wanted, calls, strict=True):
             if self._at_work == _THREADS:
@@ -98,8 +100,9 @@ class PrefillClient:
             own[-1].add_done_callback(self._done)
         if own:
             await asyncio.wait(own)
-        for call in calls:
+        for call, timer in zip(calls, timers, strict=True):
             stopped.remove_done_callback(call.abort)
+            timer.cancel()
 
     def close(self) -> None:
         """Wait for what runs: it ends with its time at the latest."""
@@ -130,6 +133,10 @@ class PrefillClient:
                     self._count("aborted")
                     return
                 reason = f"{url}: {error or type(error).__name__}"
+                if call.late:
+                    reason = f"{url}: they have not come within {self._config.prefill_timeout:g} s (--prefill_timeout)"
+                    self._resting[url] = time.monotonic() + _REST
+                    break
                 if isinstance(error, IngotError) or (isinstance(error, FetchError) and not error.rest):
                     break
                 self._resting[url] = time.monotonic() + _REST
@@ -157,13 +164,15 @@ class PrefillClient:
             "first_block": lacking.first,
         }
         body = json.dumps(asked).encode()
-        offer = _object(self._ask(url, "POST", "/kv/prefill", call, body, seconds=self._config.prefill_timeout))
+        seconds = self._config.prefill_timeout + _PATIENCE  # the call expires before that
+        offer = _object(self._ask(url, "POST", "/kv/prefill", call, body, seconds=seconds))
         lease = _field(offer, "lease", str)
         try:
             return self._take(url, offer, lease, lacking, call)
         finally:
-            with contextlib.suppress(FetchError, OSError, http.client.HTTPException):  # it expires by itself
-                self._ask(url, "DELETE", f"/kv/leases/{lease}", _Call(), seconds=_PATIENCE)
+            if not call.late:  # else the lease expires by itself: no more time is spent on this server
+                with contextlib.suppress(FetchError, OSError, http.client.HTTPException):
+                    self._ask(url, "DELETE", f"/kv/leases/{lease}", _Call(), seconds=_PATIENCE)
 
     def _take(self, url: str, offer: Json, lease: str, lacking: BlockRange, call: "_Call") -> int:
         first, count = _field(offer, "first_block", int), _field(offer, "blocks", int)
@@ -178,18 +187,29 @@ class PrefillClient:
         if here and offer.get("machine") == here:
             data = map_lease(_field(offer, "path", str), lease, nbytes)
         if data is None:
-            data = np.frombuffer(self._ask(url, "GET", f"/kv/leases/{lease}", call, seconds=_PATIENCE), np.uint8)
+            path = f"/kv/leases/{lease}"
+            data = np.frombuffer(self._ask(url, "GET", path, call, seconds=_PATIENCE, most=nbytes), np.uint8)
         if len(data) != nbytes or checksum(data) != offer.get("crc32"):
             raise FetchError("the bytes of the blocks are damaged")
-        if call.aborted:
-            raise FetchError("aborted")
+        call.require_wanted()
         self._transfer.write(blocks, data)
         return nbytes
 
     def _ask(
-        self, url: str, method: str, path: str, call: "_Call", body: bytes | None = None, *, seconds: float
+        self,
+        url: str,
+        method: str,
+        path: str,
+        call: "_Call",
+        body: bytes | None = None,
+        *,
+        seconds: float,
+        most: int = _MOST_WORDS,
     ) -> bytes:
-        """The body of an answer. Raises FetchError for any other answer than 200."""
+        """The body of an answer. Raises FetchError for any other answer than 200, and for more than `most` bytes.
+
+        seconds  without a byte after which it fails
+        """
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_PATIENCE)
         headers = {"connection": "close", "content-type": "application/json"}
@@ -201,12 +221,16 @@ class PrefillClient:
             connection.sock.settimeout(seconds)
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
-            data = answer.read()
+            data = answer.read(max(most, _MOST_WORDS) + 1)
         finally:
             call.let_go()
             connection.close()
         if answer.status != 200:
             raise FetchError(f"{answer.status}, {_words(data)}", rest=answer.status in (401, 404, 409))
+        if len(data) > most:
+            raise FetchError(f"its answer to {path} has more than {most} bytes", rest=True)
+        if answer.length:  # http.client does not mind, if it is told how much to read
+            raise FetchError(f"its answer to {path} ends {answer.length} bytes too early", rest=True)
         return data
 
     def _count(self, outcome: str, reason: str = "") -> None:
@@ -219,18 +243,22 @@ class PrefillClient:
 
 
 class _Call:
-    """A socket that another thread may cut off. aborted: nobody wants what it brings."""
+    """A socket that another thread may cut off. aborted: nobody wants what it brings; late: its time is over."""
 
     def __init__(self) -> None:
-        self.aborted = False
+        self.aborted = self.late = False
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+
+    def require_wanted(self) -> None:
+        """Raises FetchError where it is too late."""
+        if self.aborted or self.late:
+            raise FetchError("aborted" if self.aborted else "late")
 
     def hold(self, held: socket.socket) -> None:
         """From now on this one. Raises FetchError where it is too late."""
         with self._lock:
-            if self.aborted:
-                raise FetchError("aborted")
+            self.require_wanted()
             self._socket = held
 
     def let_go(self) -> None:
@@ -242,9 +270,18 @@ class _Call:
         """End the call; the other side sees that nobody waits any more."""
         with self._lock:
             self.aborted = True
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+            self._cut_off()
+
+    def expire(self) -> None:
+        """End the call, whose time is over."""
+        with self._lock:
+            self.late = True
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _object(data: bytes) -> Json:

@@ -1,19 +1,24 @@
 """Whatever happens to a prefill server, or on the way from it, answers have the same bits and nothing is kept."""
 
+import asyncio
 import dataclasses
 import random
 import threading
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
+from ingot.runtime.server.prefill_api import PrefillApi
 from ingot.runtime.server.prefill_client import PrefillClient
 from tests.runtime.server.apart import (
     PATH,
@@ -161,8 +166,51 @@ def test_a_server_that_hangs_is_not_waited_for(
 ) -> None:
     with serving_engine(engine, decoding(prefill.url, prefill_timeout=0.3)) as own, prefill.http() as http:
         assert http.post("/debug/stall", json={"seconds": 2}).status_code == 202
-        check_fallback(own, served, 93, "timed out", caplog)
+        check_fallback(own, served, 93, "--prefill_timeout", caplog)
         assert eventually(lambda: not prefill.service.active, 10), "the prefill server hears of it"
+
+
+async def _slow() -> AsyncIterator[bytes]:
+    while True:
+        await asyncio.sleep(0.05)
+        yield b"x"
+
+
+async def _without_end() -> AsyncIterator[bytes]:
+    while True:
+        await asyncio.sleep(0)
+        yield bytes(1 << 16)
+
+
+async def _ended() -> AsyncIterator[bytes]:
+    yield b"x"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [(_slow, "--prefill_timeout"), (_without_end, "has more than"), (_ended, "ends 999 bytes too early")],
+)
+def test_a_server_that_sends_other_than_what_it_leases(
+    pieces: Callable[[], AsyncIterator[bytes]],
+    words: str,
+    engine: Path,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Bytes that come one by one keep a connection alive for ever, and an answer may be larger than what it leases."""
+
+    async def other_bytes(api: PrefillApi, request: Request) -> StreamingResponse:
+        return StreamingResponse(pieces(), headers={"content-length": "1000"} if pieces is _ended else None)
+
+    monkeypatch.setattr("ingot.runtime.server.prefill_client.map_lease", lambda *_: None)
+    monkeypatch.setattr(PrefillApi, "blocks", other_bytes)
+    with (
+        serving_engine(engine, PREFILL) as other,
+        serving_engine(engine, decoding(other.url, prefill_timeout=0.5 if pieces is _slow else 30)) as own,
+    ):
+        check_fallback(own, served, 94, words, caplog)
+        assert eventually(lambda: not other.connections, 10), "the prefill server hears of it"
 
 
 class Killer:
