@@ -106,6 +106,7 @@ def test_flags_of_other_programs_are_answered_by_name(
         (["serve", "--max_body"], "did you mean --max_body_size?"),
         (["build", "--chekpoint-dir", "x"], "did you mean --checkpoint_dir?"),
         (["serve", "--max_seq_len", "2"], "--max_seq_len is an option of `ingot build`, not of `ingot serve`"),
+        (["serve", "--max_seq_len", "2"], "give it to `ingot build`"),
         (["serve", "--maximal-frobnication", "2"], "there is no option --maximal_frobnication\n"),
     ],
 )

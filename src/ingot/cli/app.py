@@ -196,7 +196,7 @@ def _no_such_option(error: click.NoSuchOption, context: click.Context, args: Seq
     if name.startswith("--") and (other := _of_another_command(name, context)) is not None:
         return IngotError(
             f"{name} is an option of `ingot {other}`, not of `{context.command_path}`",
-            hint=f"`ingot {other} --help` explains it",
+            hint=f"give it to `ingot {other}`, or choose from the options in `{context.command_path} --help`",
         )
     return IngotError(f"there is no option {name}", hint=hint)
 
