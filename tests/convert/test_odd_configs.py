@@ -51,6 +51,8 @@ NOT_TRIED = {
 OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function
 # silu, where config.json may say so; bloom and mpt have gelu, whatever it says
 ONE_ACTIVATION = ("bloom", "falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe", "mpt")
+# whose delta rule blows up the last bits of any number in some of these configurations
+DELTA_RULE = ("kimi_linear", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 NO_ROTATION = ("kimi_linear", "nemotron_h")  # transformers checks the form of what it never computes with
 NO_KINDS = ("falcon_h1", "gpt_neo", "nemotron_h")  # transformers stumbles over layer_types, or over its null
 
@@ -230,8 +232,8 @@ def logits_of_graph(model: Any, config: Config, folder: Path) -> np.ndarray:
 
 
 def moved_by_last_bits(model: Any, logits: np.ndarray) -> float:
-    """How far transformers' own logits may move where the last bits of the token embeddings differ: some models with
-    the delta rule blow up any rounding. Four times the largest of three tries."""
+    """Four times how far transformers' own logits move, at the most of three tries, where the last bits of the token
+    embeddings are others: two correct implementations differ by as much."""
     table = model.get_input_embeddings().weight
     kept, moves = table.detach().clone(), []
     for seed in range(3):
@@ -263,7 +265,9 @@ def check(name: str, *kinds: Changes, folder: Path | None = None, part: int = 1)
         if model not in classes and folder is not None:
             ours = logits_of_graph(made[0], config, folder / str(len(classes)))
             off, most = np.abs(ours - theirs).max(), TOLERANCE * np.ptp(theirs)
-            assert off < most or off < moved_by_last_bits(made[0], theirs), f"{change}: other logits"
+            if off >= most and name in DELTA_RULE:
+                most = moved_by_last_bits(made[0], theirs)
+            assert off < most, f"{change}: other logits"
         same = classes.setdefault(model, theirs)
         assert same.shape == theirs.shape, f"{change}: another model in transformers"
         assert np.abs(same - theirs).max() < TOLERANCE * np.ptp(theirs), f"{change}: another model in transformers"
