@@ -1,5 +1,6 @@
-"""What several families spell alike in config.json: head size, key heads, windows."""
+"""What several families spell alike in config.json: head size, key heads, windows, and what is so in every model."""
 
+import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -93,3 +94,17 @@ def is_called(section: Section, ours: str, theirs: str) -> bool:
             got=repr(section.raw(ours))[:200],
         )
     return there
+
+
+def require_values(section: Section, only: Mapping[str, object]) -> None:
+    """Raise UnsupportedModelError where a key has another value than the only one that the family has; null is as good
+    as absent."""
+    for key, value in only.items():
+        found = section.raw(key)
+        if section.has(key) and (found != value or isinstance(found, bool) is not isinstance(value, bool)):
+            raise UnsupportedModelError(
+                f"{key} has a value that is not supported",
+                where=section.place(key),
+                expected="no such key" if value is None else f"{json.dumps(value)}, or no such key",
+                got=json.dumps(found)[:200],
+            )

@@ -5,21 +5,22 @@ from collections.abc import Collection, Sequence
 
 from ingot.configs.model import MoeConfig
 from ingot.configs.read import Section
+from ingot.convert.hf_config import require_values
 from ingot.convert.weights import Concat, Expr, OneOf, PerExpert, Row, Take
-from ingot.errors import ConfigError, UnsupportedModelError
+from ingot.errors import ConfigError
 
 # What other mixtures have: key → the value that asks for nothing.
-_OTHERS: dict[str, tuple[object, ...]] = {
-    "shared_expert_intermediate_size": (0,),
-    "n_shared_experts": (0,),
-    "num_shared_experts": (0,),
-    "moe_num_shared_experts": (0,),
-    "first_k_dense_replace": (0,),
-    "n_group": (1,),
-    "topk_group": (1,),
-    "routed_scaling_factor": (1,),
-    "scoring_func": ("softmax",),
-    "topk_method": ("greedy",),
+_OTHERS: dict[str, object] = {
+    "shared_expert_intermediate_size": 0,
+    "n_shared_experts": 0,
+    "num_shared_experts": 0,
+    "moe_num_shared_experts": 0,
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1,
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
 }
 
 
@@ -40,14 +41,7 @@ def read_experts(
 
     Raises UnsupportedModelError for shared experts and the like.
     """
-    for key, harmless in _OTHERS.items():
-        if key not in known and section.has(key) and section.raw(key) not in harmless:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected=f"{harmless[0]!r}, or no such key",
-                got=repr(section.raw(key))[:200],
-            )
+    require_values(section, {key: harmless for key, harmless in _OTHERS.items() if key not in known})
     names = dict.fromkeys(("num_local_experts", "num_experts", count_key))
     keys = [key for key in names if section.has(key) or section.is_null(key)]
     counts = [section.integer(key, minimum=1) for key in keys] or [experts]

@@ -9,9 +9,8 @@ from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.families.qwen3 import QK_NORMS
 from ingot.convert.family import takes
-from ingot.convert.hf_config import read_window, windows_by_type
+from ingot.convert.hf_config import read_window, require_values, windows_by_type
 from ingot.convert.hf_moe import expert_rows, read_experts, shared_rows
-from ingot.errors import UnsupportedModelError
 
 # What files say and transformers takes for granted.
 _OF_ALL = {"score_func": "sigmoid", "route_norm": True, "num_expert_groups": 1, "num_limited_groups": 1}
@@ -21,15 +20,8 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of an AfmoeForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=16384, head_dim=128, eps=1e-5)
     layers = model.num_layers
-    for key, only in _OF_ALL.items():
-        if section.has(key) and section.raw(key) != only:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected=repr(only),
-                got=repr(section.raw(key))[:200],
-            )
-    for key in ("load_balance_coeff", "use_grouped_mm", "rope_scaling"):
+    require_values(section, _OF_ALL)
+    for key in ("load_balance_coeff", "use_grouped_mm"):
         section.has(key)  # of the training
     every = section.integer("global_attn_every_n_layers", 4, minimum=1)
     usual = [(layer + 1) % every != 0 for layer in range(layers)]

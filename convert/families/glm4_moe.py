@@ -6,8 +6,9 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig, MoeConfig, QkNorm, RouterScore
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3
+from ingot.convert.hf_config import require_values
 from ingot.convert.hf_moe import expert_rows, read_experts, read_groups, shared_rows
-from ingot.errors import ConfigError, UnsupportedModelError
+from ingot.errors import ConfigError
 
 _KNOWN = ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor")
 _USUAL = MoeConfig(experts=128, per_token=8, intermediate_size=1408, normalized=True, dense_layers=(0,))
@@ -21,14 +22,7 @@ def read_sigmoid_experts(
 
     dense_layers  where others than first_k_dense_replace says; usual: the family's defaults in transformers
     """
-    for key, only in _OF_ALL.items():
-        if section.has(key) and section.raw(key) != only:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected=only,
-                got=repr(section.raw(key))[:200],
-            )
+    require_values(section, _OF_ALL)
     inner = section.integer("moe_intermediate_size", usual.intermediate_size, minimum=1)
     if dense_layers is None:
         dense_layers = tuple(range(min(section.integer("first_k_dense_replace", len(usual.dense_layers)), layers)))

@@ -6,19 +6,12 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama
-from ingot.errors import UnsupportedModelError
+from ingot.convert.hf_config import require_values
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of an IQuestCoderForCausalLM; defaults are those of transformers."""
-    for key in ("clip_qkv", "use_sliding_window"):
-        if section.has(key) and section.raw(key) is not False:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected="no such key",
-                got=repr(section.raw(key))[:200],
-            )
+    require_values(section, {"clip_qkv": None, "use_sliding_window": False})
     default = None if section.is_null("head_dim") else 128
     model = llama.read_llama(section, positions=131072, kv_heads=8, head_dim=default, eps=1e-5)
     return dataclasses.replace(model, mlp_bias=section.boolean("mlp_bias", False))
@@ -29,6 +22,6 @@ FAMILY = dataclasses.replace(
     name="iquestcoder",
     models="IQuest-Coder V1 40B",
     read=read,
-    nullable=("head_dim", "num_key_value_heads", "clip_qkv"),
+    nullable=("head_dim", "num_key_value_heads"),
     tiny={**llama.FAMILY.tiny, "model_type": "iquestcoder", "bos_token_id": 1, "eos_token_id": 2},
 )

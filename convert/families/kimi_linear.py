@@ -8,11 +8,11 @@ from ingot.configs.model import LatentConfig, LinearAttentionConfig, ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import deepseek_v3, glm4_moe
 from ingot.convert.family import takes
-from ingot.convert.hf_config import is_called, mixer_layers
+from ingot.convert.hf_config import is_called, mixer_layers, require_values
 from ingot.convert.hf_latent import dense_layers, read_latent
 from ingot.convert.hf_moe import expert_rows, shared_rows
 from ingot.convert.weights import Concat, OneOf, Row, Take
-from ingot.errors import ConfigError, UnsupportedModelError
+from ingot.errors import ConfigError
 
 _USUAL = LatentConfig(q_rank=0, kv_rank=512, key_dim=128, rope_dim=64, value_dim=128)
 _EXPERTS = MoeConfig(experts=256, per_token=8, intermediate_size=1024, normalized=True, scale=2.446, dense_layers=(0,))
@@ -39,7 +39,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a KimiLinearForCausalLM; defaults are those of transformers."""
     delta = section.section("linear_attn_config")
     for place, others in ((section, _OTHERS), (delta, _OTHER_GATES)):
-        _refuse(place, others)
+        require_values(place, others)
     for key in ("rope_theta", "rope_scaling", "use_grouped_topk"):  # no layer rotates, and groups are counted
         section.has(key)
     usual = section.called({ours: theirs for ours, theirs in _NAMES.items() if is_called(section, ours, theirs)})
@@ -52,17 +52,6 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         mixer=_read_delta(section, delta),
         mixer_layers=_delta_layers(section, delta, model.num_layers),
     )
-
-
-def _refuse(section: Section, others: Mapping[str, object]) -> None:
-    for key, harmless in others.items():
-        if section.has(key) and section.raw(key) != harmless:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected="no such key" if harmless is None else f"{str(harmless).lower()}, or no such key",
-                got=repr(section.raw(key))[:200],
-            )
 
 
 def _read_delta(section: Section, delta: Section) -> LinearAttentionConfig:

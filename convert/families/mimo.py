@@ -6,19 +6,12 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import qwen2
-from ingot.errors import UnsupportedModelError
+from ingot.convert.hf_config import require_values
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a MiMoForCausalLM, whose code is Qwen 2's."""
-    for key, only in {"attention_bias": True, "use_mrope": False}.items():
-        if section.boolean(key, only) is not only:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected=str(only).lower(),
-                got=str(not only).lower(),
-            )
+    require_values(section, {"attention_bias": True, "use_mrope": False})
     section.has("num_nextn_predict_layers")  # how many layers the files hold for later tokens
     return qwen2.read(section, names)
 

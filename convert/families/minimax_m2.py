@@ -6,6 +6,7 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig, QkNorm, RouterScore
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3
+from ingot.convert.hf_config import require_values
 from ingot.convert.hf_moe import expert_rows, read_experts
 from ingot.errors import UnsupportedModelError
 
@@ -21,14 +22,7 @@ _OF_ALL: dict[str, object] = {
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a MiniMaxM2ForCausalLM; defaults are those of transformers."""
-    for key, usual in _OF_ALL.items():
-        if section.has(key) and section.raw(key) != usual:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected=repr(usual),
-                got=repr(section.raw(key))[:200],
-            )
+    require_values(section, _OF_ALL)
     if any(kind != 1 for kind in section.numbers("attn_type_list")):
         raise UnsupportedModelError(
             "layers of linear attention are not supported in this family",

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig, QkNorm
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3
-from ingot.convert.hf_config import read_window
+from ingot.convert.hf_config import read_window, require_values
 from ingot.convert.hf_moe import expert_rows, read_experts
-from ingot.errors import ConfigError, UnsupportedModelError
+from ingot.errors import ConfigError
 
 _OF_ALL = {"qkv_bias": False, "use_qk_norm": True}  # some files say what is so in every model of this family
 
@@ -16,14 +16,7 @@ _OF_ALL = {"qkv_bias": False, "use_qk_norm": True}  # some files say what is so 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Qwen3MoeForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=32768, kv_heads=4)
-    for key, usual in _OF_ALL.items():
-        if section.boolean(key, usual) is not usual:
-            raise UnsupportedModelError(
-                f"{key} has a value that is not supported",
-                where=section.place(key),
-                expected=str(usual).lower(),
-                got=str(not usual).lower(),
-            )
+    require_values(section, _OF_ALL)
     section.has("max_window_layers")  # of the dense families; here every layer has the window
     window = read_window(section, 4096) if section.boolean("use_sliding_window", False) else 0
     section.has("sliding_window")  # switched off, it has no effect
@@ -63,7 +56,7 @@ FAMILY = dataclasses.replace(
     models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
     read=read,
     rows=qwen3.FAMILY.rows + expert_rows("model.layers.{i}.mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-    nullable=("sliding_window", "mlp_only_layers", *_OF_ALL),
+    nullable=("sliding_window", "mlp_only_layers"),
     tiny={
         **qwen3.FAMILY.tiny,
         "model_type": "qwen3_moe",
