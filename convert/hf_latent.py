@@ -180,34 +180,6 @@ def read_choice(section: Section, model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, rope=rope, max_positions=most, sparse_beyond=most)
 
 
-def dense_layers(section: Section, layers: int, *, usual: int, agree: bool = True) -> tuple[int, ...]:
-    """Layers with a plain MLP, as mlp_layer_types says; where it is absent the first `usual` ones. agree: where
-    first_k_dense_replace says something else, no one knows which holds."""
-    types: object = ["dense" if layer < usual else "sparse" for layer in range(layers)]
-    if section.has("mlp_layer_types"):
-        types = section.raw("mlp_layer_types")
-    if not isinstance(types, list) or len(types) != layers or any(each not in ("dense", "sparse") for each in types):
-        raise ConfigError(
-            "mlp_layer_types has a wrong value",
-            where=section.place("mlp_layer_types"),
-            expected=f"{layers} times dense or sparse",
-            got=repr(types)[:200],
-        )
-    dense = tuple(layer for layer, kind in enumerate(types) if kind == "dense")
-    if (
-        agree
-        and section.has("first_k_dense_replace")
-        and dense != tuple(range(section.integer("first_k_dense_replace")))
-    ):
-        raise ConfigError(
-            "first_k_dense_replace contradicts mlp_layer_types",
-            where=section.place("first_k_dense_replace"),
-            expected=f"the layers {list(dense)}",
-            got=str(section.raw("first_k_dense_replace")),
-        )
-    return dense
-
-
 _ATTN = "model.layers.{i}.self_attn"
 
 LATENT_ROWS = (

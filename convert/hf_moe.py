@@ -69,6 +69,32 @@ def read_experts(
     )
 
 
+def dense_layers(section: Section, layers: int, *, usual: int, agree: bool = True) -> tuple[int, ...]:
+    """Layers with a plain MLP, as mlp_layer_types says; where it is absent or null the first `usual` ones. agree:
+    raise ConfigError where first_k_dense_replace says something else, for no one knows which of the two holds."""
+    kinds = ("dense",) * min(usual, layers) + ("sparse",) * (layers - usual)
+    if section.has("mlp_layer_types"):
+        kinds = section.words("mlp_layer_types")
+    if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
+        raise ConfigError(
+            "mlp_layer_types does not say what each layer's MLP is",
+            where=section.place("mlp_layer_types"),
+            expected=f"dense or sparse for each of {layers} layers",
+            got=f"{len(kinds)} entries: {', '.join(sorted(set(kinds)))}"[:200],
+        )
+    dense = tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    if agree and section.has("first_k_dense_replace"):
+        first = section.integer("first_k_dense_replace")
+        if dense != tuple(range(min(first, layers + 1))):
+            raise ConfigError(
+                "first_k_dense_replace contradicts mlp_layer_types",
+                where=section.place("first_k_dense_replace"),
+                expected=f"the layers {list(dense)}",
+                got=str(first),
+            )
+    return dense
+
+
 def with_gated_shared_expert(section: Section, moe: MoeConfig, size: int) -> MoeConfig:
     """The mixture with an expert for all tokens, behind a gate of its own. size: the family's default."""
     shared = section.integer("shared_expert_intermediate_size", size, minimum=1)

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from ingot.configs.model import LatentConfig, ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import deepseek_v3, glm4_moe
-from ingot.convert.hf_latent import dense_layers, read_choice, read_latent
+from ingot.convert.hf_latent import read_choice, read_latent
+from ingot.convert.hf_moe import dense_layers
 
 _USUAL = LatentConfig(q_rank=1536, kv_rank=512, key_dim=128, rope_dim=64, value_dim=128)
 EXPERTS = MoeConfig(experts=256, per_token=8, intermediate_size=2048, normalized=True, groups=8, group_top=4, scale=2.5)

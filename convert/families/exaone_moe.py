@@ -6,8 +6,7 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import exaone4, glm4_moe, qwen3
-from ingot.convert.hf_latent import dense_layers
-from ingot.convert.hf_moe import expert_rows, shared_rows
+from ingot.convert.hf_moe import dense_layers, expert_rows, shared_rows
 
 _EXPERTS = MoeConfig(experts=64, per_token=8, intermediate_size=1024, normalized=True, scale=2.5)
 _NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}

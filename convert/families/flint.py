@@ -18,12 +18,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     layers = model.num_layers
     usual = [not (layer < 2 or layer % 4 == 1 or layer == layers - 1) for layer in range(layers)]
     windows = windows_by_type(section, layers, read_window(section, 513), usual)
-    if section.has("mlp_only_layers"):
-        plain = qwen3_moe.read_dense_layers(section, layers)
-    else:
-        section.numbers("mlp_only_layers")
-        step = section.integer("decoder_sparse_step", 1, minimum=1)
-        plain = tuple(layer for layer in range(layers) if layer < 2 or (layer + 1) % step)
+    plain = qwen3_moe.read_dense_layers(section, layers, usual=(0, 1))
     moe = read_experts(
         section,
         experts=256,

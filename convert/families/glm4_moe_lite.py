@@ -6,7 +6,8 @@ from collections.abc import Collection
 from ingot.configs.model import LatentConfig, ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import deepseek_v3, glm4_moe
-from ingot.convert.hf_latent import dense_layers, read_latent
+from ingot.convert.hf_latent import read_latent
+from ingot.convert.hf_moe import dense_layers
 
 _USUAL = LatentConfig(q_rank=768, kv_rank=512, key_dim=192, rope_dim=64, value_dim=256)
 _EXPERTS = MoeConfig(experts=64, per_token=4, intermediate_size=1536, normalized=True, scale=1.8, dense_layers=(0,))

@@ -6,15 +6,14 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig, QkNorm, RouterScore
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3
-from ingot.convert.hf_moe import expert_rows, read_experts, shared_rows
-from ingot.errors import ConfigError
+from ingot.convert.hf_moe import dense_layers, expert_rows, read_experts, shared_rows
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a HYV3ForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=131072, kv_heads=8, head_dim=128, eps=1e-5, theta=11158840.0)
     inner = section.integer("moe_intermediate_size", 1536, minimum=1)
-    dense_layers = _dense_layers(section, model.num_layers)
+    plain = dense_layers(section, model.num_layers, usual=1, agree=False)
     section.boolean("enable_moe_fp32_combine", True)  # ingot adds in float32
     moe = read_experts(
         section,
@@ -22,7 +21,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         per_token=8,
         intermediate_size=inner,
         normalized=True,
-        dense_layers=dense_layers,
+        dense_layers=plain,
         known=("num_shared_experts",),
     )
     moe = dataclasses.replace(
@@ -37,21 +36,8 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         model,
         qk_norm=QkNorm.HEAD,
         mlp_bias=section.boolean("mlp_bias", False),
-        moe=None if len(dense_layers) == model.num_layers else moe,
+        moe=None if len(plain) == model.num_layers else moe,
     )
-
-
-def _dense_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Those that mlp_layer_types names; the first where it names none."""
-    kinds = section.words("mlp_layer_types") or ("dense", *("sparse",) * (layers - 1))
-    if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
-        raise ConfigError(
-            "mlp_layer_types does not say what each layer's MLP is",
-            where=section.place("mlp_layer_types"),
-            expected=f"dense or sparse for each of {layers} layers",
-            got=f"{len(kinds)} entries: {', '.join(sorted(set(kinds)))}"[:200],
-        )
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
 _BLOCK = "model.layers.{i}.mlp"

@@ -9,8 +9,8 @@ from ingot.configs.read import Section
 from ingot.convert.families import deepseek_v3, glm4_moe
 from ingot.convert.family import takes
 from ingot.convert.hf_config import is_called, mixer_layers, require_values
-from ingot.convert.hf_latent import dense_layers, read_latent
-from ingot.convert.hf_moe import expert_rows, shared_rows
+from ingot.convert.hf_latent import read_latent
+from ingot.convert.hf_moe import dense_layers, expert_rows, shared_rows
 from ingot.convert.weights import Concat, OneOf, Row, Take
 from ingot.errors import ConfigError
 

@@ -8,8 +8,7 @@ from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3_moe
 from ingot.convert.families.gemma3_text import read_ropes
 from ingot.convert.hf_config import read_window, windows_by_type
-from ingot.convert.hf_latent import dense_layers
-from ingot.convert.hf_moe import read_experts
+from ingot.convert.hf_moe import dense_layers, read_experts
 from ingot.errors import ConfigError
 
 

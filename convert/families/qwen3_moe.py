@@ -37,9 +37,10 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
 
 
-def read_dense_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Those of mlp_only_layers, and all but every decoder_sparse_step-th."""
-    step, named = section.integer("decoder_sparse_step", 1, minimum=1), section.numbers("mlp_only_layers")
+def read_dense_layers(section: Section, layers: int, usual: Collection[int] = ()) -> tuple[int, ...]:
+    """Those of mlp_only_layers, and all but every decoder_sparse_step-th. usual: where mlp_only_layers is absent."""
+    step, listed = section.integer("decoder_sparse_step", 1, minimum=1), section.numbers("mlp_only_layers")
+    named = listed if section.has("mlp_only_layers") else usual
     if not all(isinstance(each, int) and each >= 0 for each in named):
         raise ConfigError(
             "mlp_only_layers has a wrong value",
