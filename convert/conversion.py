@@ -235,17 +235,9 @@ def _values(row: Row, tensors: Mapping[str, StoredTensor | Quantised]) -> Weight
         whole = evaluate(row.expr, lambda name: float_values(tensors[name])).reshape(-1)
         return (whole[begin : begin + BLOCK] for begin in range(0, whole.size, BLOCK))
 
-    alike = {name: _FloatShape(tensors[name].shape) for name in sources(row.expr)}
+    alike = {name: TensorSpec(name=name, dtype=DType.F32, shape=tensors[name].shape) for name in sources(row.expr)}
     spec = TensorSpec(name=row.name, dtype=DType.F32, shape=infer(row.expr, alike)[1])
     return Weight(spec=spec, stored=DType.F32, read=read, memory=values_memory(row.expr, tensors))
-
-
-@dataclasses.dataclass(frozen=True)
-class _FloatShape:
-    """A tensor whose values are made in float32."""
-
-    shape: tuple[int, ...]
-    dtype: DType = DType.F32
 
 
 def _pieces(weight: Quantised) -> Iterator[Weight]:
