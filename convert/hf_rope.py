@@ -41,12 +41,14 @@ def read_rope(
 
 
 def _require_rotating_part(rope: Section, factor: float, *, whole: bool) -> None:
-    """Raise UnsupportedModelError where more than a head would rotate. whole: or less."""
+    """Raise UnsupportedModelError where more than a head would rotate, or less in a family of whole heads."""
     if factor > 1 or (whole and factor != 1):
         raise UnsupportedModelError(
-            "partial_rotary_factor other than 1 is not supported in this family",
+            "partial_rotary_factor other than 1 is not supported in this family"
+            if whole
+            else "partial_rotary_factor is above 1",
             where=rope.place("partial_rotary_factor"),
-            expected="1",
+            expected="1" if whole else "at most 1",
             got=f"{factor:g}",
         )
 

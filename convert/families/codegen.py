@@ -18,7 +18,10 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     model = gptj.read(section, names)
     if model.heads % _PARTS:
         raise ConfigError(
-            "n_head is not a multiple of 4", where=section.place("n_head"), expected="4, 8, ...", got=str(model.heads)
+            "n_head is not a multiple of 4",
+            where=section.place("n_head"),
+            expected="a multiple of 4",
+            got=str(model.heads),
         )
     return model
 

@@ -14,11 +14,7 @@ _EXPERTS = MoeConfig(experts=128, per_token=6, intermediate_size=1408, normalize
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a Dots1ForCausalLM; defaults are those of transformers. Layers from max_window_layers on have the
     window, unless layer_types says otherwise."""
-    for key in (
-        "n_routed_experts",
-        "num_experts_per_tok",
-        "n_shared_experts",
-    ):  # transformers has no default that it can use
+    for key in ("n_routed_experts", "num_experts_per_tok", "n_shared_experts"):  # transformers has no useful default
         section.integer(key, minimum=1)
     model = llama.read_llama(section, kv_heads=32)
     window, first = read_window(section, 4096), section.integer("max_window_layers", 62)

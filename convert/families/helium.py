@@ -17,7 +17,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
     if model.heads * model.head_dim != model.hidden_size:
         raise ConfigError(
-            "head_dim does not divide the hidden size among the heads",
+            "head_dim times the number of heads is not the hidden size",
             where=section.place("head_dim"),
             expected=f"hidden_size / num_attention_heads: {model.hidden_size} / {model.heads}",
             got=str(model.head_dim),
