@@ -35,19 +35,19 @@ def read_rope(
         factor = rope.number("partial_rotary_factor", 1.0, above=0)
     else:
         factor = read_beside(rope, "partial_rotary_factor", section, partial_key, partial or 1.0)
-    _require_rotating_part(rope, factor, whole=partial is None)
+    said = "partial_rotary_factor" in rope.values()
+    place, key = (rope, "partial_rotary_factor") if said else (section, partial_key)
+    _require_rotating_part(place, key, factor, whole=partial is None)
     rotary_dim = int(head_dim * factor)
     return read_frequencies(rope, section, theta, rotary_dim, max_positions, flags=rope, kinds=kinds)
 
 
-def _require_rotating_part(rope: Section, factor: float, *, whole: bool) -> None:
+def _require_rotating_part(place: Section, key: str, factor: float, *, whole: bool) -> None:
     """Raise UnsupportedModelError where more than a head would rotate, or less in a family of whole heads."""
     if factor > 1 or (whole and factor != 1):
         raise UnsupportedModelError(
-            "partial_rotary_factor other than 1 is not supported in this family"
-            if whole
-            else "partial_rotary_factor is above 1",
-            where=rope.place("partial_rotary_factor"),
+            f"{key} other than 1 is not supported in this family" if whole else f"{key} is above 1",
+            where=place.place(key),
             expected="1" if whole else "at most 1",
             got=f"{factor:g}",
         )
@@ -55,7 +55,8 @@ def _require_rotating_part(rope: Section, factor: float, *, whole: bool) -> None
 
 def require_whole_heads(rope: Section) -> None:
     """Raise an error where the rotary object of a family whose heads rotate as a whole names a part of them."""
-    _require_rotating_part(rope, rope.number("partial_rotary_factor", 1.0, above=0), whole=True)
+    key = "partial_rotary_factor"
+    _require_rotating_part(rope, key, rope.number(key, 1.0, above=0), whole=True)
 
 
 def interleaved(rope: RopeConfig | None) -> RopeConfig | None:

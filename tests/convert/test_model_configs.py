@@ -221,7 +221,7 @@ def test_a_caps_null_is_not_its_default() -> None:
         ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer type .* is not supported(.|\n)*chunked_attention"),
         ("llama", {"sliding_window": 7}, "config.json:sliding_window"),
         ("llama", {"layer_types": ["sliding_attention"] * 3}, "config.json:layer_types"),
-        ("gpt_neox", {"rotary_pct": 1.5}, "partial_rotary_factor other than 1"),
+        ("gpt_neox", {"rotary_pct": 1.5}, "rotary_pct is above 1(.|\n)*config.json:rotary_pct"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "8 numbers"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": "x"}}, "list of finite numbers"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
