@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.convert.quantised.bits import nibbles
+from ingot.convert.quantised.bits import nibbles, signed_bytes
 from ingot.convert.quantised.form import Bits, Code, Piece, Quantised
 from ingot.dtypes import DType, to_float32
 
@@ -48,7 +48,7 @@ def _made(part: Quantised, code: Code, group: int, *, offsets: bool) -> Quantise
         found = nibbles(stored) if part.code.packed else stored
         if part.table:
             return table[found].view(np.uint8)
-        return (found ^ np.uint8(8)) - np.uint8(8) if part.code is Code.I4 else found
+        return signed_bytes(found) if part.code is Code.I4 else found
 
     def spread(kind: str) -> Piece:
         """Numbers of groups for the parts of these."""

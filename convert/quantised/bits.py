@@ -37,6 +37,11 @@ def pack_nibbles(codes: Bytes) -> Bytes:
     return (codes[..., 0::2] & np.uint8(15)) | (codes[..., 1::2] << np.uint8(4))
 
 
+def signed_bytes(codes: Bytes) -> Bytes:
+    """Two's complement of 4 bits → of 8."""
+    return (codes ^ np.uint8(8)) - np.uint8(8)
+
+
 def exponents_as_bf16(stored: Bytes) -> npt.NDArray[np.uint16]:
     """E8M0, 2^(e - 127), as bf16: the exponent alone, 2^-127 as a subnormal. 255 (NaN) becomes an infinity."""
     found: npt.NDArray[np.uint16] = np.where(stored == 0, 0x40, stored.astype(np.uint16) << 7).astype(np.uint16)

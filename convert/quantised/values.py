@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ingot.convert.quantised.bits import nibbles
+from ingot.convert.quantised.bits import nibbles, signed_bytes
 from ingot.convert.quantised.form import Code, Quantised
 from ingot.convert.weights import Concat, Expr, Transpose, sources
 from ingot.dtypes import DType, to_float32
@@ -54,9 +54,8 @@ def _codes(weight: Quantised) -> Float32:
     codes = nibbles(stored) if weight.code.packed else stored
     if weight.table:
         return np.array(weight.table, np.float32)[codes]
-    if weight.code is Code.I4:
-        return ((codes ^ np.uint8(8)).astype(np.int8) - np.int8(8)).astype(np.float32)
-    return codes.view(np.int8 if weight.code is Code.I8 else np.uint8).astype(np.float32)
+    codes = signed_bytes(codes) if weight.code is Code.I4 else codes
+    return codes.view(np.int8 if weight.code in (Code.I4, Code.I8) else np.uint8).astype(np.float32)
 
 
 def _numbers(weight: Quantised, kind: str) -> Float32:

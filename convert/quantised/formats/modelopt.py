@@ -12,7 +12,7 @@ Scales of inputs and of the KV cache are not needed: inputs are not rounded by t
 import numpy as np
 
 from ingot.configs.read import Section
-from ingot.convert.quantised.bits import Bytes
+from ingot.convert.quantised.bits import Bytes, signed_bytes
 from ingot.convert.quantised.form import Code, Piece, Quantised, Rows, value_piece
 from ingot.convert.quantised.formats.fp4 import read_fp4
 from ingot.convert.quantised.formats.fp8 import read_fp8
@@ -60,7 +60,7 @@ def _read_int4(module: Module, group_size: int) -> Quantised:
     def rows(begin: int, end: int) -> Bytes:
         pairs = read_rows(tensor, begin // 2, -(-end // 2)).view(np.uint8)
         found = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1, k)[begin % 2 :][: end - begin]
-        return (found ^ np.uint8(8)) - np.uint8(8)  # two's complement of 4 bits → of 8
+        return signed_bytes(found)
 
     def load() -> Rows:
         return rows
