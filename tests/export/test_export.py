@@ -227,9 +227,8 @@ def test_llama_cpp_and_gguf_read_the_file(tmp_path: Path, shared: Path) -> None:
     assert ids[-16:] == found
 
 
-GEMMA: dict[str, object] = {
-    "query_pre_attn_scalar": 20
-}  # of these sizes only a file says the scale of scores that is a head's
+# GGUF has no key for the scale of scores, and its readers take that of head_dim for models that are not the 27B ones
+GEMMA: dict[str, object] = {"query_pre_attn_scalar": 20}
 FAMILIES: dict[str, dict[str, object]] = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
