@@ -19,9 +19,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
                 expected="no such key",
             )
     model = llama.read_llama(section, tied=True)
-    return dataclasses.replace(
-        minicpm3.scaled(section, model, depth=1.0, base=1), embedding_scale=section.number("scale_emb", 1.0, above=0)
-    )
+    return minicpm3.scaled(section, model, embeddings=1.0, depth=1.0, base=1)
 
 
 FAMILY = dataclasses.replace(

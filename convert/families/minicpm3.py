@@ -15,22 +15,22 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     usual = LatentConfig(q_rank=768, kv_rank=256, key_dim=64, rope_dim=32, value_dim=max(1, hidden // heads))
     model = read_latent(section, usual, positions=32768, eps=1e-5, kv_heads=40, interleave=False)
     return dataclasses.replace(
-        scaled(section, model, depth=1.4, base=256),
+        scaled(section, model, embeddings=12.0, depth=1.4, base=256),
         attention_scale=model.head_dim**-0.5,
-        embedding_scale=section.number("scale_emb", 12.0, above=0),
         mlp_bias=section.boolean("mlp_bias", False),
         tied_embeddings=section.boolean("tie_word_embeddings", True),
     )
 
 
-def scaled(section: Section, model: ModelConfig, *, depth: float | None, base: int | None) -> ModelConfig:
-    """The model with the factors of branches and logits; null, or absent without a default: no factor."""
-    branch, width = section.is_null("scale_depth"), section.is_null("dim_model_base")
+def scaled(section: Section, model: ModelConfig, *, embeddings: float, depth: float, base: int) -> ModelConfig:
+    """The model with the factors of embeddings, branches and logits. The arguments are the family's defaults of
+    scale_emb, scale_depth and dim_model_base; a null of the last two means no factor."""
     root = float(model.num_layers**0.5)
-    depth = root if branch or depth is None else depth
-    base = model.hidden_size if width or base is None else base
+    depth = root if section.is_null("scale_depth") else depth
+    base = model.hidden_size if section.is_null("dim_model_base") else base
     return dataclasses.replace(
         model,
+        embedding_scale=section.number("scale_emb", embeddings, above=0),
         residual_scale=section.number("scale_depth", depth, above=0) / root,
         logit_scale=section.integer("dim_model_base", base, minimum=1) / model.hidden_size,
     )
