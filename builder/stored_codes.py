@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ingot.builder.expressions import Float32, WeightReader, check_sources, is_f8, is_signed_bytes, stored_dtypes
-from ingot.builder.graph import Graph, producer, weight_shape
+from ingot.builder.expressions import Float32, WeightReader, check_sources, stored_dtypes
+from ingot.builder.graph import Graph, weight_shape
 from ingot.builder.kept import read_grid
 from ingot.checkpoint import Checkpoint
 from ingot.dtypes import DType, from_float32
@@ -28,7 +28,7 @@ _LONGEST_PATH = 16  # nodes from codes to values
 class StoredCodes:
     """W[n, k] = (value - zero[n, j]) * scale[n, j], j = k // group; the value is the code, or table[code].
 
-    bits    4 or 8
+    bits    4; 8, which are signed or FP8, and have no zero points
     floats  codes are the bits of E4M3FN numbers
     signed  whether codes are; those of a table never are
     codes   (begin, end) -> int8 or uint8 [rows, columns]
@@ -81,7 +81,7 @@ class CheckpointWeights:
             raise UnsupportedModelError(
                 "the codes of a weight are of a kind that is not exported",
                 where=f"{self._checkpoint.graph_path}: {name}",
-                expected="codes of 4 or 8 bits with a scale for each group of columns, and whole zero points",
+                expected="codes of 4 bits, with whole zero points or none, or of 8 bits without; and scales of groups",
                 got=self._checkpoint.config.quantised.get(name, "no such weight"),
                 hint="quantise the original model with ingot quantize, and export that",
             )
@@ -117,39 +117,20 @@ class CheckpointWeights:
         def bits(tensor: gs.Tensor) -> Rows:
             return lambda begin, end: from_float32(self._reader.read_numbers(tensor, begin, end), DType.F8)
 
-        node = producer(value)
-        if node is not None and node.op == "Reshape" and len(weight_shape(node.inputs[0])) == 2:
-            return self._codes(node.inputs[0])  # of a stack of experts
-        if (
-            node is not None
-            and node.op == "DequantizeLinear"
-            and (is_signed_bytes(node.inputs[0]) or is_f8(node.inputs[0]))
-        ):
-            codes, scale, *zero = node.inputs
-            group = node.attrs.get("block_size", 0)
-            if zero or not group or node.attrs.get("axis", 1) not in (1, -1) or len(weight_shape(value)) != 2:
-                return None
-            return StoredCodes(
-                bits=8,
-                signed=True,
-                group=group,
-                table=(),
-                codes=bits(codes) if is_f8(codes) else rows(codes),
-                scale=floats(scale),
-                zero=None,
-                floats=is_f8(codes),
-            )
-        grid = read_grid(value) if len(weight_shape(value)) == 2 else None
+        grid = read_grid(value)
         if grid is None or grid.offset is not None or grid.factor is not None:
             return None
+        if grid.bits == 8 and grid.zero is not None:
+            return None
         return StoredCodes(
-            bits=4,
+            bits=grid.bits,
             signed=grid.signed,
             group=grid.group,
             table=grid.table,
-            codes=rows(grid.codes),
+            codes=bits(grid.codes) if grid.floats else rows(grid.codes),
             scale=floats(grid.scale),
             zero=None if grid.zero is None else floats(grid.zero),
+            floats=grid.floats,
         )
 
 

@@ -23,6 +23,8 @@ from ingot.export.export import export
 from ingot.export.gguf_tokenizer import gguf_tokenizer
 from ingot.quickstart import SHIPPED
 from ingot.tensor_file import read_header, read_rows
+from tests import quantised as quantised_files
+from tests.convert.quantised.test_formats import CASES as QUANTISED
 from tests.convert.test_golden import TOLERANCE
 from tests.e2e.same_bits import random_checkpoint
 from tests.gguf_files import BLOCKS
@@ -156,6 +158,16 @@ def test_what_a_format_cannot_say_is_refused_by_layer(tmp_path: Path) -> None:
     assert set(report.floats) == {f"layers.{i}/mlp/down/weight" for i in range(2)}
     assert_same(checkpoint, tmp_path / "x.gguf", tmp_path / "back")
     assert not list(tmp_path.glob(".x*"))
+
+
+@pytest.mark.parametrize("form", ["gguf", "compressed-tensors"])
+def test_bytes_with_zero_points_are_refused(tmp_path: Path, form: str) -> None:
+    """No format has such codes, which are those of GPTQ in 8 bits."""
+    settings, packer, _ = QUANTISED["gptq 8 bits"]
+    quantised_files.write_model(tmp_path / "model", settings, packer)
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
+    with pytest.raises(UnsupportedModelError, match=r"of a kind that is not exported(.|\n)*of 8 bits without"):
+        export(tmp_path / "checkpoint", tmp_path / "x.gguf" if form == "gguf" else tmp_path / "x", form)
 
 
 def test_other_families_and_names_are_refused(tmp_path: Path) -> None:
