@@ -72,31 +72,10 @@ def stored_dtypes(tensor: gs.Tensor) -> Iterator[tuple[DType, int]]:
         yield from stored_dtypes(each)
 
 
-def nibbles_of(tensor: gs.Tensor) -> bool | None:
-    """Whether stored codes of four bits are signed; None for anything else."""
+def matrix_type(tensor: gs.Tensor) -> int | None:
+    """ONNX's type of the numbers of a stored matrix; None for anything else."""
     proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
-    if proto is None or len(proto.dims) != 2 or proto.data_type not in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
-        return None
-    return bool(proto.data_type == onnx.TensorProto.INT4)
-
-
-def bytes_of(tensor: gs.Tensor) -> bool | None:
-    """Whether stored codes of eight bits are signed; None for anything else."""
-    proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
-    if proto is None or len(proto.dims) != 2 or proto.data_type not in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8):
-        return None
-    return bool(proto.data_type == onnx.TensorProto.INT8)
-
-
-def is_signed_bytes(tensor: gs.Tensor) -> bool:
-    """Whether a tensor is stored codes of eight bits with a sign."""
-    return bytes_of(tensor) is True
-
-
-def is_f8(tensor: gs.Tensor) -> bool:
-    """Whether a tensor is stored FP8 codes."""
-    proto = _external(tensor) if isinstance(tensor, gs.Constant) else None
-    return proto is not None and len(proto.dims) == 2 and bool(proto.data_type == onnx.TensorProto.FLOAT8E4M3FN)
+    return int(proto.data_type) if proto is not None and len(proto.dims) == 2 else None
 
 
 def is_copy(tensor: gs.Tensor, dtype: DType) -> bool:

@@ -10,13 +10,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_graphsurgeon as gs
 
-from ingot.builder.expressions import bytes_of, is_f8, is_signed_bytes, nibbles_of
+from ingot.builder.expressions import matrix_type
 from ingot.builder.graph import is_op, producer, slice_of, small_value, weight_shape
 from ingot.dtypes import DType, Precision
 from ingot.plugins.layouts import PANEL
@@ -27,6 +28,21 @@ Numbers = npt.NDArray[Any]
 _LARGEST = 127  # value of a table
 _PARTS = 256  # of a whole number, what one of its further bits is worth
 _TABLE_ERROR = 2.0**-16  # of the largest value, that needs no further bits
+
+
+class _Code(NamedTuple):
+    """An integer that a weight's codes are."""
+
+    bits: int
+    signed: bool
+
+
+_CODES: dict[int, _Code] = {
+    onnx.TensorProto.INT4: _Code(bits=4, signed=True),
+    onnx.TensorProto.UINT4: _Code(bits=4, signed=False),
+    onnx.TensorProto.INT8: _Code(bits=8, signed=True),
+    onnx.TensorProto.UINT8: _Code(bits=8, signed=False),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +68,11 @@ class Grid:
     floats: bool = False
 
     @property
+    def shift(self) -> gs.Tensor | None:
+        """The zero points, or the offsets: no weight has both."""
+        return self.offset if self.zero is None else self.zero
+
+    @property
     def whole(self) -> bool:
         """Whether a row has one scale."""
         return self.group >= weight_shape(self.codes)[1]
@@ -64,7 +85,7 @@ class Grid:
         return fitting if fitting in groups else 0
 
     def kind(self, bits: int) -> tuple[object, ...]:
-        """The rows of a panel must have the same. bits: of the engine's codes."""
+        """What the rows of a panel share. bits: of the engine's codes; bytes are signed values, without a table."""
         shift = self.zero is not None, self.offset is not None
         return shift if bits == 8 else (self.signed, self.table, *shift)
 
@@ -76,13 +97,15 @@ def kept_precision(*tensors: gs.Tensor) -> Precision | None:
     found = [grid for grid in grids if grid is not None]
     if len(found) < len(grids) or not panels_alike(*tensors):
         return None
+    if all(w8_parts(each.tensor) for each in pieces):
+        return None  # w8 holds these codes
     group = min(grid.engine_group for grid in found)
     floats = {grid.floats for grid in found}
-    if len(floats) > 1 or group == 0 or all(w8_parts(each.tensor) for each in pieces):
+    if group == 0 or len(floats) > 1:
         return None
     if floats == {True}:
         return Precision(dtype=DType.F8, group=0 if all(grid.whole for grid in found) else group)
-    shifted = any(grid.zero is not None or grid.offset is not None for grid in found)
+    shifted = any(grid.shift is not None for grid in found)
     if _bits(found) == 4:
         return Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group)
     if any(grid.table and table_numbers(grid.table)[1] is not None for grid in found):
@@ -91,8 +114,8 @@ def kept_precision(*tensors: gs.Tensor) -> Precision | None:
 
 
 def _bits(grids: Sequence[Grid]) -> int:
-    """Size of the codes of weights that are one."""
-    return max((grid.bits for grid in grids), default=4)
+    """Bits of the engine's codes where the rows of these grids are one weight."""
+    return max(grid.bits for grid in grids)
 
 
 def panels_alike(*tensors: gs.Tensor) -> bool:
@@ -102,10 +125,13 @@ def panels_alike(*tensors: gs.Tensor) -> bool:
 
 
 def rows_alike(*tensors: gs.Tensor) -> bool:
-    """Whether all rows are of one kind."""
+    """Whether all rows are of one kind; those whose codes are not kept are of one, too."""
     grids = [read_grid(each.tensor) for each in _all_pieces(*tensors)]
-    bits = _bits([grid for grid in grids if grid is not None])
-    return len({None if grid is None else grid.kind(bits) for grid in grids}) == 1
+    found = [grid for grid in grids if grid is not None]
+    if len(found) < len(grids):
+        return not found
+    bits = _bits(found)
+    return len({grid.kind(bits) for grid in found}) == 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,29 +194,27 @@ def read_grid(tensor: gs.Tensor) -> Grid | None:
 
 
 def _dequantised(node: gs.Node) -> Grid | None:
-    codes, scale, *zero = node.inputs
-    floats, (signed, bits) = is_f8(codes), _code_of(codes)
-    if floats and not zero:
-        signed = True
-    if signed is None or node.attrs.get("axis", 1) not in (1, -1) or not node.attrs.get("block_size", 0):
+    codes, scale, *zeros = node.inputs
+    zero, group = zeros[0] if zeros else None, node.attrs.get("block_size", 0)
+    if node.attrs.get("axis", 1) not in (1, -1) or not group:
         return None
-    if bits == 8 and not signed and not zero:
-        return None  # a byte of the engine has a sign, and only a zero point takes up the difference
-    return Grid(
-        codes=codes,
-        signed=signed,
-        bits=bits,
-        group=node.attrs["block_size"],
-        scale=scale,
-        zero=zero[0] if zero else None,
-        floats=floats,
-    )
+    if matrix_type(codes) == onnx.TensorProto.FLOAT8E4M3FN:
+        return Grid(codes=codes, signed=True, bits=8, group=group, scale=scale, floats=True) if zero is None else None
+    code = _code_of(codes)
+    if code is None or not _fits(code, zero):
+        return None
+    return Grid(codes=codes, signed=code.signed, bits=code.bits, group=group, scale=scale, zero=zero)
 
 
-def _code_of(tensor: gs.Tensor) -> tuple[bool | None, int]:
-    """(whether stored codes have signs, None for what is none; their bits)"""
-    signed = nibbles_of(tensor)
-    return (bytes_of(tensor), 8) if signed is None else (signed, 4)
+def _code_of(tensor: gs.Tensor) -> _Code | None:
+    """What a stored matrix of codes has; None for anything else."""
+    stored = matrix_type(tensor)
+    return None if stored is None else _CODES.get(stored)
+
+
+def _fits(code: _Code, zero: gs.Tensor | None) -> bool:
+    """Whether an engine holds such codes: its bytes have signs, and only a zero point takes up the difference."""
+    return code.bits == 4 or code.signed or zero is not None
 
 
 def _by_groups(node: gs.Node, columns: int) -> Grid | None:
@@ -214,17 +238,17 @@ def _by_groups(node: gs.Node, columns: int) -> Grid | None:
         if values is None or values.shape != (16,) or not np.isfinite(values).all():
             return None
         table, step = tuple(values.tolist()), producer(step.inputs[1])
-    signed, bits = _code_of(step.inputs[0]) if is_op(step, "Cast") else (None, 4)
-    if step is None or signed is None or (table and signed):
+    code = _code_of(step.inputs[0]) if is_op(step, "Cast") else None
+    if step is None or code is None or not _fits(code, given.get("zero")):
         return None
-    if bits == 8 and (table or (not signed and "zero" not in given)):
+    if table and code != _Code(bits=4, signed=False):
         return None
     groups = (weight_shape(step.inputs[0])[0], -(-columns // size))
     if "scale" not in given or any(weight_shape(each) != groups for each in given.values()):
         return None
     if (table and given.keys() & {"zero", "offset"}) or {"zero", "offset"} <= given.keys():
         return None
-    return Grid(codes=step.inputs[0], signed=signed, bits=bits, group=size, table=table, **given)
+    return Grid(codes=step.inputs[0], signed=code.signed, bits=code.bits, group=size, table=table, **given)
 
 
 def _without_axis(tensor: gs.Tensor) -> gs.Tensor:
@@ -241,7 +265,8 @@ def w8_parts(tensor: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:
         return None
     codes, scale = node.inputs
     one = node.attrs.get("block_size", 0) >= shape[1] and weight_shape(scale) == (shape[0], 1)
-    return (codes, scale) if one and node.attrs.get("axis", 1) in (1, -1) and is_signed_bytes(codes) else None
+    signed_bytes = _code_of(codes) == _Code(bits=8, signed=True)
+    return (codes, scale) if one and signed_bytes and node.attrs.get("axis", 1) in (1, -1) else None
 
 
 @functools.cache

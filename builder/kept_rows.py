@@ -3,10 +3,11 @@
 Nothing is searched: scales are rounded to float16, after a power of two has gone into the row's scale, and the values
 of a table to multiples of one number: eight bits, or sixteen where eight are too few.
 
-    source's scale                        is kept
+    source's number                       is kept
     float16, bf16, E4M3, powers of two    exactly
-    float32, products of two              to 2^-12 of each value
+    float32, products of two              to 2^-11 of it
 
+That is true of scales, zero points and offsets, each by itself: a weight that is the difference of two loses more.
 Bytes of FP8 become `F8Rows`, whose scales are float32, as stored.
 """
 
@@ -24,9 +25,10 @@ from ingot.builder.kept import Grid, pieces_of, read_grid, table_numbers, w8_par
 from ingot.dtypes import DType, Precision, from_float32
 from ingot.plugins.f8_rows import F8Rows, joined_f8
 from ingot.plugins.grouped import GroupedRows, joined
-from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.quantised import Int8, QuantisedRows
 
 _TOP = 15  # largest exponent of a row's scales
+_MIDDLE = 128  # of unsigned bytes; signed ones have 0 there
 
 
 def kept_rows(
@@ -83,41 +85,74 @@ def kept_bytes(
     return QuantisedRows(scale=np.concatenate(scales), codes=np.concatenate(codes)), np.concatenate(kept)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Codes:
+    """Codes as an engine stores them.
+
+    numbers  uint8 from 0 on, or int8 where there is no table
+    unit     what the value 1 is worth
+    """
+
+    numbers: npt.NDArray[np.uint8] | Int8
+    unit: float = 1.0
+    table: Int8 | None = None
+    more_bits: Int8 | None = None
+
+
+def _nibbles(grid: Grid, stored: npt.NDArray[Any]) -> _Codes:
+    """Codes of four bits and the values that they stand for."""
+    if grid.table:
+        table, more_bits, unit = table_numbers(grid.table)
+        return _Codes(numbers=stored, table=table, more_bits=more_bits, unit=unit)
+    lowest = np.int8(-8 if grid.signed else 0)
+    numbers = (stored.view(np.int8) - lowest).view(np.uint8)
+    return _Codes(numbers=numbers, table=np.arange(lowest, lowest + 16, dtype=np.int8))
+
+
+def _bytes(grid: Grid, stored: npt.NDArray[Any]) -> _Codes:
+    """The values of codes of four or eight bits."""
+    if grid.table:
+        table, _, unit = table_numbers(grid.table)
+        return _Codes(numbers=table[stored], unit=unit)
+    return _Codes(numbers=(stored ^ np.uint8(_MIDDLE) if _is_unsigned_byte(grid) else stored).view(np.int8))
+
+
+def _is_unsigned_byte(grid: Grid) -> bool:
+    return grid.bits == 8 and not grid.signed
+
+
 def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, precision: Precision) -> GroupedRows:
-    codes, group = reader.read_numbers(grid.codes, begin, end), precision.group
-    lowest = -8 if grid.signed else 0
+    stored = reader.read_numbers(grid.codes, begin, end)
 
     def numbers(each: gs.Tensor) -> Float32:
-        return _by_engine_groups(reader.read_numbers(each, begin, end), grid.group, codes.shape[1], group)
+        return _by_engine_groups(reader.read_numbers(each, begin, end), grid.group, stored.shape[1], precision.group)
 
-    scale = numbers(grid.scale)
-    shift = None if grid.zero is grid.offset else numbers(grid.zero if grid.offset is None else grid.offset)
-    table, more, unit = (
-        table_numbers(grid.table) if grid.table else (np.arange(lowest, lowest + 16, dtype=np.int8), None, 1.0)
-    )
-    values = None
-    if precision.dtype in (DType.W8T, DType.W8TS):
-        if grid.bits == 8 and not grid.signed:
-            assert shift is not None, "kept_precision asks for a zero point"
-            codes, shift = codes ^ np.uint8(128), shift - np.float32(128)
-        values = table[codes] if grid.table else codes.view(np.int8)
-    powers = _powers(scale, shift if grid.offset is not None else None)
-    row_scale = powers * np.float32(unit)
-    row_scale = _with_factor(reader, grid, row_scale, begin, end)
+    codes = _bytes(grid, stored) if precision.dtype in (DType.W8T, DType.W8TS) else _nibbles(grid, stored)
+    scale, shift = numbers(grid.scale), None if grid.shift is None else numbers(grid.shift)
+    if _is_unsigned_byte(grid):
+        assert shift is not None, "kept_precision asks for a zero point"
+        shift = shift - np.float32(_MIDDLE)
+    is_offset = grid.offset is not None
+    powers = _powers(scale, shift if is_offset else None)
     with np.errstate(invalid="ignore"):
-        if grid.offset is not None and shift is not None:
+        scale = scale / powers[:, None]
+        if shift is not None and is_offset:
             shift = shift / powers[:, None]
-        group_scale = _half(scale / powers[:, None])
     return GroupedRows(
-        scale=row_scale.astype(np.float32),
-        codes=(codes.view(np.int8) - np.int8(lowest)).view(np.uint8) if values is None else values,
-        group_scale=group_scale,
-        table=np.tile(table, (end - begin, 1)) if values is None else None,
-        more_bits=None if more is None or values is not None else np.tile(more, (end - begin, 1)),
+        scale=_with_factor(reader, grid, powers * np.float32(codes.unit), begin, end),
+        codes=codes.numbers,
+        group_scale=_half(scale),
+        table=_for_each(codes.table, end - begin),
+        more_bits=_for_each(codes.more_bits, end - begin),
         shift=None if shift is None else _half(shift),
-        is_offset=np.full(end - begin, grid.offset is not None),
-        group=group,
+        is_offset=np.full(end - begin, is_offset),
+        group=precision.group,
     )
+
+
+def _for_each(line: Int8 | None, rows: int) -> Int8 | None:
+    """The same line for each row."""
+    return None if line is None else np.tile(line, (rows, 1))
 
 
 def _f8_rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) -> F8Rows:
