@@ -173,6 +173,17 @@ def random_blocks(rng: np.random.Generator, kind: int, shape: tuple[int, ...]) -
     return (kind, shape, raw.tobytes()), np.array(values).astype(np.float32).reshape(shape)
 
 
+def q4_k(halves: Array, scales: Array, minima: Array, codes: Array) -> bytes:
+    """Blocks of Q4_K: float16 [blocks, 2] of scales and of minima, whole numbers [blocks, 8] that they multiply, codes
+    [blocks, 8, 32]."""
+    low, high = np.stack([scales, minima])[..., :4], np.stack([scales, minima])[..., 4:]
+    first = low | high >> 4 << 6
+    numbers = np.concatenate([*first, high[0] & 15 | (high[1] & 15) << 4], axis=1)
+    nibbles = codes[:, 0::2] | codes[:, 1::2] << 4
+    parts = halves.astype(np.float16).view(np.uint8), numbers, nibbles.reshape(-1, 128)
+    return np.concatenate([part.astype(np.uint8) for part in parts], axis=1).tobytes()
+
+
 def byte_tokens(words: Sequence[str] = ()) -> dict[str, object]:
     """Settings of a sentencepiece tokenizer of all bytes."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]

@@ -26,7 +26,9 @@ from tests.convert.quantised.test_formats import CASES
 from tests.graph_logits import logits_of_graph
 from tests.spanning import often, spanning
 
-HALF = 2.0**-12  # relative, of the numbers that float16 rounds, as root mean square
+# Relative, of the numbers that float16 rounds, as root mean square. An offset is rounded by itself: where a weight is
+# much smaller than the offset, as in files of trained models, the error is as much larger relative to the weight.
+HALF = 2.0**-12
 # case → (precision of its products, what packing may change of a weight)
 KEPT: dict[str, tuple[set[str], float]] = {
     "awq g32": ({"w4tsg32"}, 0),
@@ -111,6 +113,32 @@ def test_a_type_of_gguf(tmp_path: Path, kind: int) -> None:
             assert error <= bound, name
     exact = logits_of_graph(tmp_path / "checkpoint", IDS)
     assert np.sqrt(((engine_logits(tmp_path / "engine", IDS) - exact) ** 2).mean()) < 0.2 * exact.std()
+
+
+def test_the_error_of_offsets_is_relative_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of Q4_K around zero: value x scale and the offset are several times larger, and each is rounded."""
+    ratios = []
+
+    def centred(rng: np.random.Generator, kind: int, shape: tuple[int, ...]) -> tuple[gguf_files.Stored, np.ndarray]:
+        count = int(np.prod(shape)) // 256
+        factors, codes = rng.integers(32, 64, (count, 8)), rng.binomial(15, 0.5, (count, 8, 32))
+        halves = (0.002 * rng.uniform(0.5, 1.5, (count, 1)) * [1, 7.5]).astype(np.float16)
+        scaled = halves[:, :1, None].astype(np.float64) * factors[..., None] * codes
+        offsets = halves[:, 1:, None].astype(np.float64) * factors[..., None]
+        values = scaled - offsets
+        ratios.append(np.sqrt((scaled**2 + offsets**2).mean() / (values**2).mean()))
+        blocks = gguf_files.q4_k(halves, factors, factors, codes)
+        decode = gguf_files.BLOCKS[kind][-1]
+        assert [decode(blocks, i) for i in range(256)] == values[0].reshape(-1).tolist()
+        return (kind, shape, blocks), values.astype(np.float32).reshape(shape)
+
+    monkeypatch.setattr(gguf_files, "random_blocks", centred)
+    write_llama(tmp_path, 12)
+    errors = [
+        error for name, (_, error) in products(built(tmp_path, tmp_path / "model.gguf")).items() if "out" not in name
+    ]
+    assert len(errors) == 3
+    assert 3 * HALF < min(errors) <= max(errors) <= max(ratios) * HALF
 
 
 def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Weights of several forms become one form, and keep their values."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,20 @@ ROWS, COLUMNS = 6, 64
 TABLE = tuple(float(each) for each in range(-120, 40, 10))
 
 
-def weight(
-    code: Code, group: int, *, zero: bool = False, offset: bool = False, table: tuple[float, ...] = ()
-) -> tuple[Quantised, npt.NDArray[np.float32]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """How a weight is stored; zero, offset: whether groups have them."""
+
+    code: Code
+    group: int
+    zero: bool = False
+    offset: bool = False
+    table: tuple[float, ...] = ()
+
+
+def weight(form: Form) -> tuple[Quantised, npt.NDArray[np.float32]]:
     """(random codes, their values)"""
+    code, group, table = form.code, form.group, form.table
     rng = np.random.default_rng(group + len(code.value))
     low, high = {Code.U4: (0, 16), Code.I4: (-8, 8), Code.U8: (0, 256), Code.I8: (-128, 128)}[code]
     codes, groups = rng.integers(low, high, (ROWS, COLUMNS)), (ROWS, COLUMNS // group)
@@ -27,12 +38,12 @@ def weight(
     scale = from_float32(rng.uniform(0.01, 0.02, groups).astype(np.float32), DType.F16)
     pieces = {"codes": _piece(DType.U8 if code.packed else code.byte, packed), "scale": _piece(DType.F16, scale)}
     values = (np.array(table)[codes] if table else codes).astype(np.float32)
-    if zero:
+    if form.zero:
         zeros = rng.integers(0, high, groups).astype(np.uint8)
         pieces["zero"] = _piece(DType.U8, zeros)
         values -= zeros.repeat(group, 1)
     values *= to_float32(scale, DType.F16).repeat(group, 1)
-    if offset:
+    if form.offset:
         offsets = rng.uniform(-1, 1, groups).astype(np.float32)
         pieces["offset"] = _piece(DType.F32, offsets)
         values += offsets.repeat(group, 1)
@@ -55,14 +66,14 @@ def _read(made: Quantised, kind: str) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     "forms",
     [
-        ({"code": Code.I4, "group": 32}, {"code": Code.I8, "group": 16}),
-        ({"code": Code.U4, "group": 32, "offset": True}, {"code": Code.I8, "group": 32}),
-        ({"code": Code.U4, "group": 32, "table": TABLE}, {"code": Code.I4, "group": 64}),
-        ({"code": Code.U4, "group": 64, "zero": True}, {"code": Code.U8, "group": 32, "zero": True}),
+        (Form(code=Code.I4, group=32), Form(code=Code.I8, group=16)),
+        (Form(code=Code.U4, group=32, offset=True), Form(code=Code.I8, group=32)),
+        (Form(code=Code.U4, group=32, table=TABLE), Form(code=Code.I4, group=64)),
+        (Form(code=Code.U4, group=64, zero=True), Form(code=Code.U8, group=32, zero=True)),
     ],
 )
-def test_values_stay(forms: tuple[dict[str, object], ...]) -> None:
-    given = [weight(**form) for form in forms]  # type: ignore[arg-type]
+def test_values_stay(forms: tuple[Form, ...]) -> None:
+    given = [weight(form) for form in forms]
     made = made_alike([each for each, _ in given])
     assert made is not None
     assert same_form(made[0], made[1])
@@ -77,10 +88,10 @@ def test_values_stay(forms: tuple[dict[str, object], ...]) -> None:
 @pytest.mark.parametrize(
     "forms",
     [
-        ({"code": Code.U4, "group": 32, "table": (0.5, *TABLE[1:])}, {"code": Code.I8, "group": 32}),  # no whole number
-        ({"code": Code.U8, "group": 32, "zero": True}, {"code": Code.I8, "group": 32}),
-        ({"code": Code.U4, "group": 32, "zero": True}, {"code": Code.U8, "group": 32, "offset": True}),
+        (Form(code=Code.U4, group=32, table=(0.5, *TABLE[1:])), Form(code=Code.I8, group=32)),  # no whole number
+        (Form(code=Code.U8, group=32, zero=True), Form(code=Code.I8, group=32)),
+        (Form(code=Code.U4, group=32, zero=True), Form(code=Code.U8, group=32, offset=True)),
     ],
 )
-def test_forms_that_have_none_in_common(forms: tuple[dict[str, object], ...]) -> None:
-    assert made_alike([weight(**form)[0] for form in forms]) is None  # type: ignore[arg-type]
+def test_forms_that_have_none_in_common(forms: tuple[Form, ...]) -> None:
+    assert made_alike([weight(form)[0] for form in forms]) is None

@@ -266,12 +266,7 @@ def test_panels_with_and_without_more_bits(kernel: str, group: int) -> None:
     rows = random_grouped((70, 2200), group, "offset" if ".w4ts" in kernel else "", more_bits=True)
     assert rows.more_bits is not None
     rows.more_bits[16:32], rows.more_bits[64:] = 0, 0
-    inputs: list[Input] = [_normal(1, 40, 2200), Quantised.of(rows), None, None]
-    attrs = _attrs(kernel, group)
-    (expected,) = reference_outputs(kernel, inputs, attrs, plain_batch(40))
-    session = open_step(kernel, inputs, attrs, plain_batch(40))
-    for count in (1, 2, 5, 9, 17, 40):
-        assert _run(session, count).tobytes() == expected[:count].tobytes()
+    _assert_same_bits(kernel, rows, _normal(1, 40, 2200), (1, 2, 5, 9, 17, 40))
 
 
 @pytest.mark.parametrize("kernel", [name for name in EXACT if ".w4t" in name])
@@ -284,14 +279,7 @@ def test_the_largest_values_of_a_table(kernel: str, group: int) -> None:
     assert rows.table is not None
     rows.table[:], rows.more_bits[:] = np.repeat([-127, 127], 8), np.repeat([-128, 127], 8)
     rows.codes[:2] = [[0], [15]]
-    x = np.full((9, 700), 3.0, np.float32)
-    x[1], x[2, ::2], x[3, ::4] = -3, -3, -3
-    inputs: list[Input] = [x, Quantised.of(rows), None, None]
-    attrs = _attrs(kernel, group)
-    (expected,) = reference_outputs(kernel, inputs, attrs, plain_batch(9))
-    session = open_step(kernel, inputs, attrs, plain_batch(9))
-    for count in (1, 2, 9):
-        assert _run(session, count).tobytes() == expected[:count].tobytes()
+    _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
 
 
 @pytest.mark.parametrize("kernel", [name for name in EXACT if ".w8t" in name])
@@ -302,11 +290,21 @@ def test_the_largest_bytes(kernel: str, group: int) -> None:
     rows = random_grouped((17, 700), group, "zero" if ".w8ts" in kernel else "", byte_codes=True)
     rows.codes[:] = np.where(rows.codes < 0, -128, 127)
     rows.codes[:2] = [[-128], [127]]
+    _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
+
+
+def _largest_inputs() -> Array:
+    """Rows that int8 activations store as nothing but 127 and -127, [9, 700]."""
     x = np.full((9, 700), 3.0, np.float32)
     x[1], x[2, ::2], x[3, ::4] = -3, -3, -3
+    return x
+
+
+def _assert_same_bits(kernel: str, rows: GroupedRows, x: Array, counts: tuple[int, ...]) -> None:
+    """The first rows of x, as many as each count, have the bits of the reference."""
     inputs: list[Input] = [x, Quantised.of(rows), None, None]
-    attrs = _attrs(kernel, group)
-    (expected,) = reference_outputs(kernel, inputs, attrs, plain_batch(9))
-    session = open_step(kernel, inputs, attrs, plain_batch(9))
-    for count in (1, 2, 9):
+    attrs, batch = _attrs(kernel, rows.group), plain_batch(len(x))
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+    session = open_step(kernel, inputs, attrs, batch)
+    for count in counts:
         assert _run(session, count).tobytes() == expected[:count].tobytes()
