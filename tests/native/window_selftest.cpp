@@ -13,10 +13,11 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <barrier>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <string_view>
@@ -50,7 +51,33 @@ extern "C" int window_munmap(void* memory, size_t bytes) {
 
 namespace ingot {
 
-void Team::barrier() const { static_cast<std::barrier<>*>(pool)->arrive_and_wait(); }
+namespace {
+
+// Sleeps at once. std::barrier yields the CPU some times first, and each time falls behind all that run beside it.
+class Barrier {
+ public:
+  explicit Barrier(int count) : count_(count) {}
+  void arrive_and_wait() {
+    std::unique_lock held(mutex_);
+    if (++arrived_ == count_) {
+      arrived_ = 0;
+      ++passed_;
+      all_came_.notify_all();
+    } else {
+      all_came_.wait(held, [this, before = passed_] { return passed_ != before; });
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_came_;
+  int count_, arrived_ = 0;
+  int64_t passed_ = 0;
+};
+
+}  // namespace
+
+void Team::barrier() const { static_cast<Barrier*>(pool)->arrive_and_wait(); }
 
 namespace {
 
@@ -196,7 +223,7 @@ class Rank {
 
   Layout layout_;
   Window window_;
-  std::barrier<> meeting_;
+  Barrier meeting_;
   LastStep last_call_;  // of a step, after which the team leaves it
   std::vector<float> row_, sum_, extra_;
   int64_t announced_ = 0, begun_ = 0, next_ = 0;
