@@ -149,7 +149,7 @@ def qwen3_5(draw: Draw, counts: tuple[int, ...] = (2, 3, 5)) -> Config:
 
 def qwen3_5_moe(draw: Draw) -> Config:
     """Of few layers: in five, with 2 of 17 experts, noise of half a percent in the matrices moves transformers' logits
-    by 0.2 to 0.3 of their spread, because a third of the tokens gets other experts. Bounds of codes would mean nothing."""
+    by 0.2 to 0.3 of their spread, because a third of the tokens gets other experts. No bound of codes fits that."""
     return {
         **qwen3_5(draw, (2, 3)),
         **draw.experts(),
