@@ -59,8 +59,10 @@ def edit_entry(folder: Path, draw: random.Random) -> str:
     name = draw.choice([each for each in header if each != "__metadata__"])
     entry, what = header[name], draw.choice(("dtype", "shape", "data_offsets", "gone", "renamed", "copied", "entry"))
     if what == "dtype":
-        entry["dtype"] = draw.choice(DTYPES)
-    elif what == "shape":
+        before, entry["dtype"] = entry["dtype"], draw.choice(DTYPES)
+        _store(folder / "model.safetensors", header, data)
+        return f"{name}: dtype {before} becomes {entry['dtype']}"
+    if what == "shape":
         entry["shape"] = draw.choice(SHAPES)(entry["shape"])
     elif what == "data_offsets":
         begin, end = entry["data_offsets"]
