@@ -23,7 +23,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import Target
 from ingot.step_io import Int32, StepTimes
 from ingot.step_work import Load
-from ingot.timed_run import TimedStep
+from ingot.timed_run import TimedRun, TimedStep
 from tests.handmade import TINY_LLAMA, write_model
 
 REF = find_target("ref")
@@ -174,8 +174,8 @@ def test_a_copy_that_memory_has_no_place_for_costs_the_prediction_alone(
     open_engine(tmp_path / "e").close()
 
 
-class KnownRun:
-    """In place of a TimedRun: of prompts and decode steps lm_head takes known seconds, and one more lies outside."""
+class KnownRun(TimedRun):
+    """A run without a session: of prompts and decode steps lm_head takes known seconds, and one more lies outside."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -183,7 +183,7 @@ class KnownRun:
         self._decodes = itertools.chain([99.0], itertools.cycle([1.0, 3.0]))
         self.pasts: set[int] = set()
 
-    def prefill(self, ids: Int32) -> list[TimedStep]:
+    def prefill(self, ids: Int32, sequence: int = 0) -> list[TimedStep]:
         return [_timed(self._plan, {"lm_head": next(self._prompts)}, 1.0)]
 
     def decode(self, ids: Int32, past: int) -> TimedStep:
@@ -195,7 +195,7 @@ def test_what_is_measured_becomes_tokens_per_second(folder: Path) -> None:
     """Prompts of 8 and 2 seconds, their median 5; decode steps of 1 and 3, their mean 2; draws and outside 1 each."""
     sample = Sample(read_plan(folder / "e"), 0, REF)
     run = KnownRun(sample.plan)
-    found = prediction._measure(sample, run)  # type: ignore[arg-type]
+    found = prediction._measure(sample, run)
     assert (found.context, found.prompt, run.pasts) == (63, 63, {63})
     assert found.prefill == pytest.approx(63 / (5 + 2))
     assert found.decode == pytest.approx(1 / (2 + 2))

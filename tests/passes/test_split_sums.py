@@ -1,6 +1,8 @@
 """Products of heads and of activations become parts and a tree of sums; all others stay whole."""
 
+import functools
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -108,16 +110,20 @@ def test_the_first_part_adds_the_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "parts", "words"),
+    ("make", "parts", "words"),
     [
-        ({"relu": False}, 2, "no matmul whose sum can be split"),
-        ({}, 128, r"--sum_parts 128 is too large(.|\n)*at least 128 x 1 columns(.|\n)*got: 64 columns"),
-        ({"dtype": DType.W4, "group": 32}, 4, r"at least 4 x 32 columns(.|\n)*got: 64 columns(.|\n)*smaller group"),
+        (functools.partial(lower, relu=False), 2, "no matmul whose sum can be split"),
+        (lower, 128, r"--sum_parts 128 is too large(.|\n)*at least 128 x 1 columns(.|\n)*got: 64 columns"),
+        (
+            functools.partial(lower, DType.W4, 32),
+            4,
+            r"at least 4 x 32 columns(.|\n)*got: 64 columns(.|\n)*smaller group",
+        ),
     ],
 )
-def test_refusals(options: dict[str, object], parts: int, words: str) -> None:
+def test_refusals(make: Callable[[], Lowering], parts: int, words: str) -> None:
     with pytest.raises(BuildError, match=words):
-        split(lower(**options), parts)  # type: ignore[arg-type]
+        split(make(), parts)
 
 
 def test_a_target_without_kernels_is_refused() -> None:

@@ -55,8 +55,16 @@ def checkpoint_of(folder: Path, config: dict[str, object] = LLAMA) -> Path:
     return folder / "c"
 
 
-def quantised(folder: Path, checkpoint: Path, precision: str = "w4g32", **options: object) -> QuantizeReport:
-    given = QuantizeOptions(output_dir=folder / "q", precision=precision, **options)  # type: ignore[arg-type]
+def quantised(
+    folder: Path,
+    checkpoint: Path,
+    precision: str = "w4g32",
+    *,
+    codes: str = "auto",
+    layers: tuple[LayerRule, ...] = (),
+    max_mem: int | None = None,
+) -> QuantizeReport:
+    given = QuantizeOptions(output_dir=folder / "q", precision=precision, codes=codes, layers=layers, max_mem=max_mem)
     return quantize(given, checkpoint, TEXT)
 
 

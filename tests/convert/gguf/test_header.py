@@ -1,6 +1,8 @@
 """GGUF files that are damaged, or made to harm, are refused in words before a weight is read."""
 
+import functools
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,24 +37,24 @@ def test_another_alignment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("write_damaged", "words"),
     [
-        ({"version": 1}, "of this version are not supported"),
-        ({"version": 9}, "of this version are not supported"),
-        ({"version": 3 << 24}, "big-endian"),
-        ({"counts": (1 << 60, 5)}, "too small for this many tensors"),
-        ({"counts": (2, 1 << 40)}, "too small for this many settings"),
-        ({"counts": (1, 5)}, "damaged"),
-        ({"counts": (2, 4)}, "damaged"),
-        ({"counts": (2, 6)}, "damaged"),
-        ({"offsets": lambda places: [0, 0]}, "overlaps"),
-        ({"offsets": lambda places: [0, 96]}, "hole|truncated"),
-        ({"offsets": lambda places: [0, 1 << 62]}, "truncated"),
-        ({"offsets": lambda places: [64, 0]}, "hole|overlaps|truncated"),
+        (functools.partial(write.write_gguf, version=1), "of this version are not supported"),
+        (functools.partial(write.write_gguf, version=9), "of this version are not supported"),
+        (functools.partial(write.write_gguf, version=3 << 24), "big-endian"),
+        (functools.partial(write.write_gguf, counts=(1 << 60, 5)), "too small for this many tensors"),
+        (functools.partial(write.write_gguf, counts=(2, 1 << 40)), "too small for this many settings"),
+        (functools.partial(write.write_gguf, counts=(1, 5)), "damaged"),
+        (functools.partial(write.write_gguf, counts=(2, 4)), "damaged"),
+        (functools.partial(write.write_gguf, counts=(2, 6)), "damaged"),
+        (functools.partial(write.write_gguf, offsets=lambda places: [0, 0]), "overlaps"),
+        (functools.partial(write.write_gguf, offsets=lambda places: [0, 96]), "hole|truncated"),
+        (functools.partial(write.write_gguf, offsets=lambda places: [0, 1 << 62]), "truncated"),
+        (functools.partial(write.write_gguf, offsets=lambda places: [64, 0]), "hole|overlaps|truncated"),
     ],
 )
-def test_a_header_that_lies(tmp_path: Path, arguments: dict[str, object], words: str) -> None:
-    path = write.write_gguf(tmp_path / "m.gguf", SETTINGS, TENSORS, **arguments)  # type: ignore[arg-type]
+def test_a_header_that_lies(tmp_path: Path, write_damaged: Callable[..., Path], words: str) -> None:
+    path = write_damaged(tmp_path / "m.gguf", SETTINGS, TENSORS)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
         read_gguf_header(path)
 
