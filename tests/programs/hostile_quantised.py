@@ -39,6 +39,7 @@ from tests.programs.damaged_files import (
     Edit,
     edit_blocks,
     edit_entry,
+    edit_field,
     edit_file,
     edit_numbers,
     edit_settings,
@@ -48,6 +49,8 @@ SOUND = ("checkpoint_format", "desc_act", "sym", "zero_point", "quant_method", "
 """Settings whose other values say that the same bits mean other numbers."""
 SOUND_DTYPES = ("dtype F16 becomes BF16", "dtype BF16 becomes F16")
 """Floats of as many bits, which nothing else in a file contradicts."""
+OF_THE_MODEL = ("llama.context_length", "llama.rope.freq_base", "llama.attention.layer_norm_rms_epsilon")
+"""Numbers in a GGUF header that make it another model."""
 
 MOST_MEMORY = 400 << 20  # bytes that a conversion may add to the process
 SECONDS = 60  # of one conversion
@@ -109,6 +112,8 @@ def _has_other_meaning(edit: Edit, what: str) -> bool:
     """Whether a file that was changed in this way is a sound one of other numbers."""
     if edit is edit_settings:
         return any(key in what.partition(" = ")[0] for key in SOUND)
+    if edit is edit_field:
+        return what.startswith(OF_THE_MODEL)
     return edit is edit_entry and what.endswith(SOUND_DTYPES)
 
 
