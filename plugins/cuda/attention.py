@@ -9,7 +9,7 @@ from ingot.plugins.cuda.shapes import attention_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, integer, number, pointer, row_grid
 
-_ROW_THREADS, _ATTENTION_THREADS, _HEADS_PER_BLOCK = 256, 128, 8
+_ROW_THREADS, _ATTENTION_THREADS, _ROPE_THREADS = 256, 128, 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +35,8 @@ class Places:
 def rope_table_launch(out: int, *, inv_freq: int, positions: int, half: int, scale: float) -> Launch:
     """Cosines, then sines, of every token's angles: exact also for large ones. out: float32 [tokens, 2 * half]."""
     arguments = (pointer(out), pointer(inv_freq), pointer(positions), integer(half), number(scale))
-    grid = row_grid(Rows.TOKENS)
-    return Launch(kernel="rope_table", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
+    grid, threads = row_grid(Rows.TOKENS), min(_ROW_THREADS, -(-half // 32) * 32)
+    return Launch(kernel="rope_table", grid=grid, threads=threads, shared=0, arguments=arguments)
 
 
 def write_launch(
@@ -68,7 +68,6 @@ def write_launch(
         pointer(sequences),
         pointer(at.tables),
         integer(at.width),
-        integer(kv.tokens_per_block),
         integer(heads),
         integer(kv.kv_heads),
         integer(rotary_dim),
@@ -76,9 +75,14 @@ def write_launch(
         integer(wide_norm),
         number(eps),
     )
-    groups = -(-(heads + 2 * kv.kv_heads) // _HEADS_PER_BLOCK)
-    grid = row_grid(Rows.TOKENS, groups)
-    return Launch(kernel="turn_and_store", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
+    heads_per_block = _ROPE_THREADS // _head_lanes(kv.padded_dim)
+    grid = row_grid(Rows.TOKENS, -(-(heads + 2 * kv.kv_heads) // heads_per_block))
+    return Launch(kernel="turn_and_store", grid=grid, threads=_ROPE_THREADS, shared=0, arguments=arguments)
+
+
+def _head_lanes(padded_dim: int) -> int:
+    """Threads for a head, each with 8 of its dims: a power of two, so that no head lies in two warps."""
+    return 1 << (padded_dim // 8 - 1).bit_length()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

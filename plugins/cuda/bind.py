@@ -12,17 +12,16 @@ from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places, Scores, attention_launches, rope_table_launch, write_launch
-from ingot.plugins.cuda.epilogues import epilogue_launch, library_work
+from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
 from ingot.plugins.cuda.experts import ExpertProduct, Taken, expert_launches, group_launches, route_launch, sum_launch
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
-from ingot.plugins.cuda.plan_facts import specialisation, weight_places
+from ingot.plugins.cuda.plan_facts import LIBRARY, specialisation, takes_library, weight_places
 from ingot.plugins.cuda.stored_types import check_types
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, cache_places, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
-LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
 _TABLES = {
@@ -32,22 +31,12 @@ _TABLES = {
     "block_tables": "tables",
     "logit_rows": "rows",
 }
-_ROW_THREADS = 256
+_ROW_THREADS, _STRIP = 256, 4 * 256  # columns of a block, where several share a row
 
 
 def bind(plan: Plan, at: Addresses) -> list[Bound]:
     """The work of each step, in order."""
     return _Binder(plan, at).bind()
-
-
-def needs_library(plan: Plan) -> bool:
-    """Whether cuBLASLt computes products of the plan."""
-    return any(_takes_library(step) for step in plan.steps)
-
-
-def _takes_library(step: Step) -> bool:
-    """Whether cuBLASLt computes a step's product where there are more than a few rows."""
-    return step.kernel.endswith(LIBRARY)
 
 
 class _Binder:
@@ -144,8 +133,8 @@ class _Binder:
             integer(layer),
             integer(narrow),
         )
-        grid = row_grid(buffer.rows)
-        return [Launch(kernel="residual_norm", grid=grid, threads=_ROW_THREADS, shared=4 * hidden, arguments=arguments)]
+        grid, (threads, shared) = row_grid(buffer.rows), norm_block(hidden)
+        return [Launch(kernel="residual_norm", grid=grid, threads=threads, shared=shared, arguments=arguments)]
 
     def matmul(self, step: Step, narrow: bool) -> list[Work]:
         x, weight_name, bias, residual = step.inputs
@@ -168,7 +157,7 @@ class _Binder:
             group=int(str(step.attrs["group"])),
             rows=buffer.rows,
         )
-        if not _takes_library(step):
+        if not takes_library(step):
             return [*work, *product_launches(own)]
         if weight.dtype.is_quantised:
             raise EngineError(
@@ -221,7 +210,7 @@ class _Binder:
     def add_gated(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
         y, a, b, gate = (pointer(self._buffer(name)) for name in (buffer.name, *step.inputs))
-        grid, arguments = row_grid(buffer.rows, -(-cols // _ROW_THREADS)), (y, a, b, gate, integer(cols))
+        grid, arguments = row_grid(buffer.rows, -(-cols // _STRIP)), (y, a, b, gate, integer(cols))
         return [Launch(kernel="add_gated", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
 
     def add(self, step: Step, narrow: bool) -> list[Work]:
@@ -327,7 +316,7 @@ class _Binder:
             integer(cols),
             number(value),
         )
-        grid = row_grid(buffer.rows, -(-cols // _ROW_THREADS))
+        grid = row_grid(buffer.rows, -(-cols // _STRIP))
         return Launch(kernel=kernel, grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
 
     def _places(self, step: Step, *, q: str) -> tuple[Places, CacheGroup]:

@@ -6,7 +6,8 @@ from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.work import Launch, Multiply, Work, integer, pointer, row_grid
 
-_THREADS, _STRIP = 256, 4 * 256  # columns of a block
+_THREADS, _STRIP = 256, 8 * 256  # columns of a block
+_NORM_COLUMNS, _MOST_NORM_COLUMNS = 8, 8 * 1024  # that a thread and a block of residual_norm keep in registers
 
 
 def epilogue_launch(
@@ -41,6 +42,13 @@ def epilogue_launch(
     )
     grid = row_grid(rows, -(-cols // _STRIP), least)
     return Launch(kernel="epilogue", grid=grid, threads=_THREADS, shared=0, arguments=arguments)
+
+
+def norm_block(hidden: int) -> tuple[int, int]:
+    """(threads, bytes of shared memory) of residual_norm: a row that is not kept in registers lies in shared memory."""
+    if hidden % 4 or hidden > _MOST_NORM_COLUMNS:
+        return _THREADS, 4 * hidden
+    return -(-hidden // (32 * _NORM_COLUMNS)) * 32, 0
 
 
 def library_work(own: OwnProduct, sums: int) -> list[Work]:

@@ -13,10 +13,9 @@ from typing import Any
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.devices import Device, devices_of
-from ingot.plugins.cuda.plan_facts import group_of, specialisation
+from ingot.plugins.cuda.plan_facts import specialisation, tiles_of
 from ingot.plugins.cuda.sampling import draw_kernel
 from ingot.plugins.cuda.session import device_bytes
-from ingot.plugins.cuda.shapes import attention_tiles
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.target import CODES
 from ingot.plugins.cuda.work import Addresses, Multiply, Work
@@ -203,7 +202,7 @@ def _runs(work: Work, counts: Counts, splits: int) -> bool:
 
 
 def _counts(plan: Plan, load: Load) -> tuple[Counts, int]:
-    tiles = attention_tiles(group_of(plan))
+    tiles = tiles_of(plan)
     decode = all(new == 1 for _, new in load.sequences) and tiles.decode > 0
     items = len(load.sequences) if decode else 0
     prefill = 0 if decode else sum(-(-new // tiles.prefill) for _, new in load.sequences)

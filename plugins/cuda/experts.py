@@ -217,5 +217,5 @@ def _grid(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Grid:
 def sum_launch(y: int, x: int, weights: int, *, cols: int, slots: int, rows: Rows) -> Launch:
     """y[row] = sum of weights[row, slot] * x[row, slot], in the order of the slots."""
     arguments = (pointer(y), pointer(x), pointer(weights), integer(cols), integer(slots))
-    grid = row_grid(rows, -(-cols // THREADS))
+    grid = row_grid(rows, -(-cols // (4 * THREADS)))
     return Launch(kernel="sum_experts", grid=grid, threads=THREADS, shared=0, arguments=arguments)

@@ -166,6 +166,7 @@ class Device:
             self.enter()
             flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
             self._stream = self._check(self._driver.cuStreamCreate(flags))
+            self._overlapping: Any = None  # how launches are made that may begin before the one before has ended
             self._own(owned, self._driver.cuStreamDestroy, self._stream)
             self._owned = owned.pop_all()
 
@@ -281,6 +282,11 @@ class Device:
         stream: int | None = None,
     ) -> None:
         """Asynchronous, in the order of the stream. stream: another one, by its address."""
+        if (config := self._overlapping) is not None:
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.blockDimX, config.sharedMemBytes = threads, shared_bytes
+            self._check(self._driver.cuLaunchKernelEx(config, kernel.function, arguments.address, 0))
+            return
         where = self._stream if stream is None else self._driver.CUstream(stream)
         self._check(
             self._driver.cuLaunchKernel(
@@ -288,10 +294,23 @@ class Device:
             )
         )
 
+    def _overlap(self) -> Any:
+        """Programmatic dependent launch: see `let_next_begin` in kernels/device.cuh. None where the GPU has none."""
+        if self.gpu.capability < (9, 0):
+            return None
+        attribute, config = self._driver.CUlaunchAttribute(), self._driver.CUlaunchConfig()
+        attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.blockDimY = config.blockDimZ = config.numAttrs = 1
+        config.hStream, config.attrs = self._stream, [attribute]
+        return config
+
     def capture(self, launch: Callable[[], None]) -> Any:
-        """What `launch` enqueues, recorded instead of run: one graph, ready to run."""
+        """What `launch` enqueues, recorded instead of run: one graph, ready to run. Its kernels overlap where the GPU
+        allows it."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._check(self._driver.cuStreamBeginCapture(self._stream, mode))
+        self._overlapping = self._overlap()
         try:
             launch()
         except BaseException:
@@ -300,6 +319,8 @@ class Device:
             if int(code) == 0:
                 self._driver.cuGraphDestroy(graph)
             raise
+        finally:
+            self._overlapping = None
         graph = self._check(self._driver.cuStreamEndCapture(self._stream))
         try:
             executable = self._check(self._driver.cuGraphInstantiate(graph, 0))

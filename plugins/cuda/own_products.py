@@ -10,6 +10,7 @@ from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
 
 FEW_ROWS = 16  # up to here weights are streamed through registers
 THREADS = 256
+HALF_PAIRS = 256  # weights of so few pairs are shared among twice as many blocks, or a large GPU would have too few
 _PAIR_ROWS, _BLOCK_PAIRS, _STAGES, _LINE = 32, 4, 4, 64
 
 
@@ -41,6 +42,16 @@ class OwnProduct:
     rows: Rows
 
     @property
+    def pairs(self) -> int:
+        """Pairs of 16 rows of the weight; where there is a gate, 16 of gate and 16 of up."""
+        return -(-self.cols // (_PAIR_ROWS // 2 if self.gated else _PAIR_ROWS))
+
+    @property
+    def halves(self) -> bool:
+        """Whether a block that computes few rows takes half a pair."""
+        return not self.gated and self.pairs <= HALF_PAIRS
+
+    @property
     def cols(self) -> int:
         """Columns of y."""
         return self.n // 2 if self.gated else self.n
@@ -48,8 +59,8 @@ class OwnProduct:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Kernel:
-    """rows: in its name. For least to most rows. tile: of rows that a block computes; 0: all of them, one pair of the
-    weight each."""
+    """rows: in its name. For least to most rows. tile: of rows that a block computes; 0: all of them, a pair of the
+    weight, or half of one."""
 
     rows: int
     least: int
@@ -72,10 +83,14 @@ def product_launches(product: OwnProduct, most: int = _ANY) -> Sequence[Launch]:
         return [_launch(product, "product_f32", _grid_f32(product, most), 0)]
     kind = f"product_{product.dtype.value}_" if product.dtype.is_quantised else "product_"
     return [
-        _launch(product, f"{kind}{each.rows}", _grid(product, each), shared_bytes(each.tile))
+        _launch(product, kind + _name(product, each), _grid(product, each), shared_bytes(each.tile))
         for each in _KERNELS
         if each.most <= most
     ]
+
+
+def _name(product: OwnProduct, kernel: _Kernel) -> str:
+    return f"{kernel.rows}_half" if product.halves and not kernel.tile else str(kernel.rows)
 
 
 def shared_bytes(tile: int) -> int:
@@ -102,13 +117,14 @@ def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch
 
 
 def _grid(product: OwnProduct, kernel: _Kernel) -> Grid:
-    pairs = -(-product.cols // (_PAIR_ROWS // 2 if product.gated else _PAIR_ROWS))
+    pairs = product.pairs
+    blocks = -(-product.n // (_PAIR_ROWS // 2)) if product.halves else pairs
 
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
         rows = count_of(product.rows, counts)
         if not kernel.least <= rows <= kernel.most:
             return 0, 0, 0
-        return (-(-rows // kernel.tile), -(-pairs // _BLOCK_PAIRS), 1) if kernel.tile else (pairs, 1, 1)
+        return (-(-rows // kernel.tile), -(-pairs // _BLOCK_PAIRS), 1) if kernel.tile else (blocks, 1, 1)
 
     return grid
 

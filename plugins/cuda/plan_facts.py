@@ -6,11 +6,13 @@ from ingot.errors import EngineError
 from ingot.plan import Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.experts import group_bytes
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, Tiles, attention_tiles
 from ingot.plugins.cuda.work import ScratchBytes
+from ingot.plugins.ops import moe_down
 from ingot.plugins.registry import find_op
 
-CODE_LAYOUT = "cubin8."  # of the machine code among the weights; the number counts changes of kernels' parameters
+LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
+CODE_LAYOUT = "cubin9."  # of the machine code among the weights; the number counts changes of kernels' parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 
 
@@ -54,10 +56,25 @@ def specialisation(plan: Plan) -> Specialisation:
     )
 
 
+def needs_library(plan: Plan) -> bool:
+    """Whether cuBLASLt computes products of the plan."""
+    return any(takes_library(step) for step in plan.steps)
+
+
+def takes_library(step: Step) -> bool:
+    """Whether cuBLASLt computes a step's product where there are more than a few rows."""
+    return step.kernel.endswith(LIBRARY)
+
+
 def group_of(plan: Plan) -> int:
     """Query heads of one KV head."""
     step = next((step for step in plan.steps if find_op(step.op).reads_kv), None)
     return 1 if step is None else int(step.attrs["heads"]) // int(step.attrs["kv_heads"])
+
+
+def tiles_of(plan: Plan) -> Tiles:
+    """How its attention cuts sequences into items."""
+    return attention_tiles(group_of(plan), plan.caches[0].head_dim)
 
 
 def scratch_bytes(plan: Plan) -> ScratchBytes:
@@ -65,6 +82,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     weights = {weight.name: weight for weight in plan.weights}
+    narrow = specialisation(plan).weight is not DType.F32
     sums, inputs, groups = [0], [0], [0]
     for step in plan.steps:
         op = find_op(step.op)
@@ -75,8 +93,10 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
         if op.experts:
             taken = buffers[step.inputs[1]].cols
             groups.append(group_bytes(count * taken, weight.shape[0]))
-        sums.append(4 * count * taken * weight.shape[-2])
-        inputs.append(2 * count * x.cols)
+        if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
+            sums.append(4 * count * taken * weight.shape[-2])
+        if narrow and x.dtype is DType.F32:
+            inputs.append(2 * count * x.cols)
     return ScratchBytes(sums=max(sums), inputs=max(inputs), groups=max(groups))
 
 

@@ -7,8 +7,8 @@ What else the sequences hold, words and grammars, is on the host (plugins/sequen
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,111 +16,53 @@ import numpy.typing as npt
 
 from ingot.errors import REBUILD, EngineError, RequestError
 from ingot.plan import Plan
+from ingot.plugins.cuda.draw_rows import MOST_LIKELY, RESULT, ROW, WIDTH, DrawLayout, PlainRows, Round, rounds_of
 from ingot.plugins.cuda.gpu import Argument, Arguments, Device, Kernel
 from ingot.plugins.cuda.step_tables import within
 from ingot.plugins.cuda.work import integer, pointer
 from ingot.plugins.ops.sample import Draw, Drawn, log_softmax, ranking
-from ingot.plugins.sequences import Sequences, drawing_slots
+from ingot.plugins.sequences import Drawing, Sequences, known_draws
 from ingot.step_io import LAST_DRAWN, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 KERNELS = {"sample.f32.sm80": "draw_tokens"}  # of a plan → as the machine code names it
 
 _INT = 4
 _THREADS = 512
-_LINES = 32  # draws of one launch whose rules change logits: each needs a copy of its row
-_MOST_LIKELY = 1024  # tokens that a draw lists on the device; longer lists are sorted on the host
-_RESULT = 3  # integers of a draw's result: token, log probability, rank
-
-_ROW = np.dtype(  # struct Draw of draw.cu
-    [
-        ("row", np.int32),
-        ("temperature", np.float32),
-        ("top_k", np.int32),
-        ("top_p", np.float32),
-        ("seed", np.uint64),
-        ("counter", np.uint64),
-        ("log_min_p", np.float64),
-        *[(name, np.float32) for name in ("repetition", "frequency", "presence")],
-        *[(name, np.int32) for name in ("biases", "num_biases", "mask", "mask_words")],
-        *[(name, np.int32) for name in ("slot", "length", "num_prompt")],
-        *[(name, np.int32) for name in ("known", "top", "num_top", "line")],
-    ]
-)
-_WIDTH = _ROW.itemsize // _INT
 _NONE: Int32 = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DrawLayout:
-    """Integers of what draws need on the device.
+class StepDraws:
+    """What a step draws, and for whom.
 
-    draws    of one round: what is sent and fetched at a time
-    lists    of the biases and masks of a round: at least those of any draw
-    tops     of the most likely tokens of a round: twice as many as tokens
-    history  of a sequence
-    lines    of scratch, each [vocab] floats and [vocab] counts
+    counters  int32, of the plain sequences: the number of each one's draw
+    others    draws of all other sequences, then of known tokens
     """
 
-    draws: int
-    lists: int
-    tops: int
-    slots: int
-    history: int
-    lines: int
-    vocab: int
-
-    @classmethod
-    def of(cls, plan: Plan) -> "DrawLayout":
-        """Every step within the plan's limits needs few rounds."""
-        limits, vocab = plan.limits, plan.vocab_size
-        mask = _mask_words(vocab)
-        return cls(
-            draws=limits.max_logit_rows,
-            lists=max(4 * vocab + mask, _LINES * mask),  # a bias and a ban for each token
-            tops=2 * max(_MOST_LIKELY, 32 * limits.max_logit_rows),
-            slots=limits.max_batch_size,
-            history=limits.max_seq_len + 1,
-            lines=min(_LINES, limits.max_batch_size),
-            vocab=vocab,
-        )
+    drawing: Drawing
+    counters: Int32
+    others: Sequence[Draw]
 
     @property
-    def sent(self) -> int:
-        return _WIDTH * self.draws + self.lists
-
-    @property
-    def results(self) -> int:
-        return _RESULT * self.draws + self.tops
-
-    @property
-    def nbytes(self) -> int:
-        """On the device."""
-        return _INT * (self.sent + self.results + self.slots * (self.history + 1) + 2 * self.lines * self.vocab)
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Round:
-    """Draws that are computed together. launches: how many each launch computes; tops: most likely tokens."""
-
-    rows: list[tuple[float, ...]] = dataclasses.field(default_factory=list)
-    lists: list[Int32] = dataclasses.field(default_factory=list)
-    num_lists: int = 0
-    tops: int = 0
-    lines: int = 0
-    launches: list[int] = dataclasses.field(default_factory=list)
+    def places(self) -> Int32:
+        """Where the results, which come in the order of rounds, stand in the order of draws."""
+        num = len(self.drawing.slots)
+        known = range(num, num + len(self.others) - len(self.drawing.others))
+        return np.array([*self.drawing.plain.tolist(), *self.drawing.others, *known], np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
     """The draws of a step under way.
 
-    record   moves their sequences on
-    logits  float32 [rows, vocab] where wanted; [0, vocab] elsewhere
-    lines   those of draws whose most likely tokens the host sorts
-    rounds  draws of each round, and the integers that come back of them: of the last round when `event` has come
+    step     what is drawn
+    record   moves the sequences on
+    logits   float32 [rows, vocab] where wanted; [0, vocab] elsewhere
+    lines    those of draws whose most likely tokens the host sorts
+    rounds   draws of each round, and the integers that come back of them: of the last round when `event` has come
     """
 
-    draws: Sequence[Draw]
+    step: StepDraws
     record: Callable[[Drawn], StepResult]
     logits: Float32 | None
     lines: Sequence[Float32]
@@ -152,6 +94,9 @@ class Sampler:
         self._device, self._kernel, self._layout, self._drawn_at = device, kernel, DrawLayout.of(plan), drawn_at
         self._sequences = Sequences()
         layout = self._layout
+        self._plain_rows = PlainRows(layout)
+        self._last: tuple[int, tuple[Int32, ...], Drawing] | None = None  # what `_drawing` found, and for what
+        self._arguments: tuple[tuple[int, int, int], Arguments] | None = None  # of the last launch
         self._turn = 0
         self._to_send = [device.pinned(_INT * layout.sent).view(np.int32) for _ in range(2)]
         self._fetched = [device.pinned(_INT * layout.results).view(np.int32) for _ in range(2)]
@@ -167,6 +112,8 @@ class Sampler:
         """See Session.start. Raises RequestError for what kernels, which check nothing, could not take."""
         self._check(slot, rules, tokens)
         self._sequences.start(slot, rules, tokens, num_prompt)
+        if slot in self._sequences.plain.rules:
+            self._plain_rows.start(slot, rules, num_prompt)
         if rules.penalises:
             self._device.enter()
             self._device.upload(self._history(slot), np.ascontiguousarray(tokens, np.int32))
@@ -181,48 +128,69 @@ class Sampler:
             raise RequestError("a token id of the batch is out of range", got=f"token {batch.ids.min()}")
         return self._sequences.complete(batch)
 
-    def of_step(self, batch: StepBatch) -> list[Draw]:
+    def of_step(self, batch: StepBatch) -> StepDraws:
         """The draws of a step. Raises RequestError where one cannot be."""
-        draws, known, vocab = self._sequences.draws(batch), batch.known, self._layout.vocab
+        drawing, known, vocab = self._drawing(batch), batch.known, self._layout.vocab
         if known is not None and not (within(known.token, vocab) and within(known.top, vocab + 1)):
             raise RequestError(
                 "a token whose probability is asked for, or the number of most likely tokens, is out of range",
                 expected=f"token ids below {vocab}, at most {vocab} most likely tokens",
             )
-        longest = max((draw.num_prompt + draw.counter for draw in draws if draw.rules.penalises), default=0)
+        counters = self._sequences.plain.counters(drawing.plain_slots)
+        if not drawing.others and known is None:
+            return StepDraws(drawing=drawing, counters=counters, others=())
+        rows = batch.draws[drawing.others].tolist()
+        others = [each.draw(row) for row, each in zip(rows, drawing.held, strict=True)]
+        longest = max((draw.num_prompt + draw.counter for draw in others if draw.rules.penalises), default=0)
         if longest >= self._layout.history:
             raise RequestError("a sequence has more tokens than the engine is built for", got=str(longest))
-        return draws
+        return StepDraws(drawing=drawing, counters=counters, others=others + known_draws(batch))
 
-    def submit(self, batch: StepBatch, draws: Sequence[Draw], logits_at: int) -> Submitted:
+    def _drawing(self, batch: StepBatch) -> Drawing:
+        """Who draws: found once for steps of the same sequences, as long as none begins or ends."""
+        changes, arrays = self._sequences.changes, (batch.slots, batch.query_starts, batch.logit_rows, batch.draws)
+        last = self._last
+        if last is None or last[0] != changes or not all(map(operator.is_, last[1], arrays)):
+            self._last = last = changes, arrays, self._sequences.drawing(batch)
+        return last[2]
+
+    def submit(self, batch: StepBatch, step: StepDraws, logits_at: int) -> Submitted:
         """Enqueue the draws of a step behind it. logits_at: float32 [wanted rows, vocab] on the device."""
         self._turn = 1 - self._turn
         logits = None
         if batch.want_logits:
             logits = np.empty((len(batch.logit_rows), self._layout.vocab), np.float32)
             self._device.fetch(logits, logits_at)
-        long = [draw.row for draw in draws if (draw.rules.top or 0) > _MOST_LIKELY]
+        long = [draw.row for draw in step.others if (draw.rules.top or 0) > MOST_LIKELY]
         lines = [np.empty(self._layout.vocab, np.float32) for _ in long]
         for row, line in zip(long, lines, strict=True):
             self._device.fetch(line, logits_at + line.nbytes * row)
         rounds: list[tuple[int, Int32]] = []
-        slots = [*drawing_slots(batch), *[-1] * len(draws)]
-        for each in self._rounds(draws, slots):
+        drawing = step.drawing
+        others = drawing.slots[drawing.others].tolist() if drawing.others else []
+        others += [-1] * (len(step.others) - len(others))
+        for each in rounds_of(len(drawing.plain), step.others, others, self._layout):
             if rounds:  # the memory of the round before it is used again
                 self._device.wait()
                 rounds[-1] = rounds[-1][0], rounds[-1][1].copy()
-            rounds.append((len(each.rows), self._enqueue(each, logits_at)))
+            self._put_plain(each, step, batch.draws)
+            rounds.append((each.count, self._enqueue(each, logits_at)))
         event = self._events[self._turn]
         self._device.record(event)
-        record = self._sequences.submit(batch)
-        return Submitted(draws=draws, record=record, logits=logits, lines=lines, rounds=rounds, event=event)
+        record = self._sequences.submit_drawing(drawing)
+        return Submitted(step=step, record=record, logits=logits, lines=lines, rounds=rounds, event=event)
 
     def finish(self, submitted: Submitted) -> StepResult:
         """Wait for a step, and move its sequences on."""
         self._device.wait_for(submitted.event)
-        split = [(found[: _RESULT * count], found[_RESULT * count :]) for count, found in submitted.rounds]
-        ids, log_probs, token_ranks = _joined([rows for rows, _ in split]).reshape(-1, _RESULT).T.copy()
-        wants = any(draw.rules.top is not None for draw in submitted.draws)
+        split = [(found[: RESULT * count], found[RESULT * count :]) for count, found in submitted.rounds]
+        columns = _joined([rows for rows, _ in split]).reshape(-1, RESULT).T
+        if submitted.step.others:
+            in_order = np.empty_like(columns)
+            in_order[:, submitted.step.places] = columns
+            columns = in_order
+        ids, log_probs, token_ranks = columns.copy()
+        wants = any(draw.rules.top is not None for draw in submitted.step.others)
         drawn = Drawn(ids=ids, log_probs=log_probs.view(np.float32), token_ranks=token_ranks if wants else None)
         if wants:
             top_ids, top_log_probs = _tops(submitted, _joined([tops for _, tops in split]))
@@ -247,7 +215,9 @@ class Sampler:
         vocab = self._layout.vocab
         named = [token for token, _ in rules.logit_bias] + [word[-1] for word in rules.bad_words if word]
         named += [*rules.end_ids, *rules.reasoning_end] if rules.min_tokens or rules.guided else []
-        wrong = next((token for token in (*named, *tokens.tolist()) if not 0 <= token < vocab), None)
+        wrong = next((token for token in named if not 0 <= token < vocab), None)
+        if not within(tokens, vocab):
+            wrong = int(tokens[(tokens < 0) | (tokens >= vocab)][0])
         problem = None
         if wrong is not None:
             problem = f"a token is {wrong}, expected 0 to {vocab - 1}"
@@ -262,90 +232,49 @@ class Sampler:
         if problem is not None:
             raise RequestError("the session cannot hold this sequence", got=problem)
 
-    def _rounds(self, draws: Sequence[Draw], slots: Sequence[int]) -> Iterator[_Round]:
-        """As few as there is room for."""
-        layout, current = self._layout, _Round()
-        for draw, slot in zip(draws, slots, strict=False):
-            mask, biases = _mask(draw, layout.vocab), _biases(draw)
-            count = len(mask) + len(biases)
-            num_top = -1 if draw.rules.top is None else draw.rules.top
-            listed = num_top if num_top <= _MOST_LIKELY else 0  # else its rank alone
-            full = len(current.rows) == layout.draws or current.num_lists + count > layout.lists
-            if full or 2 * (current.tops + listed) > layout.tops:
-                yield current
-                current = _Round()
-            penalised = slot >= 0 and draw.rules.penalises
-            changes = draw.known < 0 and (draw.allowed is not None or bool(count) or penalised)
-            if not current.launches or (changes and current.lines == layout.lines):
-                current.launches.append(0)
-                current.lines = 0
-            current.launches[-1] += 1
-            current.rows.append(self._row(draw, current, len(biases), len(mask), slot, listed, changes))
-            current.lines += changes
-            current.lists += [biases, mask]
-            current.num_lists += count
-            current.tops += max(listed, 0)
-        if current.rows:
-            yield current
+    def _put_plain(self, each: Round, step: StepDraws, rows: Int32) -> None:
+        """The first rows of a round. rows: of logits, of all draws."""
+        begin, end = each.plain
+        if begin == end:
+            return
+        drawing, to = step.drawing, self._to_send[self._turn][: WIDTH * (end - begin)]
+        if step.others:
+            rows = rows[drawing.plain]
+        self._plain_rows.put(to, drawing.plain_slots[begin:end], rows[begin:end], step.counters[begin:end])
 
-    def _row(
-        self, draw: Draw, before: _Round, biases: int, mask: int, slot: int, listed: int, changes: bool
-    ) -> tuple[float, ...]:
-        """In the order of _ROW; but `top` still counts tokens of the round, from 0."""
-        rules, vocab = draw.rules, self._layout.vocab
-        min_p = float(np.float32(rules.min_p))
-        return (
-            draw.row,
-            rules.temperature,
-            min(rules.top_k, vocab),
-            rules.top_p,
-            rules.seed,
-            draw.counter,
-            math.log(min_p) if min_p > 0 else -math.inf,
-            rules.repetition_penalty,
-            rules.frequency_penalty,
-            rules.presence_penalty,
-            before.num_lists,
-            biases // 2,
-            before.num_lists + biases,
-            -1 if draw.allowed is None else mask,
-            slot,
-            draw.num_prompt + draw.counter if rules.penalises else 0,
-            draw.num_prompt,
-            draw.known,
-            2 * before.tops,
-            listed,
-            before.lines if changes else -1,
-        )
-
-    def _enqueue(self, each: _Round, logits_at: int) -> Int32:
-        """What will hold the results of a round: those of each draw, then the most likely tokens."""
-        count, to_send = len(each.rows), self._to_send[self._turn]
-        rows = np.array(each.rows, _ROW)
-        rows["top"] += _RESULT * count
-        end = _WIDTH * count
-        to_send[:end] = rows.view(np.int32)
+    def _enqueue(self, each: Round, logits_at: int) -> Int32:
+        """What will hold the results of a round, whose first rows are written: those of each draw, then the most likely
+        tokens."""
+        count, to_send = each.count, self._to_send[self._turn]
+        end = WIDTH * count
+        if each.rows:
+            rows = np.array(each.rows, ROW)
+            rows["top"] += RESULT * count
+            to_send[WIDTH * each.num_plain : end] = rows.view(np.int32)
         for part in each.lists:
             to_send[end : end + len(part)] = part
             end += len(part)
         self._device.send(self._sent_at, to_send[:end])
         first = 0
         for number in each.launches:
-            self._launch(first, number, self._sent_at + _INT * _WIDTH * count, logits_at)
+            self._launch(first, number, self._sent_at + _INT * WIDTH * count, logits_at)
             first += number
-        found = self._fetched[self._turn][: _RESULT * count + 2 * each.tops]
+        found = self._fetched[self._turn][: RESULT * count + 2 * each.tops]
         self._device.fetch(found, self._results_at)
         return found
 
     def _launch(self, first: int, number: int, lists_at: int, logits_at: int) -> None:
-        before = self._results_at, logits_at, self._sent_at, lists_at, self._drawn_at, self._histories_at
-        values: list[Argument] = [
-            *[pointer(address) for address in before],
-            integer(self._layout.history),
-            *[pointer(address) for address in (self.lines_at, self._counts_at)],
-            *[integer(value) for value in (first, self._layout.vocab)],
-        ]
-        self._device.launch(self._kernel, (number, 1, 1), _THREADS, 0, Arguments(values))
+        key = first, lists_at, logits_at
+        if self._arguments is None or self._arguments[0] != key:
+            before = self._results_at, logits_at, self._sent_at, lists_at, self._drawn_at, self._histories_at
+            values: list[Argument] = [
+                *[pointer(address) for address in before],
+                integer(self._layout.history),
+                *[pointer(address) for address in (self.lines_at, self._counts_at)],
+                *[integer(value) for value in (first, self._layout.vocab)],
+            ]
+            self._arguments = key, Arguments(values)
+        self._device.launch(self._kernel, (number, 1, 1), _THREADS, 0, self._arguments[1])
 
 
 def _tops(submitted: Submitted, found: Int32) -> tuple[Int32, Float32]:
@@ -353,9 +282,9 @@ def _tops(submitted: Submitted, found: Int32) -> tuple[Int32, Float32]:
     ids: list[Int32] = []
     log_probs: list[Float32] = []
     begin, lines = 0, iter(submitted.lines)
-    for draw in submitted.draws:
+    for draw in submitted.step.others:
         count = draw.rules.top or 0
-        if count > _MOST_LIKELY:
+        if count > MOST_LIKELY:
             line = next(lines)
             top_ids = ranking(line)[:count].astype(np.int32)
             top_log_probs = log_softmax(line)[top_ids].astype(np.float32)
@@ -368,25 +297,5 @@ def _tops(submitted: Submitted, found: Int32) -> tuple[Int32, Float32]:
     return np.concatenate(ids), np.concatenate(log_probs)
 
 
-def _mask_words(vocab: int) -> int:
-    return -(-vocab // 32)
-
-
-def _mask(draw: Draw, vocab: int) -> Int32:
-    return _NONE if draw.allowed is None else draw.allowed[: _mask_words(vocab)].view(np.int32)
-
-
-def _biases(draw: Draw) -> Int32:
-    """Ids, ascending, then the biases of these as float32: at most one behind a ban, which none changes."""
-    if not draw.bias_ids:
-        return _NONE
-    ids, values = np.array(draw.bias_ids, np.int32), np.array(draw.bias, np.float32)
-    order = np.argsort(ids, kind="stable")
-    ids, values = ids[order], values[order]
-    changes = np.ones(len(ids), np.bool_)
-    changes[1:] = (ids[1:] != ids[:-1]) | np.isfinite(values[:-1])
-    return np.concatenate([ids[changes], values[changes].view(np.int32)])
-
-
 def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> Int32:
-    return np.concatenate(parts) if parts else _NONE
+    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else _NONE

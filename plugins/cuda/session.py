@@ -16,17 +16,18 @@ import numpy.typing as npt
 from ingot.dtypes import to_float32
 from ingot.errors import RequestError, TargetError
 from ingot.plan import Plan, Rows
-from ingot.plugins.cuda.bind import bind, needs_library
+from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
+from ingot.plugins.cuda.draw_rows import DrawLayout
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
-from ingot.plugins.cuda.plan_facts import code_weight, group_of, scratch_bytes, weight_places
+from ingot.plugins.cuda.plan_facts import code_weight, needs_library, scratch_bytes, tiles_of, weight_places
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
-from ingot.plugins.cuda.sampling import DrawLayout, Sampler, Submitted, draw_kernel
-from ingot.plugins.cuda.shapes import attention_tiles, partial_rows, product_rows
-from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, idle_batch
+from ingot.plugins.cuda.sampling import Sampler, Submitted, draw_kernel
+from ingot.plugins.cuda.shapes import partial_rows, product_rows
+from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, check_next, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
 from ingot.plugins.target import SessionOptions
-from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
+from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult, goes_on
 
 _INT = 4
 
@@ -34,7 +35,7 @@ _INT = 4
 def device_bytes(plan: Plan) -> int:
     """What a session of a plan allocates on its GPU, with the spare block but without the KV cache."""
     scratch, rows = scratch_bytes(plan), partial_rows(plan)
-    tables = _INT * TableLayout.of(plan, attention_tiles(group_of(plan))).total
+    tables = _INT * TableLayout.of(plan, tiles_of(plan)).total
     partial = 4 * rows * plan.caches[0].head_dim + 8 * rows
     drawn = DrawLayout.of(plan).nbytes
     arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs + scratch.groups
@@ -63,6 +64,8 @@ class CudaSession:
         self.num_blocks = options.num_blocks
         self._plan = plan
         self._submitted: deque[Submitted] = deque()
+        self._before: StepBatch | None = None  # the batch that was submitted last
+        self._size: int | None = None  # of its graph
         self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
         with contextlib.ExitStack() as opened:
             self.device = opened.enter_context(contextlib.closing(Device(gpu)))
@@ -71,7 +74,7 @@ class CudaSession:
 
     def _open(self, plan: Plan, weights: npt.NDArray[np.uint8], opened: contextlib.ExitStack) -> None:
         device, blocks = self.device, tuple(count + 1 for count in self.num_blocks)
-        tiles = attention_tiles(group_of(plan))
+        tiles = tiles_of(plan)
         layout, scratch = TableLayout.of(plan, tiles), scratch_bytes(plan)
         tables = device.allocate(_INT * layout.total)
         rows = partial_rows(plan)
@@ -165,15 +168,22 @@ class CudaSession:
         """Begin a step, behind one that may run. Raises RequestError as `run` does."""
         if len(self._submitted) == 2:
             raise RequestError("two steps are running already: wait for the first one")
-        batch = self._sampler.complete(batch)
-        check_batch(batch, self._plan, self.num_blocks)
+        before, self._before, given = self._before, None, batch
+        if self._submitted and before is not None and goes_on(batch, before):  # the step under way draws its tokens
+            batch = dataclasses.replace(batch, ids=-1 - batch.slots)
+            check_next(batch, before, self._plan, self.num_blocks)
+        else:
+            batch = self._sampler.complete(batch)
+            check_batch(batch, self._plan, self.num_blocks)
+            self._size = self._graphs.size(batch)
         draws = self._sampler.of_step(batch)
         self.device.enter()
         self._tables.reverse()
-        counts, integers = self._tables[0].fill(batch, self._graphs.size(batch))
+        counts, integers = self._tables[0].fill(batch, self._size)
         self.device.send(self._tables_at, integers)
         self._graphs.run(counts, lambda: self._launch_all(counts))
         self._submitted.append(self._sampler.submit(batch, draws, self._logits_at))
+        self._before = given
 
     def wait(self) -> StepResult:
         """The result of the older of the steps under way."""
@@ -185,6 +195,7 @@ class CudaSession:
     def drop(self) -> None:
         """Forget the steps under way."""
         self._submitted.clear()
+        self._before = None
         with contextlib.suppress(TargetError):  # a fault of the GPU shows in whatever is asked for next
             self.device.enter()
             self.device.wait()
@@ -218,13 +229,16 @@ class CudaSession:
         counts, integers = self._tables[0].fill(batch)
         self.device.send(self._tables_at, integers)
         splits = self._splits(counts)
-        layers = [ready for bound, ready in zip(self._steps, self._ready, strict=True) if bound.step.name in steps]
-        found: dict[str, float] = {}
-        for alike in zip(*layers, strict=True):
-            name = "product" if isinstance(alike[0], Multiply) else alike[0].launch.kernel
-            seconds = self.device.seconds(functools.partial(self._launch_alike, alike, counts, splits), repetitions)
-            found[name] = found.get(name, 0.0) + seconds / len(alike)
-        return found
+        alike: dict[str, list[_Ready | Multiply]] = {}
+        for bound, ready in zip(self._steps, self._ready, strict=True):
+            for work in ready if bound.step.name in steps else ():
+                name = "product" if isinstance(work, Multiply) else work.launch.kernel
+                alike.setdefault(name, []).append(work)
+        return {
+            name: self.device.seconds(functools.partial(self._launch_alike, works, counts, splits), repetitions)
+            / len(works)
+            for name, works in alike.items()
+        }
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""

@@ -18,24 +18,34 @@ _SPLIT_ROWS = 16  # of an item and a KV head, whose partial sums a part leaves
 class Tiles:
     """How the tokens of a sequence are cut into items, whose rows (tokens x group) fill a tile.
 
-    decode: tokens of an item of the kernel of 16 rows, 0 where the group is larger; prefill: of the one of 64 rows
+    decode: tokens of an item of the kernel of 16 rows, 0 where the group is larger; prefill: of the one of 128 rows, or
+    64 for large heads
     """
 
     decode: int
     prefill: int
 
 
-def attention_tiles(group: int) -> Tiles:
+def attention_tiles(group: int, head_dim: int) -> Tiles:
     """group: query heads of one KV head, at most MAX_GROUP."""
-    return Tiles(decode=MAX_DECODE_GROUP // group, prefill=64 // group)
+    return Tiles(decode=MAX_DECODE_GROUP // group, prefill=prefill_rows(head_dim) // group)
+
+
+def prefill_rows(head_dim: int) -> int:
+    """Rows of a tile of prefill: as many as leave room for their sums in registers."""
+    return 128 if head_dim <= 128 else 64
 
 
 def attention_shared_bytes(head_dim: int, *, decode: bool) -> int:
     """Dynamic shared memory of attention over a 16-bit cache: queries, then stages of K, then of V."""
     padded = -(-head_dim // 16) * 16
-    stride, stages = padded + 8, 1 if padded > 128 else 2
-    rows, tile = (16, 64) if decode else (64, 32 if padded > 128 else 64)
-    return 2 * stride * (rows + 2 * stages * tile)
+    if decode:
+        rows, stages, tile = 16, 1 if padded > 128 else 2, 64
+    elif padded <= 80:
+        rows, stages, tile = 0, 2, 64  # queries lie in registers
+    else:
+        rows, stages, tile = prefill_rows(head_dim), 1, 32 if padded > 192 else 64
+    return 2 * (padded + 8) * (rows + 2 * stages * tile)
 
 
 def split_rules(multiprocessors: int) -> SplitRules:

@@ -10,7 +10,6 @@ The tables come last, since only their beginning is sent.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -108,9 +107,33 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str |
     return None
 
 
+def check_next(batch: StepBatch, before: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> None:
+    """`check_batch` of a step that goes on (step_io.goes_on) where a step was right: looks at what has changed."""
+    past, tables, size = batch.past_lengths, batch.block_tables, plan.tokens_per_block
+    if tables.shape == before.block_tables.shape and len(past) == len(before.past_lengths):
+        longest = int(past.max()) + 1
+        fits = longest <= min(plan.max_positions, plan.limits.max_seq_len) and longest <= tables.shape[2] * size
+        if fits and (past == before.past_lengths + 1).all() and _blocks_right(batch, before, past // size, num_blocks):
+            return
+    check_batch(batch, plan, num_blocks)
+
+
+def _blocks_right(batch: StepBatch, before: StepBatch, places: Int32, num_blocks: tuple[int, ...]) -> bool:
+    """Whether all blocks are there that are new, or begin to be used."""
+    tables, then = batch.block_tables, before.block_tables
+    rows = batch.query_starts[:-1]
+    for group, count in enumerate(num_blocks):
+        table = tables[group]
+        if tables is not then and not within(table[table != then[group]], count):
+            return False
+        if not within(table[rows, places], count):
+            return False
+    return True
+
+
 def within(values: Int32, end: int) -> bool:
     """Whether all are from 0 to end - 1."""
-    return bool(((values >= 0) & (values < end)).all())
+    return not values.size or bool(values.min() >= 0 and values.max() < end)
 
 
 def idle_batch() -> StepBatch:
@@ -141,28 +164,34 @@ class StepTables:
         """memory: layout.total integers. spare_blocks: which idle rows write to, of each cache group."""
         self._layout, self._tiles, self._limits, self._spare_blocks = layout, tiles, limits, spare_blocks
         self._memory = memory[: 4 * layout.total].view(np.int32)
+        self._filled: tuple[StepBatch, int | None, Counts, int] | None = None  # what is in it
 
     def fill(self, batch: StepBatch, padded: int | None = None) -> tuple[Counts, Int32]:
         """(counts, the integers to send). padded: a decode step is filled up to this many sequences with idle rows.
 
         The counts of a padded step are those of every step that is filled up to as many: one graph serves them all.
         """
+        if padded is not None and (known := self._fill_again(batch, padded)) is not None:
+            return known
         new, past = np.diff(batch.query_starts), batch.past_lengths
         tokens, sequences = len(batch.ids), len(past)
         given = step_arrays(batch)
-        decode, prefill = self._items(new.tolist(), past.tolist(), batch.query_starts.tolist())
         extra = range(sequences, padded or sequences)
-        alike = decode if self._tiles.decode else prefill  # items of one token, as those of the step itself
-        alike += [(index, index, 1, 0) for index in extra]
+        decode, prefill = self._items(batch, new)
+        alike = np.array([(index, index, 1, 0) for index in extra], np.int32).reshape(-1, ITEM)
+        if self._tiles.decode:  # items of one token, as those of the step itself
+            decode = np.concatenate([decode, alike])
+        else:
+            prefill = np.concatenate([prefill, alike])
         idle: Int32 = np.zeros(len(extra), np.int32)
         self._put("ids", np.concatenate([given["input_ids"], idle]))
         self._put("positions", np.concatenate([given["positions"], idle]))
         self._put("sequences", np.concatenate([given["token_sequences"], np.asarray(extra, np.int32)]))
         self._put("rows", np.concatenate([given["logit_rows"], np.asarray(extra, np.int32)]))
-        self._put("decode", np.asarray(decode, np.int32).reshape(-1))
-        self._put("prefill", np.asarray(prefill, np.int32).reshape(-1))
+        self._put("decode", decode.reshape(-1))
+        self._put("prefill", prefill.reshape(-1))
         end = self._put_tables(given["block_tables"], len(extra))
-        longest = max((position + count for _, _, count, position in decode), default=0)
+        longest = int((decode[:, 2] + decode[:, 3]).max(initial=0))
         counts = Counts(
             tokens=tokens + len(extra),
             logit_rows=len(batch.logit_rows) + len(extra),
@@ -172,21 +201,41 @@ class StepTables:
             longest=longest if padded is None else self._limits.max_seq_len,
         )
         self._put("counts", np.array([counts.tokens, counts.logit_rows], np.int32))
+        self._filled = batch, padded, counts, end
         return counts, self._memory[:end]
 
-    def _items(
-        self, new: Sequence[int], past: Sequence[int], starts: Sequence[int]
-    ) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, int, int]]]:
-        decode, prefill = [], []
-        for sequence, count in enumerate(new):
-            if count <= self._tiles.decode:
-                decode.append((sequence, starts[sequence], count, past[sequence]))
-                continue
-            step = self._tiles.prefill
-            for begin in range(0, count, step):
-                first = starts[sequence] + begin
-                prefill.append((sequence, first, min(step, count - begin), past[sequence] + begin))
-        return decode, prefill
+    def _fill_again(self, batch: StepBatch, padded: int) -> tuple[Counts, Int32] | None:
+        """`fill` where the step before in this memory was a decode step of the same sequences: of its integers, those
+        change that depend on tokens."""
+        if self._filled is None:
+            return None
+        before, size, counts, end = self._filled
+        same = batch.query_starts is before.query_starts and batch.logit_rows is before.logit_rows
+        if size != padded or not same or len(batch.ids) != len(batch.past_lengths):
+            return None
+        sequences, past = len(batch.past_lengths), batch.past_lengths
+        self._put("ids", batch.ids)
+        self._put("positions", past)
+        items = self._layout.offsets["decode" if self._tiles.decode else "prefill"]
+        self._memory[items : items + ITEM * sequences].reshape(-1, ITEM)[:, 3] = past
+        if batch.block_tables is not before.block_tables:
+            self._put_tables(batch.block_tables, padded - sequences)
+        self._filled = batch, padded, counts, end
+        return counts, self._memory[:end]
+
+    def _items(self, batch: StepBatch, new: Int32) -> tuple[Int32, Int32]:
+        """int32 [items, ITEM] of decode, of prefill."""
+        columns = (np.arange(len(new)), batch.query_starts[:-1], new, batch.past_lengths)
+        whole, step = np.stack(columns, axis=1).astype(np.int32), self._tiles.prefill
+        short = new <= self._tiles.decode
+        prefill = [
+            (sequence, first + begin, min(step, count - begin), past + begin)
+            for sequence, first, count, past in whole[~short].tolist()
+            for begin in range(0, count, step)
+        ]
+        if (new > 1).any():  # those that take longest first: what runs last is short. `_fill_again` needs them in order
+            prefill.sort(key=lambda item: -(item[2] + item[3]))
+        return whole[short], np.array(prefill, np.int32).reshape(-1, ITEM)
 
     def _put(self, name: str, values: Int32) -> None:
         begin = self._layout.offsets[name]

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from ingot.errors import REBUILD, TargetError, UsageError
 from ingot.plan import Plan
-from ingot.plugins.cuda.bind import ACTIVATIONS, LIBRARY, NARROW, OPS, needs_library
+from ingot.plugins.cuda.bind import ACTIVATIONS, NARROW, OPS
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.experts import MAX_EXPERTS
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
-from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, code_weight, specialisation
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, LIBRARY, code_weight, needs_library, specialisation
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes

@@ -22,9 +22,9 @@ from ingot.errors import REBUILD, EngineError, TargetError
 from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu
-from ingot.plugins.cuda.plan_facts import group_of
+from ingot.plugins.cuda.plan_facts import tiles_of
 from ingot.plugins.cuda.sampling import Sampler, draw_kernel
-from ingot.plugins.cuda.shapes import attention_tiles, partial_rows
+from ingot.plugins.cuda.shapes import partial_rows
 from ingot.plugins.cuda.step_tables import ITEM, Counts, StepTables, TableLayout, check_batch, idle_batch
 from ingot.plugins.tensorrt.attention import PARTIAL_ROWS, Attention, kernels, launches
 from ingot.plugins.tensorrt.bindings import (
@@ -109,7 +109,7 @@ class TensorRtSession:
     def _load(self, section: npt.NDArray[np.uint8], code: Weight) -> None:
         """Everything that has a place on the device but the engine's own memory."""
         device, plan = self.device, self._plan
-        tiles = attention_tiles(group_of(plan))
+        tiles = tiles_of(plan)
         layout = TableLayout.of(plan, tiles)
         self._tables_at, self._width = device.allocate(_INT * layout.total), layout.width
         pinned = device.pinned(_INT * layout.total)

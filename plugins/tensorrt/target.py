@@ -15,10 +15,10 @@ from ingot.plan import Plan, Weight
 from ingot.plugins.cuda.bind import OPS, OPS_OF_EXPERTS
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import DEVICES
+from ingot.plugins.cuda.draw_rows import DrawLayout
 from ingot.plugins.cuda.gpu import Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, specialisation
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
-from ingot.plugins.cuda.sampling import DrawLayout
 from ingot.plugins.cuda.shapes import split_rules
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
 from ingot.plugins.op_graph import OpGraph

@@ -18,8 +18,8 @@ from ingot.configs.sizes import format_bytes
 from ingot.dtypes import DType
 from ingot.errors import BuildError, CapacityError
 from ingot.plan import Limits, Plan, Rows
-from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, group_of
-from ingot.plugins.cuda.shapes import MAX_SPLITS, attention_tiles
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, tiles_of
+from ingot.plugins.cuda.shapes import MAX_SPLITS
 from ingot.plugins.cuda.step_tables import ITEM, TableLayout
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_op
@@ -73,7 +73,7 @@ class Profile:
 
 def step_inputs(plan: Plan) -> tuple[Tensor, ...]:
     """The integers of a step."""
-    width = TableLayout.of(plan, attention_tiles(group_of(plan))).width
+    width = TableLayout.of(plan, tiles_of(plan)).width
     shapes: dict[str, Shape] = {
         "ids": (Dim.TOKENS,),
         "positions": (Dim.TOKENS,),
@@ -165,7 +165,7 @@ def product_node(name: str) -> str:
 
 def profiles(plan: Plan) -> tuple[Profile, Profile]:
     """Any step within the limits; steps with one token of every sequence, all of whose logits are wanted."""
-    limits, tiles = plan.limits, attention_tiles(group_of(plan))
+    limits, tiles = plan.limits, tiles_of(plan)
     most_decode = min(limits.max_batch_size, limits.max_num_tokens, limits.max_logit_rows)
     most_items = limits.max_num_tokens // tiles.prefill + limits.max_batch_size
     blocks = most_blocks(plan)

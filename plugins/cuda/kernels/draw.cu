@@ -3,14 +3,15 @@
 // ids. Beside it the probability of the token, its rank and the most likely tokens, all under the plain logits.
 //
 // Weights are integers, exp((logit - highest) / temperature) in units of 2^-44, so that sums are exact and no order of
-// additions matters. Heads of the ranking are found digit by digit, 8 bits of the logits' order at a time.
-#include "device.cuh"
+// additions matters. Most heads of the ranking are few tokens: a pass over the row gathers what is at least as likely
+// as the n-th of the threads' own most likely tokens, and the head is found among these. Else a histogram of the
+// distances to the highest logit leads to the few tokens that the head ends among; where many are equal, the digits of
+// their order do.
+#include "draw_rows.cuh"
 
-constexpr int kDrawThreads = 512;
 constexpr int kDigits = 256;
 constexpr float kUnit = 17592186044416.f;  // 2^44
-
-INGOT_DEVICE float lowest() { return __uint_as_float(0xff800000u); }  // minus infinity
+constexpr int kFirst = 128;                // tokens, about, among which the head of a top-p is looked for first
 
 // What is wanted of one row of logits. The host packs it (sampling.py), and lists behind it.
 struct Draw {
@@ -30,92 +31,29 @@ struct Draw {
 };
 static_assert(sizeof(Draw) == 96);
 
-// Floats in their order as unsigned numbers.
-INGOT_DEVICE uint32_t float_to_key(float value) {
-  const uint32_t bits = __float_as_uint(value + 0.f);  // -0 counts as 0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-INGOT_DEVICE float key_to_float(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
-
 // A row of logits that tokens are chosen from.
 struct Line {
   const float* logits;  // [vocab]
   int vocab;
-  float top;  // the highest logit
-  float temperature;
+  float top;      // the highest logit
+  float scale;    // binary logarithm of e, by temperature
+  float dropped;  // the highest logit that min-p drops; NaN: none
 
-  INGOT_DEVICE uint32_t key(int i) const { return float_to_key(logits[i]); }
-  INGOT_DEVICE uint64_t weight(int i) const {
-    return static_cast<uint64_t>(expf((logits[i] - top) / temperature) * kUnit);
+  INGOT_DEVICE uint64_t weight(float logit) const {
+    return logit <= dropped ? 0 : static_cast<uint64_t>(fast_exp2((logit - top) * scale) * kUnit);
   }
 };
 
-// A head of the ranking: every token above `key`, and the first `ties` ids of those at `key`.
+// A head of the ranking: every token above `value`, and of those at `value` the ids up to `last`.
 struct Head {
-  uint32_t key;
-  int ties;
+  float value;
+  int last;
+
+  INGOT_DEVICE bool has(int id, float logit) const { return logit > value || (logit == value && id <= last); }
 };
 
-struct DrawMemory {
-  float floats[kDrawThreads / kWarp];
-  int places[kDrawThreads / kWarp];
-  uint32_t low[kDigits], high[kDigits];  // sums of 64 bits, for which 32-bit additions are native
-  uint64_t parts[kDrawThreads];
-  uint64_t above;
-  uint32_t key;
-
-  INGOT_DEVICE void add(uint32_t digit, uint64_t value) {
-    const uint32_t added = static_cast<uint32_t>(value), before = atomicAdd(&low[digit], added);
-    const uint32_t carried = static_cast<uint32_t>(value >> 32) + (before + added < before ? 1 : 0);
-    if (carried) atomicAdd(&high[digit], carried);
-  }
-  INGOT_DEVICE uint64_t sum(int digit) const { return static_cast<uint64_t>(high[digit]) << 32 | low[digit]; }
-};
-
-// The highest key such that the tokens at or above it reach `wanted` in sum: of ones, or of weights. memory.above: the
-// sum of those strictly above it, until the threads have met again.
-INGOT_DEVICE uint32_t find_key(const Line& line, bool weighted, uint64_t wanted, DrawMemory& memory) {
-  if (threadIdx.x == 0) memory.above = 0, memory.key = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < kDigits; i += kDrawThreads) memory.low[i] = memory.high[i] = 0;
-    __syncthreads();
-    const uint32_t prefix = memory.key;
-    for (int i = threadIdx.x; i < line.vocab; i += kDrawThreads) {
-      const uint32_t key = line.key(i);
-      if (shift < 24 && (key ^ prefix) >> (shift + 8)) continue;
-      memory.add(key >> shift & 0xff, weighted ? line.weight(i) : 1);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int digit = kDigits - 1;
-      uint64_t above = memory.above;
-      while (digit > 0 && above + memory.sum(digit) < wanted) above += memory.sum(digit--);
-      memory.above = above;
-      memory.key = prefix | static_cast<uint32_t>(digit) << shift;
-    }
-    __syncthreads();
-  }
-  return memory.key;
-}
-
-// Sum of the threads' values before this one's, and of all.
-INGOT_DEVICE uint64_t sum_before(uint64_t value, uint64_t& total, DrawMemory& memory) {
-  memory.parts[threadIdx.x] = value;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint64_t sum = 0;
-    for (int i = 0; i < kDrawThreads; ++i) {
-      const uint64_t part = memory.parts[i];
-      memory.parts[i] = sum;
-      sum += part;
-    }
-    memory.above = sum;
-  }
-  __syncthreads();
-  total = memory.above;
-  const uint64_t before = memory.parts[threadIdx.x];
-  __syncthreads();  // the memory may be used again
-  return before;
+INGOT_DEVICE bool goes_ahead(float logit, int id, float than, int than_id) {
+  return logit > than || (logit == than && id < than_id);
 }
 
 // 24 random bits: Philox4x32-10 of the key `seed` and the counter.
@@ -132,120 +70,207 @@ INGOT_DEVICE uint32_t random_bits(uint64_t seed, uint64_t counter) {
   return s0 >> 8;
 }
 
-// The highest key of a token that min-p drops.
-INGOT_DEVICE uint32_t dropped_key(const Line& line, double log_min_p, DrawMemory& memory) {
+// The highest logit that min-p drops.
+INGOT_DEVICE float find_dropped(float top, float temperature, double log_min_p, DrawMemory& memory) {
   if (threadIdx.x == 0) {  // few float64 divisions, which some GPUs are slow at
-    const double bound = static_cast<double>(line.top) / line.temperature + log_min_p;
-    uint32_t dropped = 0, kept = float_to_key(line.top);
+    const double bound = static_cast<double>(top) / temperature + log_min_p;
+    uint32_t dropped = 0, kept = float_to_key(top);
     while (kept - dropped > 1) {
       const uint32_t middle = dropped + (kept - dropped) / 2;
-      (static_cast<double>(key_to_float(middle)) / line.temperature >= bound ? kept : dropped) = middle;
+      (static_cast<double>(key_to_float(middle)) / temperature >= bound ? kept : dropped) = middle;
     }
-    memory.key = dropped;
+    memory.bound = key_to_float(dropped);
   }
   __syncthreads();
-  const uint32_t key = memory.key;
+  const float dropped = memory.bound;
   __syncthreads();
-  return key;
+  return dropped;
 }
 
-INGOT_DEVICE Head cut_head(const Line& line, const Draw& draw, DrawMemory& memory) {
-  Head head{0, 0};  // every key is above 0
-  uint64_t total, before = 0;
-  if (draw.log_min_p >= -1e30) head.key = dropped_key(line, draw.log_min_p, memory);
-  if (draw.top_k > 0 && draw.top_k < line.vocab) {
-    const uint32_t key = find_key(line, false, static_cast<uint64_t>(draw.top_k), memory);
-    if (key > head.key) head = {key, draw.top_k - static_cast<int>(memory.above)};
+// The least sum of weights that a top-p keeps.
+INGOT_DEVICE uint64_t part_of(uint64_t total, float top_p) {
+  const double part = static_cast<double>(total) * top_p;
+  uint64_t wanted = static_cast<uint64_t>(part);
+  wanted += static_cast<double>(wanted) < part ? 1 : 0;
+  return wanted == 0 ? 1 : wanted;
+}
+// Where a walk over weights ends.
+INGOT_DEVICE uint64_t random_part(uint64_t total, uint32_t bits) {
+  return (total >> 24) * bits + ((total & 0xffffff) * bits >> 24);
+}
+
+// The head in which the tokens' sum, of weights or of ones, reaches `wanted`: first the highest key such that the
+// tokens at or above it do, 8 bits at a time, then the ids of those at it.
+INGOT_DEVICE Head find_head_by_digits(const Line& line, bool weighted, uint64_t wanted, DrawMemory& memory) {
+  uint32_t prefix = 0;
+  uint64_t above = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    for (int i = threadIdx.x; i < kBins; i += kDrawThreads) memory.histogram.low[i] = memory.histogram.high[i] = 0;
+    __syncthreads();
+    visit<4>(line.logits, line.vocab, [&](const Batch<4>& batch) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t key = float_to_key(batch.values[i]);
+        if (batch.id(i) >= line.vocab || (shift < 24 && (key ^ prefix) >> (shift + 8))) continue;
+        const uint64_t one = weighted ? line.weight(batch.values[i]) : 1;
+        memory.histogram.add(kDigits - 1 - static_cast<int>(key >> shift & 0xff), one);
+      }
+    });
+    __syncthreads();
+    const int bin = min(find_bin(wanted - above, memory), kDigits - 1);
+    above += memory.above;
+    prefix |= static_cast<uint32_t>(kDigits - 1 - bin) << shift;
     __syncthreads();
   }
-  if (draw.top_p < 1.f) {
-    for (int i = threadIdx.x; i < line.vocab; i += kDrawThreads) before += line.key(i) > head.key ? line.weight(i) : 0;
-    sum_before(before, total, memory);
-    const float tied = expf((key_to_float(head.key) - line.top) / line.temperature) * kUnit;
-    if (head.ties > 0) total += static_cast<uint64_t>(head.ties) * static_cast<uint64_t>(tied);
-    uint64_t wanted = static_cast<uint64_t>(static_cast<double>(total) * draw.top_p);
-    wanted += static_cast<double>(wanted) < static_cast<double>(total) * draw.top_p ? 1 : 0;
-    if (wanted == 0) wanted = 1;
-    const uint32_t key = find_key(line, true, wanted, memory);
-    const uint64_t each = static_cast<uint64_t>(expf((key_to_float(key) - line.top) / line.temperature) * kUnit);
-    const uint64_t ties = each ? (wanted - memory.above + each - 1) / each : 1;
+  const float value = key_to_float(prefix);
+  const uint64_t each = weighted ? line.weight(value) : 1, missing = wanted - above;
+  const auto tied = [&](int id, float logit) { return id < line.vocab && logit == value ? each : 0; };
+  return {value, walk(line.logits, line.vocab, tied, [&](uint64_t) { return missing - 1; }, memory)};
+}
+
+// The same where tokens of no weight do not matter: by a histogram of the distances to the highest logit, then one of
+// its bin that the head ends in, until few tokens are left.
+INGOT_DEVICE Head find_head(const Line& line, bool weighted, uint64_t wanted, DrawMemory& memory) {
+  constexpr int kLevels = 2;
+  constexpr float kFarthest = 32.f * kLog2E;  // no token there has a weight
+  const float per_bin = line.scale * (kBins / kFarthest);
+  float from = 0.f, finer = 1.f;
+  uint64_t above = 0;
+  for (int level = 0; level < kLevels; ++level) {
+    const auto place = [&](float logit) { return (__fmul_rn(line.top - logit, per_bin) - from) * finer; };
+    for (int i = threadIdx.x; i < kBins; i += kDrawThreads) memory.histogram.low[i] = memory.histogram.high[i] = 0;
     __syncthreads();
-    head.ties = key == head.key && ties > static_cast<uint64_t>(head.ties) ? head.ties : static_cast<int>(ties);
-    head.key = key;
+    visit<kWeighing>(line.logits, line.vocab, [&](const Batch<kWeighing>& batch) {
+#pragma unroll
+      for (int i = 0; i < kWeighing; ++i) {
+        const float at = place(batch.values[i]);
+        if (at >= 0.f && at < kBins) {
+          memory.histogram.add(static_cast<int>(at), weighted ? line.weight(batch.values[i]) : 1);
+        }
+      }
+    });
+    __syncthreads();
+    const int bin = find_bin(wanted - above, memory);
+    if (bin == kBins) return {lowest(), -1};
+    // How many tokens there are in it, about: the first bins are narrow, so that their tokens weigh the same.
+    float number = static_cast<float>(memory.histogram.sum(bin));
+    if (weighted) number /= kUnit * fast_exp2(-(static_cast<float>(bin) + 0.5f) * (kFarthest / kBins));
+    const bool many = level == 0 && number > 1.1f * kDrawThreads;
+    const uint64_t before_bin = memory.above;
+    __syncthreads();
+    const float begin = static_cast<float>(bin), end = begin + 1.f;
+    const auto inside = [&](int, float logit) {
+      const float at = place(logit);
+      return at >= begin && at < end;
+    };
+    above += before_bin;
+    if (!many) gather(line.logits, line.vocab, inside, false, [](float) { return uint64_t{0}; }, memory);
+    const int count = many ? kDrawThreads + 1 : static_cast<int>(memory.count);
+    if (count <= kDrawThreads) {
+      Candidates& found = memory.candidates;
+      const int me = threadIdx.x;
+      const uint64_t mine = me < count && weighted ? line.weight(found.values[me]) : 1;
+      if (me < count) found.weights[me] = mine;
+      __syncthreads();
+      if (me < count) {
+        uint64_t before = above;
+        for (int j = 0; j < count; ++j) {
+          if (goes_ahead(found.values[j], found.ids[j], found.values[me], found.ids[me])) before += found.weights[j];
+        }
+        if (before < wanted && before + mine >= wanted) memory.bin = me;
+      }
+      __syncthreads();
+      const Head head{found.values[memory.bin], found.ids[memory.bin]};
+      __syncthreads();
+      return head;
+    }
+    from = static_cast<float>(bin), finer = kBins;
+    __syncthreads();
   }
-  return head;
+  return find_head_by_digits(line, weighted, wanted, memory);
 }
 
-// The ids that a thread looks at where their order counts.
-struct Share {
-  int begin, end;
-
-  INGOT_DEVICE explicit Share(int vocab) {
-    const int size = (vocab + kDrawThreads - 1) / kDrawThreads;
-    begin = min(vocab, static_cast<int>(threadIdx.x) * size), end = min(vocab, begin + size);
+// The token that a walk over the head among the candidates finds; -1 where the head has more tokens than these. total:
+// the weights of all tokens, where there is no top_k.
+INGOT_DEVICE int pick_candidate(const Line& line, int top_k, float top_p, uint64_t total, uint32_t bits,
+                                DrawMemory& memory) {
+  Candidates& found = memory.candidates;
+  const int count = static_cast<int>(memory.count), me = threadIdx.x;  // one candidate for each thread
+  const bool has_one = me < count;
+  uint64_t mine = has_one ? line.weight(found.values[me]) : 0, before = 0;
+  if (has_one) found.weights[me] = mine;
+  __syncthreads();
+  if (has_one) {
+    const float value = found.values[me];
+    const int id = found.ids[me];
+    int ahead = 0;
+    for (int j = 0; j < count; ++j) {
+      if (!goes_ahead(found.values[j], found.ids[j], value, id)) continue;
+      ++ahead;
+      before += found.weights[j];
+    }
+    if (top_k > 0 && ahead >= top_k) mine = 0;
   }
-};
-
-INGOT_DEVICE uint64_t ties_before(const Line& line, const Share& share, uint32_t key, DrawMemory& memory) {
-  uint64_t ties = 0, total;
-  for (int i = share.begin; i < share.end; ++i) ties += line.key(i) == key ? 1 : 0;
-  return sum_before(ties, total, memory);
+  if (top_p < 1.f) {
+    const uint64_t kept = sum_of_all(mine, memory), wanted = part_of(top_k == 0 ? total : kept, top_p);
+    if (kept < wanted) return -1;
+    if (before >= wanted) mine = 0;
+  }
+  const uint64_t goal = random_part(sum_of_all(mine, memory), bits);  // behind its barriers no weight is read any more
+  if (has_one) found.weights[me] = mine;
+  __syncthreads();
+  if (mine > 0) {
+    const int id = found.ids[me];
+    uint64_t running = 0;
+    for (int j = 0; j < count; ++j) running += found.ids[j] < id ? found.weights[j] : 0;
+    if (running <= goal && running + mine > goal) memory.picked = id;
+  }
+  __syncthreads();
+  return memory.picked;
 }
 
-// Whether a token is in the head. rank: how many ids below it tie with the head's key; is counted on.
-INGOT_DEVICE bool inside(const Line& line, const Head& head, int i, uint64_t& rank) {
-  const uint32_t key = line.key(i);
-  return key > head.key || (key == head.key && rank++ < static_cast<uint64_t>(head.ties));
-}
-
-// The first id, in the order of the ids, at which the sum of the head's weights passes a random part of the whole.
-INGOT_DEVICE void walk(const Line& line, const Head& head, uint32_t bits, int* token, DrawMemory& memory) {
-  const Share share(line.vocab);
-  const uint64_t first_rank = ties_before(line, share, head.key, memory);
-  uint64_t rank = first_rank, sum = 0, total;
-  for (int i = share.begin; i < share.end; ++i) sum += inside(line, head, i, rank) ? line.weight(i) : 0;
-  uint64_t running = sum_before(sum, total, memory);
-  const uint64_t goal = (total >> 24) * bits + ((total & 0xffffff) * bits >> 24);
-  if (running > goal || running + sum <= goal) return;  // another thread's share
-  rank = first_rank;
-  for (int i = share.begin; i < share.end; ++i) {
-    running += inside(line, head, i, rank) ? line.weight(i) : 0;
-    if (running > goal) {
-      *token = i;
-      return;
+// One token, by a walk over those that top-k and top-p leave in the order of their ids. own: of the thread's logits the
+// highest.
+INGOT_DEVICE int choose(const Line& line, const Draw& draw, float own, DrawMemory& memory) {
+  constexpr float kLeast = -3.4e38f;
+  const uint32_t bits = random_bits(draw.seed, draw.counter);
+  const int top_k = draw.top_k < line.vocab ? draw.top_k : 0;
+  const float top_p = draw.top_p;
+  Head head{lowest(), -1};
+  uint64_t total = 0;
+  if (top_k > 0 || top_p < 1.f) {
+    const bool few = top_k <= kDrawThreads / 2;
+    if (few) {
+      const float bound = fmaxf(bound_of_highest(own, line.top, top_k > 0 ? top_k : kFirst, memory), kLeast);
+      const auto likely = [&](int, float logit) { return logit >= bound; };
+      const auto weight = [&](float logit) { return line.weight(logit); };
+      total = gather(line.logits, line.vocab, likely, top_k == 0, weight, memory);
+      if (memory.count <= kDrawThreads) {
+        const int token = pick_candidate(line, top_k, top_p, total, bits, memory);
+        if (token >= 0) return token;
+      }
+      __syncthreads();
+    }
+    uint64_t wanted = static_cast<uint64_t>(top_k);
+    for (int weighted = top_k > 0 ? 0 : 1; weighted < (top_p < 1.f ? 2 : 1); ++weighted) {
+      if (weighted) {
+        if (top_k > 0) {
+          uint64_t sum = 0;
+          visit<4>(line.logits, line.vocab, [&](const Batch<4>& batch) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (head.has(batch.id(i), batch.values[i])) sum += line.weight(batch.values[i]);
+            }
+          });
+          total = sum_of_all(sum, memory);
+        }
+        wanted = part_of(total, top_p);
+      }
+      head = find_head(line, weighted != 0, wanted, memory);
     }
   }
-}
-
-// The highest of a row of logits, and the lowest id that has it. wrong: the row is no distribution.
-struct Summary {
-  float top;
-  int place;
-  bool wrong;
-};
-
-INGOT_DEVICE Summary summarise(const float* logits, int vocab, DrawMemory& memory) {
-  float top = lowest(), odd = 0.f;  // odd counts what is no number
-  int place = vocab;
-  for (int i = threadIdx.x; i < vocab; i += kDrawThreads) {
-    const float value = logits[i];
-    if (value != value) odd += 1.f;
-    if (value > top) top = value, place = i;
-  }
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, top, step);
-    const int where = __shfl_xor_sync(kAllLanes, place, step);
-    if (other > top || (other == top && where < place)) top = other, place = where;
-  }
-  if (threadIdx.x % kWarp == 0) memory.floats[threadIdx.x / kWarp] = top, memory.places[threadIdx.x / kWarp] = place;
-  __syncthreads();
-  for (int warp = 0; warp < kDrawThreads / kWarp; ++warp) {
-    const float other = memory.floats[warp];
-    if (other > top || (other == top && memory.places[warp] < place)) top = other, place = memory.places[warp];
-  }
-  __syncthreads();
-  odd = block_sum<kDrawThreads>(odd, memory.floats);
-  return {top, place < vocab ? place : 0, odd > 0.f || top - top != 0.f};  // of infinities too this is no number
+  const auto weight = [&](int id, float logit) { return head.has(id, logit) ? line.weight(logit) : 0; };
+  return walk(line.logits, line.vocab, weight, [&](uint64_t sum) { return random_part(sum, bits); }, memory);
 }
 
 // What the rules make of the logits: mask, biases, then penalties, each operation rounded by itself. counts [vocab] are
@@ -293,35 +318,35 @@ INGOT_DEVICE void apply_rules(const Draw& draw, const float* logits, float* line
 // Of a token among all: 1 is the most likely, of ties that with the lowest id.
 INGOT_DEVICE int rank_of(const float* logits, int vocab, int token, DrawMemory& memory) {
   const float own = logits[token];
-  uint64_t ahead = 0, total;
-  for (int i = threadIdx.x; i < vocab; i += kDrawThreads) {
-    ahead += logits[i] > own || (logits[i] == own && i < token) ? 1 : 0;
-  }
-  sum_before(ahead, total, memory);
-  return static_cast<int>(total) + 1;
+  uint32_t ahead = 0;
+  visit<kBatch>(logits, vocab, [&](const Batch<kBatch>& batch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) ahead += goes_ahead(batch.values[i], batch.id(i), own, token) ? 1 : 0;
+  });
+  return static_cast<int>(sum_of_all(ahead, memory)) + 1;
 }
 
-// The `count` most likely tokens, best first, into ids[count]; `unsorted` has room for as many.
-INGOT_DEVICE void most_likely(const Line& line, int count, int* ids, int* unsorted, DrawMemory& memory) {
-  Head head;
-  head.key = find_key(line, false, static_cast<uint64_t>(count), memory);
-  head.ties = count - static_cast<int>(memory.above);
-  __syncthreads();
-  const Share share(line.vocab);
-  const uint64_t first_rank = ties_before(line, share, head.key, memory);
-  uint64_t rank = first_rank, found = 0, total;
-  for (int i = share.begin; i < share.end; ++i) found += inside(line, head, i, rank) ? 1 : 0;
-  uint64_t place = sum_before(found, total, memory);
-  rank = first_rank;
-  for (int i = share.begin; i < share.end; ++i) {
-    if (inside(line, head, i, rank)) unsorted[place++] = i;
+// The `count` most likely tokens, best first, into ids[count]. own: of the thread's logits the highest.
+INGOT_DEVICE void most_likely(const Line& line, int count, float own, int* ids, DrawMemory& memory) {
+  const auto nothing = [](float) { return uint64_t{0}; };
+  Head head{lowest(), -1};
+  if (count <= kDrawThreads / 2) head = {bound_of_highest(own, line.top, count, memory), line.vocab};
+  for (bool again = false;; again = true) {
+    if (head.value == lowest()) {
+      head = find_head_by_digits(line, false, static_cast<uint64_t>(count), memory);
+      again = true;
+    }
+    gather(line.logits, line.vocab, [&](int id, float logit) { return head.has(id, logit); }, false, nothing, memory);
+    if (again || memory.count <= kCandidates) break;
+    head.value = lowest();
+    __syncthreads();
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < count; i += kDrawThreads) {
-    const uint32_t key = line.key(unsorted[i]);
-    int ahead = 0;  // the order of the ids is kept among equals
-    for (int j = 0; j < count; ++j) ahead += line.key(unsorted[j]) > key || (line.key(unsorted[j]) == key && j < i);
-    ids[ahead] = unsorted[i];
+  const Candidates& all = memory.candidates;
+  const int some = min(static_cast<int>(memory.count), kCandidates);
+  for (int i = threadIdx.x; i < some; i += kDrawThreads) {
+    int ahead = 0;
+    for (int j = 0; j < some; ++j) ahead += goes_ahead(all.values[j], all.ids[j], all.values[i], all.ids[i]) ? 1 : 0;
+    if (ahead < count) ids[ahead] = all.ids[i];
   }
   __syncthreads();
 }
@@ -334,48 +359,48 @@ INGOT_KERNEL(kDrawThreads)
 draw_tokens(int* results, const float* logits, const Draw* draws, const int* lists, int* drawn, int* histories,
             int capacity, float* lines, uint32_t* counts, int first, int vocab) {
   __shared__ DrawMemory memory;
-  __shared__ int token;
   const int q = first + static_cast<int>(blockIdx.x);
-  const Draw draw = draws[q];
+  const Draw& draw = draws[q];
   int* history = histories + static_cast<int64_t>(max(draw.slot, 0)) * capacity;
   const float* plain = logits + static_cast<int64_t>(draw.row) * vocab;
-  const Summary of_plain = summarise(plain, vocab, memory);
-  float total = 0.f;
-  for (int i = threadIdx.x; i < vocab; i += kDrawThreads) total += expf(plain[i] - of_plain.top);
-  total = block_sum<kDrawThreads>(total, memory.floats);
-  Summary summary = of_plain;
+  const auto log_prob = [&](int id) { return plain[id] - memory.plain_top - memory.plain_log; };
   const float* changed = plain;
-  if (draw.line >= 0 && !of_plain.wrong) {
-    float* line = lines + static_cast<int64_t>(draw.line) * vocab;
-    apply_rules(draw, plain, line, counts + static_cast<int64_t>(draw.line) * vocab, lists, history, vocab);
-    __syncthreads();
-    summary = summarise(line, vocab, memory);
-    changed = line;
+  Summary summary;
+  for (bool again = false;; again = true) {
+    if (again) {
+      float* line = lines + static_cast<int64_t>(draw.line) * vocab;
+      apply_rules(draw, plain, line, counts + static_cast<int64_t>(draw.line) * vocab, lists, history, vocab);
+      __syncthreads();
+      changed = line;
+    }
+    summary = summarise(changed, vocab, memory);
+    if (again) break;
+    if (threadIdx.x == 0) {
+      memory.plain_top = summary.top, memory.plain_log = summary.wrong ? not_a_number() : logf(summary.total);
+    }
+    if (draw.num_top > 0) {
+      int* ids = results + draw.top;
+      most_likely({plain, vocab, summary.top, kLog2E, not_a_number()}, draw.num_top, summary.own, ids, memory);
+      for (int i = threadIdx.x; i < draw.num_top; i += kDrawThreads)
+        ids[draw.num_top + i] = static_cast<int>(__float_as_uint(log_prob(ids[i])));
+    }
+    if (draw.line < 0 || summary.wrong) break;
   }
-  const bool none = summary.wrong && !of_plain.wrong;  // the same in every thread
-  if (threadIdx.x == 0) token = draw.known >= 0 ? draw.known : none ? -1 : summary.place;
+  const bool none = summary.wrong && changed != plain;  // the same in every thread
+  int token = draw.known >= 0 ? draw.known : none ? -1 : summary.place;
   if (draw.known < 0 && !summary.wrong && draw.temperature > 0.f) {
-    const Line line{changed, vocab, summary.top, draw.temperature};
-    const Head head = cut_head(line, draw, memory);
-    walk(line, head, random_bits(draw.seed, draw.counter), &token, memory);
+    float dropped = not_a_number();
+    if (draw.log_min_p >= -1e30) dropped = find_dropped(summary.top, draw.temperature, draw.log_min_p, memory);
+    const float scale = fminf(kLog2E / draw.temperature, 1e30f);  // finite: weights are numbers
+    token = choose({changed, vocab, summary.top, scale, dropped}, draw, summary.own, memory);
   }
   __syncthreads();
-  const int chosen = token;
-  const auto log_prob = [&](int id) {
-    return of_plain.wrong ? __uint_as_float(0x7fc00000u) : plain[id] - of_plain.top - logf(total);
-  };
-  const int rank = draw.num_top >= 0 && chosen >= 0 ? rank_of(plain, vocab, chosen, memory) : 0;
-  if (draw.num_top > 0) {
-    int* ids = results + draw.top;
-    most_likely({plain, vocab, of_plain.top, 1.f}, draw.num_top, ids, ids + draw.num_top, memory);
-    for (int i = threadIdx.x; i < draw.num_top; i += kDrawThreads)
-      ids[draw.num_top + i] = static_cast<int>(__float_as_uint(log_prob(ids[i])));
-  }
+  const int rank = draw.num_top >= 0 && token >= 0 ? rank_of(plain, vocab, token, memory) : 0;
   if (threadIdx.x == 0) {
-    results[3 * q] = chosen;
-    results[3 * q + 1] = static_cast<int>(__float_as_uint(chosen >= 0 ? log_prob(chosen) : lowest()));
+    results[3 * q] = token;
+    results[3 * q + 1] = static_cast<int>(__float_as_uint(token >= 0 ? log_prob(token) : lowest()));
     results[3 * q + 2] = rank;
-    if (draw.slot >= 0) drawn[draw.slot] = max(chosen, 0);
-    if (draw.length > 0) history[draw.length] = max(chosen, 0);
+    if (draw.slot >= 0) drawn[draw.slot] = max(token, 0);
+    if (draw.length > 0) history[draw.length] = max(token, 0);
   }
 }

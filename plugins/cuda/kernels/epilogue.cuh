@@ -22,6 +22,39 @@ INGOT_DEVICE float activate(float x, int kind) {
   }
 }
 
+template <int kKind>
+INGOT_DEVICE Four<float> activate_four(Four<float> x) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x.at[i] = activate(x.at[i], kKind);
+  return x;
+}
+INGOT_DEVICE Four<float> activate_four(const Four<float>& x, int kind) {
+  switch (kind) {
+    case kSilu:
+      return activate_four<kSilu>(x);
+    case kGelu:
+      return activate_four<kGelu>(x);
+    case kGeluTanh:
+      return activate_four<kGeluTanh>(x);
+    case kRelu:
+      return activate_four<kRelu>(x);
+    case kRelu2:
+      return activate_four<kRelu2>(x);
+    default:
+      return x;
+  }
+}
+INGOT_DEVICE Four<float> add_four(Four<float> a, const Four<float>& b) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a.at[i] = __fadd_rn(a.at[i], b.at[i]);
+  return a;
+}
+
+// What an epilogue takes for four neighbours of a row.
+struct FourTerms {
+  Four<float> bias, up_bias, x, up, residual;
+};
+
 // y = activation(x + bias) (* (up + up_bias)) (+ residual). Addresses are null where there is nothing. No sum here may
 // be contracted with a product before it: every kernel must give the same bits.
 struct Epilogue {
@@ -39,6 +72,27 @@ struct Epilogue {
   INGOT_DEVICE void write_gated(int64_t row, int col, float x, float up) const {
     const float other = up_bias ? __fadd_rn(up, up_bias[col]) : up;
     finish(row, col, limit > 0.f ? clamped(bias ? __fadd_rn(x, bias[col]) : x, other) : first(col, x) * other);
+  }
+
+  // Four neighbours at once, without a clamped gate: the same bits. Loads come first, since y may be what they read.
+  INGOT_DEVICE void load_biases(FourTerms& of, int col) const {
+    if (bias) of.bias = load_four(bias + col);
+    if (up_bias) of.up_bias = load_four(up_bias + col);
+  }
+  INGOT_DEVICE void load_values(FourTerms& of, int64_t row, int col, const float* x, const float* up) const {
+    of.x = load_four(x);
+    if (up) of.up = load_four(up);
+    if (residual) of.residual = load_four(residual + row * cols + col);
+  }
+  INGOT_DEVICE void write_four(int64_t row, int col, const FourTerms& of, bool gated) const {
+    Four<float> values = activate_four(bias ? add_four(of.x, of.bias) : of.x, kind);
+    if (gated) {
+      const Four<float> other = up_bias ? add_four(of.up, of.up_bias) : of.up;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values.at[i] *= other.at[i];
+    }
+    if (residual) values = add_four(values, of.residual);
+    store_activations(y, row * cols + col, values, narrow);
   }
 
  private:

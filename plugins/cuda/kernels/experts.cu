@@ -53,6 +53,7 @@ INGOT_DEVICE float group_key(const float* keys, int count, int best) {
 INGOT_KERNEL(kWarp)
 moe_route(float* ids, float* weights, const float* logits, const float* bias, int experts, int slots, int sigmoid,
           int normalized, float eps, float floor, float scale, int groups, int group_top, int group_best) {
+  wait_for_previous();
   INGOT_SHARED(shared);
   float* shares = reinterpret_cast<float*>(shared);
   float* keys = shares + experts;
@@ -119,23 +120,37 @@ INGOT_DEVICE int number_of(float id, int experts) {
 
 // Sorts the places of ids by what they say: pairs, expert by expert, ascending. Cuts those of each expert into tiles of
 // up to `tile`: tiles[i] = {expert, its first of pairs, how many}; how many is 0 in those that are left over.
-// rows: points to the rows of this step. Every block counts all ids by itself. Grid: (experts)
+// rows: points to the rows of this step. Every block counts all ids by itself, a warp one stretch of them. Grid:
+// (experts)
 INGOT_KERNEL(kGroupThreads)
 group_by_expert(int* pairs, ExpertTile* tiles, const float* ids, const int* rows, int slots, int tile) {
+  wait_for_previous();
+  constexpr int kWarps = kGroupThreads / kWarp, kAhead = 4;
   __shared__ uint32_t counts[kMostExperts];
-  __shared__ int own[kGroupThreads];
-  const int expert = blockIdx.x, experts = gridDim.x, total = *rows * slots, lane = threadIdx.x % kWarp;
-  const int share = (total + kGroupThreads - 1) / kGroupThreads;
-  const int begin = min(total, static_cast<int>(threadIdx.x) * share), end = min(total, begin + share);
+  __shared__ int own[kWarps];
+  const int expert = blockIdx.x, experts = gridDim.x, total = *rows * slots;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int share = (total + kGroupThreads - 1) / kGroupThreads * kWarp;
+  const int begin = min(total, warp * share), end = min(total, begin + share);
   for (int i = threadIdx.x; i < experts; i += kGroupThreads) counts[i] = 0;
   __syncthreads();
   int mine = 0;
-  for (int i = begin; i < end; ++i) {
-    const int id = number_of(ids[i], experts);
-    atomicAdd(&counts[id], 1u);
-    mine += id == expert;
+  for (int at = begin; at < end; at += kAhead * kWarp) {
+    float taken[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int i = at + k * kWarp + lane;
+      taken[k] = i < end ? ids[i] : 0.f;
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const bool there = at + k * kWarp + lane < end;
+      const int id = number_of(taken[k], experts);
+      if (there) atomicAdd(&counts[id], 1u);
+      mine += __popc(__ballot_sync(kAllLanes, there && id == expert));
+    }
   }
-  own[threadIdx.x] = mine;
+  if (lane == 0) own[warp] = mine;
   __syncthreads();
   int before = 0, tiles_before = 0;  // of experts with lower numbers
   for (int i = lane; i < expert; i += kWarp) {
@@ -148,9 +163,13 @@ group_by_expert(int* pairs, ExpertTile* tiles, const float* ids, const int* rows
   }
   const int count = counts[expert], used = (count + tile - 1) / tile;
   int to = before;
-  for (int i = 0; i < static_cast<int>(threadIdx.x) && mine; ++i) to += own[i];
-  for (int i = begin; i < end && mine; ++i) {
-    if (number_of(ids[i], experts) == expert) pairs[to++] = i;
+  for (int i = 0; i < warp; ++i) to += own[i];
+  for (int at = begin; at < end && mine; at += kWarp) {
+    const int i = at + lane;
+    const bool takes = i < end && number_of(ids[i], experts) == expert;
+    const uint32_t all = __ballot_sync(kAllLanes, takes);
+    if (takes) pairs[to + __popc(all & ((1u << lane) - 1u))] = i;
+    to += __popc(all);
   }
   for (int i = threadIdx.x; i < used; i += kGroupThreads) {
     tiles[tiles_before + i] = {expert, before + i * tile, min(tile, count - i * tile), 0};
@@ -160,18 +179,35 @@ group_by_expert(int* pairs, ExpertTile* tiles, const float* ids, const int* rows
   for (int i = tiles_before + used + threadIdx.x; i < all; i += kGroupThreads) tiles[i] = {0, 0, 0, 0};
 }
 
-// y[row] = sum of weights[row][slot] * x[row][slot], from zero, in the order of the slots. Grid: (rows, strips of 256
-// columns)
+// y[row] = sum of weights[row][slot] * x[row][slot], from zero, in the order of the slots. Grid: (rows, strips of 4 *
+// 256 columns)
 INGOT_KERNEL(kGroupThreads)
 sum_experts(float* y, const float* x, const float* weights, int cols, int slots) {
-  const int col = blockIdx.y * kGroupThreads + threadIdx.x;
+  wait_for_previous();
   const int64_t row = blockIdx.x;
-  if (col >= cols) return;
-  float sum = 0.f;
-  for (int slot = 0; slot < slots; ++slot) {
-    sum = __fadd_rn(sum, __fmul_rn(weights[row * slots + slot], x[(row * slots + slot) * cols + col]));
+  const int strip = blockIdx.y * 4 * kGroupThreads;
+  const float* own = weights + row * slots;
+  const float* from = x + row * slots * cols;
+  if (cols % 4 == 0) {
+    const int col = strip + 4 * threadIdx.x;
+    if (col >= cols) return;
+    Four<float> sum{{0.f, 0.f, 0.f, 0.f}};
+#pragma unroll 4
+    for (int slot = 0; slot < slots; ++slot) {
+      const Four<float> values = load_four(from + static_cast<int64_t>(slot) * cols + col);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum.at[i] = __fadd_rn(sum.at[i], __fmul_rn(own[slot], values.at[i]));
+    }
+    store_four(y + row * cols + col, sum);
+    return;
   }
-  y[row * cols + col] = sum;
+  for (int col = strip + threadIdx.x; col < min(cols, strip + 4 * kGroupThreads); col += kGroupThreads) {
+    float sum = 0.f;
+    for (int slot = 0; slot < slots; ++slot) {
+      sum = __fadd_rn(sum, __fmul_rn(own[slot], from[static_cast<int64_t>(slot) * cols + col]));
+    }
+    y[row * cols + col] = sum;
+  }
 }
 
 #endif

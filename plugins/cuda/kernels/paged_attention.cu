@@ -1,18 +1,19 @@
 // Causal attention over pages, flash style: 16-bit caches on the matrix units, float32 caches warp by warp.
 //
-//   tile of prefill: 64 rows, four warps side by side in rows      tile of decode: 16 rows, four warps side by side in
-//   ┌────────┐                                                     tokens, merged at the end
-//   │ warp 0 │  16 rows x kTile tokens                             ┌──────┬──────┬──────┬──────┐
-//   │ warp 1 │                                                     │warp 0│warp 1│warp 2│warp 3│  16 rows x 16 tokens
-//   └────────┘ ...                                                 └──────┴──────┴──────┴──────┘
+//   tile of decode: 16 rows, four warps side by side in tokens, merged at the end
+//   ┌──────┬──────┬──────┬──────┐
+//   │warp 0│warp 1│warp 2│warp 3│  16 rows x 16 tokens          tile of prefill: see prefill_attention.cuh
+//   └──────┴──────┴──────┴──────┘
 //
-// Grid: (items, kv_heads, splits). A split takes an equal share of the item's KV tiles; combine merges the splits.
+// Grid: (items, kv_heads, splits). A split of decode takes an equal share of the item's KV tiles; combine merges the
+// splits.
 #include "paged_attention.cuh"
 
 constexpr int kAttentionThreads = 128;
 
 #ifndef INGOT_KV_IS_F32
 #include "matrix_units.cuh"
+#include "prefill_attention.cuh"
 
 constexpr int kStride = kPaddedDim + 8;  // elements of a row in shared memory: an odd number of 16 bytes, no conflicts
 constexpr int kDimTiles = kPaddedDim / 16;
@@ -211,26 +212,6 @@ struct Tile {
   INGOT_DEVICE float sum(int dim_tile, int half, int odd) const { return sums[dim_tile][2 * half + odd]; }
 };
 
-// Prefill: every row lies in one warp; no splits.
-INGOT_DEVICE void write_rows(const Tile<4>& tile, const Attention& at, const Item& item, int rows, int kv_head) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = warp * 16 + lane / 4 + 8 * half;
-    if (row >= rows) continue;
-    const int64_t to = at.place(item, row, kv_head) * kHeadDim;
-    const float weight = at.with_sink(tile.weight[half], tile.top[half], at.head(row, kv_head));
-#pragma unroll
-    for (int i = 0; i < 2 * kDimTiles; ++i) {
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const int dim = i * 8 + 2 * (lane % 4) + odd;
-        if (dim < kHeadDim) store_activation(at.y, to + dim, tile.sum(i, half, odd) / weight, at.narrow);
-      }
-    }
-  }
-}
-
 // Decode: the four warps' sums meet in shared memory, [4][16][head_dim] and [4][16][2], where K and V lay until the
 // last barrier; then to y, or to the partials.
 INGOT_DEVICE void merge_warps(const Tile<1>& tile, float* shared, const Attention& at, const Item& item, int rows,
@@ -301,6 +282,15 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   const int begin_tile = splits.first_tile + blockIdx.z * splits.share;
   const int end_tile = min(splits.first_tile + splits.tiles, begin_tile + splits.share);
 
+  const auto load = [&](int index) {
+    const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
+    if (index < end_tile) {
+      load_tile<Shape::kTile>(keys + stage, values + stage, at, item, index, begin, end, kv_head);
+    }
+    copy_commit();
+  };
+  if constexpr (Shape::kStages == 2) load(begin_tile);  // on its way while the queries come
+
   for (int i = threadIdx.x; i < Shape::kRows * kPaddedDim; i += kAttentionThreads) {
     const int row = i / kPaddedDim, dim = i % kPaddedDim;
     const bool valid = row < rows && dim < kHeadDim;
@@ -323,14 +313,6 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
     tile.scale[half] = at.scale_at(max(positions[half], 0));
     tile.slope[half] = at.slopes ? at.slopes[at.head(row, kv_head)] : 0.f;
   }
-  const auto load = [&](int index) {
-    const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
-    if (index < end_tile) {
-      load_tile<Shape::kTile>(keys + stage, values + stage, at, item, index, begin, end, kv_head);
-    }
-    copy_commit();
-  };
-  if constexpr (Shape::kStages == 2) load(begin_tile);
   for (int index = begin_tile; index < end_tile; ++index) {
     load(index + Shape::kStages - 1);
     copy_wait<Shape::kStages - 1>();
@@ -342,19 +324,19 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   }
   copy_wait<0>();
   tile.finish();
-  if constexpr (kRowWarps == 4) {
-    write_rows(tile, at, item, rows, kv_head);
-  } else {
-    merge_warps(tile, reinterpret_cast<float*>(keys), at, item, rows, kv_head);
-  }
+  merge_warps(tile, reinterpret_cast<float*>(keys), at, item, rows, kv_head);
 }
 
-INGOT_KERNEL(kAttentionThreads) attention_prefill(INGOT_ATTENTION_PARAMETERS) {
+INGOT_KERNEL_TO_SHARE(PrefillShape::kThreads, PrefillShape::kBlocks)
+attention_prefill(INGOT_ATTENTION_PARAMETERS) {
+  wait_for_previous();
   INGOT_SHARED(memory);
-  attend_item<4>(memory, INGOT_ATTENTION);
+  __shared__ PrefillWork work;
+  attend_prompt(memory, work, INGOT_ATTENTION);
 }
 
 INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
+  wait_for_previous();
   INGOT_SHARED(memory);
   attend_item<1>(memory, INGOT_ATTENTION);
 }
@@ -363,26 +345,48 @@ INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
 INGOT_KERNEL(kAttentionThreads)
 attention_combine(void* y, const Item* items, const float* partial, const float* stats, int heads, int kv_heads,
                   int window, const float* sinks, int narrow) {
-  const int splits = gridDim.z;
+  constexpr int kMostSplits = 64, kRows = 16;
+  __shared__ float factors[kRows][kMostSplits], weights[kRows];
+  let_next_begin();
+  wait_for_previous();
+  const int splits = gridDim.z, kv_head = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   Attention at{};
   at.heads = heads, at.kv_heads = kv_heads, at.window = window, at.sinks = sinks;
   const Item item = items[blockIdx.x];
+  const int rows = item.count * (heads / kv_heads), begin = blockIdx.z * kAttentionThreads;
+  if (begin >= rows * kHeadDim) return;
   const int end = item.position + item.count;
   const int used = Splits<TileShape<1>::kTile>(at.first_visible(item.position), end, splits).used;
-  const int rows = item.count * (heads / kv_heads), kv_head = blockIdx.y;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kv_heads + kv_head) * splits;
-  for (int i = blockIdx.z * kAttentionThreads + threadIdx.x; i < rows * kHeadDim; i += splits * kAttentionThreads) {
-    const int row = i / kHeadDim, dim = i % kHeadDim;
-    float top = minus_infinity(), sum = 0.f, weight = 0.f;
-    for (int split = 0; split < used; ++split) top = fmaxf(top, stats[((first + split) * 16 + row) * 2]);
-    for (int split = 0; split < used; ++split) {
-      const int64_t place = (first + split) * 16 + row;
-      const float factor = exp2f((stats[place * 2] - top) * kLog2e);
-      sum += partial[place * kHeadDim + dim] * factor;
-      weight += stats[place * 2 + 1] * factor;
+  for (int row = warp; row < rows; row += kAttentionThreads / kWarp) {  // a lane takes two splits
+    float tops[2], own[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int split = lane + i * kWarp;
+      const float* from = stats + ((first + (split < used ? split : 0)) * kRows + row) * 2;
+      tops[i] = split < used ? from[0] : minus_infinity(), own[i] = split < used ? from[1] : 0.f;
     }
-    weight = at.with_sink(weight, top, at.head(row, kv_head));  // once, whatever the splits
-    store_activation(y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weight, narrow);
+    float top = fmaxf(tops[0], tops[1]), weight = 0.f;
+    for (int step = kWarp / 2; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float factor = exp2f((tops[i] - top) * kLog2e);
+      factors[row][lane + i * kWarp] = factor;
+      weight += own[i] * factor;
+    }
+    weight = warp_sum(weight);
+    if (lane == 0) weights[row] = at.with_sink(weight, top, at.head(row, kv_head));  // once, whatever the splits
+  }
+  __syncthreads();
+  for (int i = begin + threadIdx.x; i < rows * kHeadDim; i += splits * kAttentionThreads) {
+    const int row = i / kHeadDim, dim = i % kHeadDim;
+    const float* from = partial + (first * kRows + row) * kHeadDim + dim;
+    float sum = 0.f;
+#pragma unroll 8
+    for (int split = 0; split < used; ++split) {
+      sum += from[static_cast<int64_t>(split) * kRows * kHeadDim] * factors[row][split];
+    }
+    store_activation(y, at.place(item, row, kv_head) * kHeadDim + dim, sum / weights[row], narrow);
   }
 }
 
@@ -390,6 +394,7 @@ attention_combine(void* y, const Item* items, const float* partial, const float*
 
 // A warp takes every fourth row of the item, token by token. Grid: (items, kv_heads)
 INGOT_KERNEL(kAttentionThreads) attention_rows(INGOT_ATTENTION_PARAMETERS) {
+  wait_for_previous();
   constexpr int kPerLane = (kHeadDim + kWarp - 1) / kWarp;
   const Attention at = INGOT_ATTENTION;
   const Item item = at.items[blockIdx.x];

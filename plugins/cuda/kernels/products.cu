@@ -10,7 +10,7 @@
 #include "experts.cuh"
 #include "weight_rows.cuh"
 
-constexpr int kProductThreads = 256;
+constexpr int kProductThreads = 256;  // of a block that computes many rows
 
 // rows: points to the rows of this step. n: rows of the weight, gate and up together.
 #define INGOT_PRODUCT_PARAMETERS                                                                                  \
@@ -65,23 +65,25 @@ INGOT_DEVICE Product of_expert(const ExpertTile& tile, int64_t bytes, void* y, c
 #ifndef INGOT_WEIGHT_IS_F32
 
 constexpr int kParts = 8;
+constexpr int kFewThreads = kParts * kWarp;  // of a block that computes few rows: a warp for each part
 
 INGOT_DEVICE int part_begin(int part, int slabs) {
   return static_cast<int>(static_cast<int64_t>(part) * slabs / kParts);
 }
 
-// One slab: the rows lane / 4, + 8, + 16, + 24 of a pair, and row lane / 4 of every eight of x.
-template <int kTiles>
-INGOT_DEVICE void multiply_slab(float (&sum)[2][kTiles][4], const Eight (&a)[4], const Eight (&b)[kTiles]) {
+// One slab: the rows lane / 4, + 8 of each 16 rows of the weight, and row lane / 4 of every eight of x.
+template <int kHalves, int kTiles>
+INGOT_DEVICE void multiply_slab(float (&sum)[kHalves][kTiles][4], const Eight (&a)[2 * kHalves],
+                                const Eight (&b)[kTiles]) {
 #pragma unroll
   for (int step = 0; step < 4; step += 2) {
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const Eight &upper = a[2 * pair], &lower = a[2 * pair + 1];
+    for (int half = 0; half < kHalves; ++half) {
+      const Eight &upper = a[2 * half], &lower = a[2 * half + 1];
       const uint32_t left[4] = {upper.words[step], lower.words[step], upper.words[step + 1], lower.words[step + 1]};
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        multiply_add<Weight>(sum[pair][tile], left, b[tile].words[step], b[tile].words[step + 1]);
+        multiply_add<Weight>(sum[half][tile], left, b[tile].words[step], b[tile].words[step + 1]);
       }
     }
   }
@@ -101,80 +103,94 @@ INGOT_DEVICE void finish(const Product& p, int row, int pair, int i, float sum, 
   }
 }
 
-// Few rows: 8 * kTiles at most. Each warp computes a part of K for the block's pair, straight from global memory, with
-// Row::kAhead slabs under way.
-template <int kTiles, class Row>
+// Few rows: 8 * kTiles at most. Each warp computes a part of K for the block's pair, or for a half of it (16 rows of a
+// weight without a gate), straight from global memory. The first weights are under way before x is there.
+template <int kTiles, int kHalves, class Row>
 INGOT_DEVICE void few_rows(const Product& p, float* parts) {
-  constexpr int kAhead = Row::kAhead;
+  constexpr int kAhead = Row::kAhead * 2 / kHalves;              // slabs of the weight under way
+  constexpr int kNear = kTiles == 1 || kAhead < 4 ? kAhead : 4;  // of x, which is in the L2 cache
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int pair = blockIdx.x, slabs = Row::slabs(p.of.k);
-  const int begin = part_begin(warp, slabs), end = part_begin(warp + 1, slabs);
-  Row left[4];
+  const int pair = blockIdx.x * kHalves / 2, top = kHalves == 2 ? 0 : blockIdx.x % 2 * 16;  // the first row of 32
+  const int slabs = Row::slabs(p.of.k), begin = part_begin(warp, slabs), end = part_begin(warp + 1, slabs);
+  Row left[2 * kHalves];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) left[i] = Row::at(p.weight, p.of, pair, lane / 4 + 8 * i);
+  for (int i = 0; i < 2 * kHalves; ++i) left[i] = Row::at(p.weight, p.of, pair, top + lane / 4 + 8 * i);
+  typename Row::Raw a[kAhead][2 * kHalves];
+  const auto load_weights = [&](int slot, int slab) {
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) a[slot][i] = left[i].load(slab, lane % 4);
+  };
+#pragma unroll
+  for (int slot = 0; slot < kAhead; ++slot) {
+    if (begin + slot < end) load_weights(slot, begin + slot);
+  }
+  wait_for_previous();
   const Weight* from[kTiles];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int row = 8 * tile + lane / 4;
     from[tile] = p.x + static_cast<int64_t>(row < p.rows ? p.source(row) : 0) * p.of.k;
   }
-  typename Row::Raw a[kAhead][4];
-  Eight b[kAhead][kTiles];
-  const auto load = [&](int slot, int slab) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[slot][i] = left[i].load(slab, lane % 4);
+  Eight b[kNear][kTiles];
+  const auto load_inputs = [&](int slot, int slab) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const bool valid = 8 * tile + lane / 4 < p.rows;
       b[slot][tile] = load_eight<Row::kWide>(from[tile], slab * kSlab + 8 * (lane % 4), p.of.k, valid);
     }
   };
-  float sum[2][kTiles][4] = {};
 #pragma unroll
-  for (int slot = 0; slot < kAhead; ++slot) {
-    if (begin + slot < end) load(slot, begin + slot);
+  for (int slot = 0; slot < kNear; ++slot) {
+    if (begin + slot < end) load_inputs(slot, begin + slot);
   }
+  float sum[kHalves][kTiles][4] = {};
   for (int slab = begin; slab < end; slab += kAhead) {
 #pragma unroll
     for (int slot = 0; slot < kAhead; ++slot) {
       if (slab + slot >= end) break;
-      const Eight values[4] = {Row::value(a[slot][0]), Row::value(a[slot][1]), Row::value(a[slot][2]),
-                               Row::value(a[slot][3])};
-      multiply_slab<kTiles>(sum, values, b[slot]);
-      if (slab + slot + kAhead < end) load(slot, slab + slot + kAhead);
+      Eight values[2 * kHalves];
+#pragma unroll
+      for (int i = 0; i < 2 * kHalves; ++i) values[i] = Row::value(a[slot][i]);
+      multiply_slab<kHalves, kTiles>(sum, values, b[slot % kNear]);
+      if (slab + slot + kAhead < end) load_weights(slot, slab + slot + kAhead);
+      if (slab + slot + kNear < end) load_inputs(slot % kNear, slab + slot + kNear);
     }
   }
-  // parts[warp][pair][tile][lane][4]
+  // parts[warp][half][tile][lane][4]
   constexpr int kHalf = kTiles * kWarp * 4;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        parts[(2 * warp + half) * kHalf + (tile * kWarp + lane) * 4 + c] = sum[half][tile][c];
+        parts[(kHalves * warp + half) * kHalf + (tile * kWarp + lane) * 4 + c] = sum[half][tile][c];
       }
     }
   }
   __syncthreads();
-  const int i = threadIdx.x % 16, row = threadIdx.x / 16;  // of the pair's halves, of x
+  const int i = threadIdx.x % 16, row = threadIdx.x / 16;  // of a half, of x
   if (row >= 8 * kTiles || row >= p.rows) return;
   const int place = (row / 8 * kWarp + i % 8 * 4 + row % 8 / 2) * 4 + i / 8 * 2 + row % 2;
-  float total[2] = {0.f, 0.f};
+  float total[kHalves] = {};
   for (int part = 0; part < kParts; ++part) {
-    total[0] += parts[2 * part * kHalf + place];
-    total[1] += parts[(2 * part + 1) * kHalf + place];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) total[half] += parts[(kHalves * part + half) * kHalf + place];
   }
-  const float scale = Row::at(p.weight, p.of, pair, i).scale(), scale16 = Row::at(p.weight, p.of, pair, i + 16).scale();
-  finish<Row>(p, p.target(row), pair, i, total[0], total[1], scale, scale16);
+  const float scale = Row::at(p.weight, p.of, pair, top + i).scale();
+  if constexpr (kHalves == 2) {
+    finish<Row>(p, p.target(row), pair, i, total[0], total[1], scale, Row::at(p.weight, p.of, pair, i + 16).scale());
+  } else if (const int col = pair * kPairRows + top + i; col < p.of.n) {
+    p.to.write(p.target(row), col, Row::kScaled ? __fmul_rn(total[0], scale) : total[0]);
+  }
 }
 
-template <int kTiles, template <bool> class Row>
+template <int kTiles, int kHalves, template <bool> class Row>
 INGOT_DEVICE void few_rows(const Product& p, float* parts) {
   if (p.of.k % 8 == 0) {
-    few_rows<kTiles, Row<true>>(p, parts);
+    few_rows<kTiles, kHalves, Row<true>>(p, parts);
   } else {
-    few_rows<kTiles, Row<false>>(p, parts);
+    few_rows<kTiles, kHalves, Row<false>>(p, parts);
   }
 }
 
@@ -255,7 +271,7 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
     for (int i = 0; i < 4; ++i) a[i] = left[8 * 4 * i];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) b[tile] = right[8 * 4 * tile];
-    multiply_slab<kTiles>(sum, a, b);
+    multiply_slab<2, kTiles>(sum, a, b);
     if (slab + 1 < boundary) continue;
     while (part <= kParts && (boundary = part_begin(part, slabs)) <= slab + 1) ++part;
 #pragma unroll
@@ -295,31 +311,39 @@ INGOT_DEVICE void many_rows(const Product& p, unsigned char* shared) {
   }
 }
 
-// Grids: few rows: pairs; many: (tiles of x, tiles of four pairs)
-#define INGOT_FEW_ROWS(name, kTiles, Row)                    \
-  INGOT_KERNEL(kProductThreads)                              \
-  name(INGOT_PRODUCT_PARAMETERS) {                           \
-    __shared__ float parts[kParts * 2 * kTiles * kWarp * 4]; \
-    few_rows<kTiles, Row>(INGOT_PRODUCT, parts);             \
+// Grids: few rows: pairs, or halves of them; many: (tiles of x, tiles of four pairs)
+#define INGOT_FEW_ROWS(name, kTiles, kHalves, Row)                 \
+  INGOT_KERNEL_TO_SHARE(kFewThreads, kTiles == 1 ? 2 : 1)          \
+  name(INGOT_PRODUCT_PARAMETERS) {                                 \
+    __shared__ float parts[kParts * kHalves * kTiles * kWarp * 4]; \
+    let_next_begin();                                              \
+    few_rows<kTiles, kHalves, Row>(INGOT_PRODUCT, parts);          \
   }
 #define INGOT_MANY_ROWS(name, kTiles, Row)         \
   INGOT_KERNEL(kProductThreads)                    \
   name(INGOT_PRODUCT_PARAMETERS) {                 \
     INGOT_SHARED(shared);                          \
+    wait_for_previous();                           \
     many_rows<kTiles, Row>(INGOT_PRODUCT, shared); \
   }
 
-INGOT_FEW_ROWS(product_8, 1, FloatRow)
-INGOT_FEW_ROWS(product_16, 2, FloatRow)
+INGOT_FEW_ROWS(product_8, 1, 2, FloatRow)
+INGOT_FEW_ROWS(product_8_half, 1, 1, FloatRow)
+INGOT_FEW_ROWS(product_16, 2, 2, FloatRow)
+INGOT_FEW_ROWS(product_16_half, 2, 1, FloatRow)
 INGOT_MANY_ROWS(product_64, 4, FloatRow)
 INGOT_MANY_ROWS(product_128, 8, FloatRow)
 #ifdef INGOT_CODES
-INGOT_FEW_ROWS(product_w8_8, 1, RowW8)
-INGOT_FEW_ROWS(product_w8_16, 2, RowW8)
+INGOT_FEW_ROWS(product_w8_8, 1, 2, RowW8)
+INGOT_FEW_ROWS(product_w8_8_half, 1, 1, RowW8)
+INGOT_FEW_ROWS(product_w8_16, 2, 2, RowW8)
+INGOT_FEW_ROWS(product_w8_16_half, 2, 1, RowW8)
 INGOT_MANY_ROWS(product_w8_64, 4, RowW8)
 INGOT_MANY_ROWS(product_w8_128, 8, RowW8)
-INGOT_FEW_ROWS(product_w4_8, 1, RowW4)
-INGOT_FEW_ROWS(product_w4_16, 2, RowW4)
+INGOT_FEW_ROWS(product_w4_8, 1, 2, RowW4)
+INGOT_FEW_ROWS(product_w4_8_half, 1, 1, RowW4)
+INGOT_FEW_ROWS(product_w4_16, 2, 2, RowW4)
+INGOT_FEW_ROWS(product_w4_16_half, 2, 1, RowW4)
 INGOT_MANY_ROWS(product_w4_64, 4, RowW4)
 INGOT_MANY_ROWS(product_w4_128, 8, RowW4)
 #endif
@@ -327,19 +351,21 @@ INGOT_MANY_ROWS(product_w4_128, 8, RowW4)
 #ifdef INGOT_EXPERTS
 
 // Grids: few rows: (pairs, tiles of experts); many: (tiles of experts, tiles of four pairs)
-#define INGOT_FEW_OF_EXPERT(name, kTiles, Row)                                    \
-  INGOT_KERNEL(kProductThreads)                                                   \
-  name(INGOT_EXPERT_PARAMETERS) {                                                 \
-    __shared__ float parts[kParts * 2 * kTiles * kWarp * 4];                      \
-    const ExpertTile tile = tiles[blockIdx.y];                                    \
-    if (tile.count == 0) return;                                                  \
-    const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});     \
-    few_rows<kTiles, Row>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), parts); \
+#define INGOT_FEW_OF_EXPERT(name, kTiles, Row)                                       \
+  INGOT_KERNEL(kFewThreads)                                                          \
+  name(INGOT_EXPERT_PARAMETERS) {                                                    \
+    __shared__ float parts[kParts * 2 * kTiles * kWarp * 4];                         \
+    wait_for_previous();                                                             \
+    const ExpertTile tile = tiles[blockIdx.y];                                       \
+    if (tile.count == 0) return;                                                     \
+    const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});        \
+    few_rows<kTiles, 2, Row>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), parts); \
   }
 #define INGOT_MANY_OF_EXPERT(name, kTiles, Row)                                     \
   INGOT_KERNEL(kProductThreads)                                                     \
   name(INGOT_EXPERT_PARAMETERS) {                                                   \
     INGOT_SHARED(shared);                                                           \
+    wait_for_previous();                                                            \
     const ExpertTile tile = tiles[blockIdx.x];                                      \
     if (tile.count == 0) return;                                                    \
     const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});       \
@@ -418,6 +444,7 @@ INGOT_DEVICE void multiply_f32(const Product& p, TilesF32& tiles) {
 INGOT_KERNEL(kProductThreads)
 product_f32(INGOT_PRODUCT_PARAMETERS) {
   __shared__ TilesF32 shared;
+  wait_for_previous();
   multiply_f32(INGOT_PRODUCT, shared);
 }
 
@@ -426,6 +453,7 @@ product_f32(INGOT_PRODUCT_PARAMETERS) {
 INGOT_KERNEL(kProductThreads)
 experts_f32(INGOT_EXPERT_PARAMETERS) {
   __shared__ TilesF32 shared;
+  wait_for_previous();
   const ExpertTile tile = tiles[blockIdx.x];
   if (tile.count == 0) return;
   multiply_f32(of_expert(tile, static_cast<int64_t>(n) * k * sizeof(Weight), INGOT_EXPERT_ARGUMENTS), shared);

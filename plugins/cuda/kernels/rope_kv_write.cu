@@ -2,88 +2,229 @@
 //
 //   K block [kv_heads][tokens_per_block][head_dim]      V block [kv_heads][tokens_per_block][padded_dim]
 //
-// Grid: (tokens, groups of 8 heads); a warp takes one head of q, k or v.
+// A thread takes eight dims of a head of q, k or v: four and the four that they are rotated with, or eight in a row.
+// Heads of other sizes, or whose rotated dims are no multiple of eight, go dim by dim, with a warp for each. Grid:
+// (tokens, groups of kHeadsPerBlock heads)
 #include "device.cuh"
 
-constexpr int kRopeThreads = 256;
-constexpr int kHeadsPerBlock = kRopeThreads / kWarp;
+constexpr int kRopeThreads = 128;
+constexpr int kRopeWarps = kRopeThreads / kWarp;
+constexpr int kHeadLanes = kPaddedDim <= 16    ? 2
+                           : kPaddedDim <= 32  ? 4
+                           : kPaddedDim <= 64  ? 8
+                           : kPaddedDim <= 128 ? 16
+                                               : 32;
+constexpr int kHeadsPerBlock = kRopeThreads / kHeadLanes;
+static_assert(kPaddedDim <= 8 * kWarp);
 
 struct PagedCache {
-  Kv* keys;           // of this layer: [blocks][kv_heads][tokens_per_block][head_dim]
-  Kv* values;         // [blocks][kv_heads][tokens_per_block][padded_dim]
+  Kv* keys;           // of this layer: [blocks][kv_heads][kTokens][head_dim]
+  Kv* values;         // [blocks][kv_heads][kTokens][padded_dim]
   const int* tables;  // [sequences][table_width]
   int table_width;
-  int tokens_per_block;
   int kv_heads;
 
-  INGOT_DEVICE int64_t slot(int sequence, int position, int kv_head) const {
-    const int64_t block = tables[static_cast<int64_t>(sequence) * table_width + position / tokens_per_block];
-    return (block * kv_heads + kv_head) * tokens_per_block + position % tokens_per_block;
+  static constexpr int kTokens = INGOT_TOKENS_PER_BLOCK;
+
+  INGOT_DEVICE int block(int sequence, int position) const {
+    return tables[static_cast<int64_t>(sequence) * table_width + position / kTokens];
+  }
+  INGOT_DEVICE int64_t slot(int block, int position, int kv_head) const {
+    return (static_cast<int64_t>(block) * kv_heads + kv_head) * kTokens + position % kTokens;
   }
 };
+
+// What both ways see of a token. factors: of norms over all heads together, else 1
+struct Turn {
+  float* q;  // [heads][kHeadDim]
+  PagedCache cache;
+  const float* input;  // [heads + 2 * kv_heads][kHeadDim]
+  const float* cosines;
+  const float* q_norm;
+  const float* k_norm;
+  int position;
+  int sequence;
+  int heads;
+  int rotary_dim;
+  int interleaved;
+  int wide_norm;
+  float eps;
+  float q_factor;
+  float k_factor;
+
+  INGOT_DEVICE int all_heads() const { return heads + 2 * cache.kv_heads; }
+  INGOT_DEVICE bool is_q(int head) const { return head < heads; }
+  INGOT_DEVICE bool is_v(int head) const { return head >= heads + cache.kv_heads; }
+  INGOT_DEVICE int kv_head(int head) const { return is_v(head) ? head - heads - cache.kv_heads : head - heads; }
+  INGOT_DEVICE int block() const { return cache.block(sequence, position); }
+  INGOT_DEVICE int64_t slot(int block, int head) const { return cache.slot(block, position, kv_head(head)); }
+  INGOT_DEVICE const float* norm(int head) const {  // null for values, too
+    const float* weight = is_q(head) ? q_norm : is_v(head) ? nullptr : k_norm;
+    return weight && wide_norm ? weight + static_cast<int64_t>(is_q(head) ? head : kv_head(head)) * kHeadDim : weight;
+  }
+  INGOT_DEVICE float factor(int head) const { return is_q(head) ? q_factor : k_factor; }
+};
+
+INGOT_DEVICE float sum_of_squares(const Four<float>& x) {
+  return x.at[0] * x.at[0] + x.at[1] * x.at[1] + x.at[2] * x.at[2] + x.at[3] * x.at[3];
+}
+INGOT_DEVICE void scale_four(Four<float>& x, float factor, const Four<float>& weight) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x.at[i] = x.at[i] * factor * weight.at[i];
+}
+INGOT_DEVICE void rotate(float& x, float& y, float cosine, float sine) {
+  const float rotated = x * cosine - y * sine;
+  y = y * cosine + x * sine, x = rotated;
+}
+
+INGOT_DEVICE void turn_eights(const Turn& of) {
+  const Four<float> zeros{{0.f, 0.f, 0.f, 0.f}};
+  const int number = blockIdx.y * kHeadsPerBlock + threadIdx.x / kHeadLanes, part = threadIdx.x % kHeadLanes;
+  const int head = min(number, of.all_heads() - 1);  // every lane joins the shuffles
+  const bool there = part < kHeadDim / 8, is_q = of.is_q(head), is_v = of.is_v(head);
+  const bool rotated = !is_v && part < of.rotary_dim / 8;
+  const int first = rotated && !of.interleaved ? 4 * part : 8 * part;
+  const int second = rotated && !of.interleaved ? first + of.rotary_dim / 2 : first + 4;
+
+  const float* weight = of.norm(head);
+  const Four<float> x_weight = weight && there ? load_four(weight + first) : zeros;
+  const Four<float> y_weight = weight && there ? load_four(weight + second) : zeros;
+  const float* source = of.input + static_cast<int64_t>(head) * kHeadDim;
+  Four<float> x = there ? load_four(source + first) : zeros, y = there ? load_four(source + second) : zeros;
+  const Four<float> cosines = rotated ? load_four(of.cosines + 4 * part) : zeros;
+  const Four<float> sines = rotated ? load_four(of.cosines + of.rotary_dim / 2 + 4 * part) : zeros;
+  const int block = is_q ? 0 : of.block();  // last: it waits for the position
+  if (of.q_norm || of.k_norm) {
+    float factor = of.factor(head);
+    if (!of.wide_norm) {
+      float squares = sum_of_squares(x) + sum_of_squares(y);
+#pragma unroll
+      for (int step = kHeadLanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(kAllLanes, squares, step);
+      factor = 1.f / sqrtf(squares / kHeadDim + of.eps);
+    }
+    if (weight) scale_four(x, factor, x_weight), scale_four(y, factor, y_weight);
+  }
+  if (rotated && of.interleaved) {
+    rotate(x.at[0], x.at[1], cosines.at[0], sines.at[0]), rotate(x.at[2], x.at[3], cosines.at[1], sines.at[1]);
+    rotate(y.at[0], y.at[1], cosines.at[2], sines.at[2]), rotate(y.at[2], y.at[3], cosines.at[3], sines.at[3]);
+  } else if (rotated) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rotate(x.at[i], y.at[i], cosines.at[i], sines.at[i]);
+  }
+
+  if (number >= of.all_heads()) return;
+  if (is_v) {  // zeros behind its dims
+    if (8 * part >= kPaddedDim) return;
+    Kv* to = of.cache.values + of.slot(block, head) * kPaddedDim + 8 * part;
+    store_eight(to, x, y);
+  } else if (there && is_q) {
+    float* to = of.q + static_cast<int64_t>(head) * kHeadDim;
+    store_four(to + first, x), store_four(to + second, y);
+  } else if (there) {
+    Kv* to = of.cache.keys + of.slot(block, head) * kHeadDim;
+    store_four(to + first, x), store_four(to + second, y);
+  }
+}
+
+INGOT_DEVICE void turn_head(const Turn& of, int head) {
+  const int lane = threadIdx.x % kWarp;
+  const float* source = of.input + static_cast<int64_t>(head) * kHeadDim;
+  if (of.is_v(head)) {
+    Kv* to = of.cache.values + of.slot(of.block(), head) * kPaddedDim;
+#pragma unroll 1
+    for (int i = lane; i < kPaddedDim; i += kWarp) to[i] = from_float<Kv>(i < kHeadDim ? source[i] : 0.f);
+    return;
+  }
+  const float* weight = of.norm(head);
+  float factor = of.factor(head);
+  if (weight && !of.wide_norm) {
+    float squares = 0.f;
+#pragma unroll 1
+    for (int i = lane; i < kHeadDim; i += kWarp) squares += source[i] * source[i];
+    factor = 1.f / sqrtf(warp_sum(squares) / kHeadDim + of.eps);
+  }
+  const auto normed = [source, factor, weight](int i) { return weight ? source[i] * factor * weight[i] : source[i]; };
+  const int half = of.rotary_dim / 2;
+  Kv* key = of.is_q(head) ? nullptr : of.cache.keys + of.slot(of.block(), head) * kHeadDim;
+#pragma unroll 1
+  for (int i = lane; i < kHeadDim; i += kWarp) {
+    float value = normed(i);
+    if (i < of.rotary_dim) {
+      const bool second = of.interleaved ? i % 2 : i >= half;
+      const int pair = of.interleaved ? i / 2 : second ? i - half : i;
+      const float other = normed(of.interleaved ? i ^ 1 : second ? pair : i + half);
+      const float sine = of.cosines[half + pair];
+      value = value * of.cosines[pair] + (second ? other * sine : -other * sine);
+    }
+    if (key) {
+      key[i] = from_float<Kv>(value);
+    } else {
+      of.q[static_cast<int64_t>(head) * kHeadDim + i] = value;
+    }
+  }
+}
+
+// The sums of two values over the block, with one barrier.
+INGOT_DEVICE void sum_both(float& one, float& other, float (&scratch)[2][kRopeWarps]) {
+  one = warp_sum(one), other = warp_sum(other);
+  if (threadIdx.x % kWarp == 0) scratch[0][threadIdx.x / kWarp] = one, scratch[1][threadIdx.x / kWarp] = other;
+  __syncthreads();
+  one = other = 0.f;
+  for (int warp = 0; warp < kRopeWarps; ++warp) one += scratch[0][warp], other += scratch[1][warp];
+}
+
+INGOT_DEVICE float squares_of_row(const float* row, int columns) {
+  float sum = 0.f;
+  if constexpr (kHeadDim % 4 == 0) {
+#pragma unroll 2
+    for (int i = 4 * threadIdx.x; i < columns; i += 4 * kRopeThreads) sum += sum_of_squares(load_four(row + i));
+  } else {
+#pragma unroll 2
+    for (int i = threadIdx.x; i < columns; i += kRopeThreads) sum += row[i] * row[i];
+  }
+  return sum;
+}
 
 INGOT_KERNEL(kRopeThreads)
 turn_and_store(float* q, Kv* keys, Kv* values, const float* qkv, const float* cos_sin, const float* q_norm,
                const float* k_norm, const int* positions, const int* sequences, const int* tables, int table_width,
-               int tokens_per_block, int heads, int kv_heads, int rotary_dim, int interleaved, int wide_norm,
-               float eps) {
-  __shared__ float rows[kHeadsPerBlock][kHeadDim];
-  __shared__ float scratch[kHeadsPerBlock];
-  const PagedCache cache{keys, values, tables, table_width, tokens_per_block, kv_heads};
+               int heads, int kv_heads, int rotary_dim, int interleaved, int wide_norm, float eps) {
+  wait_for_previous();
   const int64_t token = blockIdx.x;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const float* input = qkv + token * (heads + 2 * kv_heads) * kHeadDim;
-
   float q_factor = 1.f, k_factor = 1.f;  // norms over all heads together: every block sums them by itself
   if (wide_norm) {
-    float q_squares = 0.f, k_squares = 0.f;
-    for (int i = threadIdx.x; i < heads * kHeadDim; i += kRopeThreads) q_squares += input[i] * input[i];
-    const float* k_input = input + heads * kHeadDim;
-    for (int i = threadIdx.x; i < kv_heads * kHeadDim; i += kRopeThreads) k_squares += k_input[i] * k_input[i];
-    q_factor = 1.f / sqrtf(block_sum<kRopeThreads>(q_squares, scratch) / (heads * kHeadDim) + eps);
-    k_factor = 1.f / sqrtf(block_sum<kRopeThreads>(k_squares, scratch) / (kv_heads * kHeadDim) + eps);
+    __shared__ float scratch[2][kRopeWarps];
+    q_factor = squares_of_row(input, heads * kHeadDim);
+    k_factor = squares_of_row(input + heads * kHeadDim, kv_heads * kHeadDim);
+    sum_both(q_factor, k_factor, scratch);
+    q_factor = 1.f / sqrtf(q_factor / (heads * kHeadDim) + eps);
+    k_factor = 1.f / sqrtf(k_factor / (kv_heads * kHeadDim) + eps);
   }
-
-  const int head = blockIdx.y * kHeadsPerBlock + warp;
-  if (head >= heads + 2 * kv_heads) return;
-  const bool is_q = head < heads, is_v = head >= heads + kv_heads;
-  const int kv_head = is_v ? head - heads - kv_heads : head - heads;
-  const float* source = input + static_cast<int64_t>(head) * kHeadDim;
-  if (is_v) {
-    Kv* to = values + cache.slot(sequences[token], positions[token], kv_head) * kPaddedDim;
-    for (int i = lane; i < kPaddedDim; i += kWarp) to[i] = from_float<Kv>(i < kHeadDim ? source[i] : 0.f);
-    return;
-  }
-
-  const float* weight = is_q ? q_norm : k_norm;
-  float factor = is_q ? q_factor : k_factor;
-  if (weight && !wide_norm) {
-    float squares = 0.f;
-    for (int i = lane; i < kHeadDim; i += kWarp) squares += source[i] * source[i];
-    factor = 1.f / sqrtf(warp_sum(squares) / kHeadDim + eps);
-  }
-  if (weight && wide_norm) weight += static_cast<int64_t>(is_q ? head : kv_head) * kHeadDim;
-  float* row = rows[warp];
-  for (int i = lane; i < kHeadDim; i += kWarp) row[i] = weight ? source[i] * factor * weight[i] : source[i];
-  __syncwarp();
-
-  const int half = rotary_dim / 2;
-  const float* cosines = cos_sin + token * rotary_dim;
-  Kv* key = is_q ? nullptr : keys + cache.slot(sequences[token], positions[token], kv_head) * kHeadDim;
-  float* query = q + (token * heads + head) * kHeadDim;
-  for (int i = lane; i < kHeadDim; i += kWarp) {
-    float value = row[i];
-    if (i < rotary_dim) {
-      const int pair = interleaved ? i / 2 : i % half;
-      const bool second = interleaved ? i % 2 : i >= half;
-      const float other = row[interleaved ? i ^ 1 : (second ? i - half : i + half)];
-      const float sine = cosines[half + pair];
-      value = value * cosines[pair] + (second ? other * sine : -other * sine);
+  const Turn of{q + token * heads * kHeadDim,
+                {keys, values, tables, table_width, kv_heads},
+                input,
+                cos_sin + token * rotary_dim,
+                q_norm,
+                k_norm,
+                positions[token],
+                sequences[token],
+                heads,
+                rotary_dim,
+                interleaved,
+                wide_norm,
+                eps,
+                q_factor,
+                k_factor};
+  if constexpr (kHeadDim % 8 == 0) {
+    if (rotary_dim % 8 == 0) {
+      turn_eights(of);
+      return;
     }
-    if (is_q) {
-      query[i] = value;
-    } else {
-      key[i] = from_float<Kv>(value);
-    }
+  }
+  const int all = min(of.all_heads(), static_cast<int>(blockIdx.y + 1) * kHeadsPerBlock);
+#pragma unroll 1
+  for (int head = blockIdx.y * kHeadsPerBlock + threadIdx.x / kWarp; head < all; head += kRopeWarps) {
+    turn_head(of, head);
   }
 }

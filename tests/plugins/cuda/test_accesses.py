@@ -34,7 +34,9 @@ def checked(gpu: ctypes.CDLL, emulation: Emulation, monkeypatch: pytest.MonkeyPa
 
 ATTENTION = [
     (dtype, heads, dim, splits)
-    for dtype, heads, dim in ((DType.BF16, 4, 12), (DType.BF16, 4, 16), (DType.BF16, 24, 12), (DType.F32, 4, 16))
+    for dtype, heads, dim in (
+        *((DType.BF16, 4, 12), (DType.BF16, 4, 16), (DType.BF16, 24, 12), (DType.BF16, 24, 88), (DType.F32, 4, 16)),
+    )
     for splits in (7, 1)
 ]
 
@@ -78,20 +80,56 @@ FAULTS = {  # what → (file, the right text, the wrong one)
 }
 
 
+PROMPT_FAULTS = {  # the same, in the kernel of prompts; head_dim
+    "no barrier before a tile": (
+        "prefill_attention.cuh",
+        "      __syncthreads();  // the tile is here",
+        "      // ",
+        12,
+    ),
+    "no barrier before keys": (
+        "prefill_attention.cuh",
+        "      __syncthreads();  // the keys are here",
+        "      // ",
+        100,
+    ),
+    "no barrier before values": (
+        "prefill_attention.cuh",
+        "      __syncthreads();  // the values are",
+        "      // ",
+        100,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", often(PROMPT_FAULTS, ("no barrier before a tile", "no barrier before values")))
+def test_faults_of_prompts_are_seen(
+    checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    *planted, dim = PROMPT_FAULTS[fault]
+    _plant(monkeypatch, tmp_path, *map(str, planted))
+    with pytest.raises(TargetError, match="LAUNCH_FAILED"):
+        check(checked, DType.BF16, [(0, 70)], heads=2, kv_heads=1, dim=int(dim))
+    assert "a race" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("fault", often(FAULTS, ("no barrier before a load", "a block before the pool")))
 def test_faults_are_seen(
     checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
     """Faults that a GPU may forgive for a long time. Each is planted in a copy of the sources."""
-    file, right, wrong = FAULTS[fault]
+    _plant(monkeypatch, tmp_path, *FAULTS[fault])
+    with pytest.raises(TargetError, match="LAUNCH_FAILED"):
+        test_attention(checked, DType.BF16, 4, 12, 7)
+    assert ("not allocated" if "pool" in fault else "a race") in capfd.readouterr().err
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, right: str, wrong: str) -> None:
     sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
     text = (sources / file).read_text()
     assert text.count(right) == 1, "the place of the fault"
     (sources / file).write_text(text.replace(right, wrong))
     monkeypatch.setattr(compiler, "SOURCES", sources)
-    with pytest.raises(TargetError, match="LAUNCH_FAILED"):
-        test_attention(checked, DType.BF16, 4, 12, 7)
-    assert ("not allocated" if "pool" in fault else "a race") in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("group", often((3, 32), (3,)))

@@ -24,6 +24,7 @@ from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.estimate import _nowhere
 from ingot.plugins.cuda.gpu import Device, find_gpus
+from ingot.plugins.cuda.plan_facts import scratch_bytes
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import product_rows
@@ -156,7 +157,7 @@ def test_without_the_library_an_engine_that_needs_it_is_refused(
 def test_kernels_of_the_plan_say_whether_the_library_multiplies(
     gpu: ctypes.CDLL, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine of own kernels runs without it, and takes no memory for it."""
+    """An engine of own kernels runs without it, and takes no memory for it or for its sums."""
     config = BuildConfig(
         target="cuda/sm90",
         precision="bf16",
@@ -169,7 +170,9 @@ def test_kernels_of_the_plan_say_whether_the_library_multiplies(
     own = open_engine(folder / "own")
     for built, kernel in ((engine, "matmul.bf16.sm80.cublaslt"), (own, "matmul.bf16.sm80")):
         assert {step.kernel for step in built.plan.steps if step.op == "matmul"} == {kernel}
-    assert device_bytes(engine.plan) - device_bytes(own.plan) == WORKSPACE_BYTES
+    sums = scratch_bytes(engine.plan).sums
+    assert sums > scratch_bytes(own.plan).sums == 0
+    assert device_bytes(engine.plan) - device_bytes(own.plan) == WORKSPACE_BYTES + sums
     with contextlib.closing(_open(engine)) as session:
         assert any(isinstance(work, Multiply) for bound in session._steps for work in bound.work)
     monkeypatch.setattr(products_module, "find_library", lambda: "it is not here")

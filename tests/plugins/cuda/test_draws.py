@@ -10,9 +10,9 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.errors import RequestError
-from ingot.plugins.cuda import sampling
+from ingot.plugins.cuda import draw_rows, sampling
+from ingot.plugins.cuda.draw_rows import DrawLayout
 from ingot.plugins.cuda.gpu import Device
-from ingot.plugins.cuda.sampling import DrawLayout
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.ops.sample import edited
 from ingot.plugins.sequences import Sequences, step_result
@@ -62,6 +62,38 @@ def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: in
     assert found.ids.tolist() == expected.ids.tolist()
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
     assert top_k == 1 or top_p < 0.1 or len(set(found.ids[0].tolist())) > 6
+
+
+@pytest.mark.parametrize(
+    ("spread", "step", "top_k", "top_p"),
+    [
+        (3.0, 0.0, 0, 0.9),  # the head ends in a bin of few tokens
+        (3.0, 0.0, 700, 0.95),  # more than threads could list
+        (0.05, 0.0, 0, 0.6),  # in a bin of too many
+        (0.05, 0.0, 2000, 0.9),
+        (3.0, 1.0, 0, 0.97),  # among hundreds of equal ones
+        (3.0, 1.0, 2500, 0.9),
+        (0.0, 0.0, 900, 1.0),  # all are equal
+        (0.0, 0.0, 0, 0.31),
+    ],
+)
+def test_long_heads_are_those_of_the_specification(
+    gpu: ctypes.CDLL, spread: float, step: float, top_k: int, top_p: float
+) -> None:
+    """Of a vocabulary whose rows begin where no load of 16 bytes can; -inf among them."""
+    random = np.random.default_rng(top_k)
+    logits = (random.standard_normal((2, 6001)) * spread).astype(np.float32)
+    logits = np.round(logits / step) * np.float32(step) if step else logits
+    logits[1, ::3] = -np.inf
+    given = [
+        Drawing(row=row, rules=SequenceRules(temperature=1.3, top_k=top_k, top_p=top_p, seed=seed, top=9))
+        for row in range(2)
+        for seed in range(4)
+    ]
+    found, expected = _draw(gpu, logits, given)
+    for name in ("ids", "token_ranks", "top_ids"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
 
 
 @pytest.mark.parametrize("vocab", [2, 33, 1300])
@@ -204,7 +236,8 @@ def test_masks_follow_a_grammar_on_the_device(gpu: ctypes.CDLL, monkeypatch: pyt
 
 
 def test_longer_lists_than_the_device_makes(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_MOST_LIKELY", 6)
+    for module in (draw_rows, sampling):
+        monkeypatch.setattr(module, "MOST_LIKELY", 6)
     logits = np.random.default_rng(4).standard_normal((3, 50)).astype(np.float32)
     found, expected = _draw(gpu, logits, [Drawing(row=row, rules=SequenceRules(top=4 + 2 * row)) for row in range(3)])
     assert found.token_ranks is not None

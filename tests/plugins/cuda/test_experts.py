@@ -18,7 +18,8 @@ from ingot.dtypes import DType
 from ingot.plan import Attr
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.estimate import step_ops
-from ingot.plugins.cuda.experts import _KERNELS
+from ingot.plugins.cuda.experts import _KERNELS, MAX_EXPERTS
+from ingot.plugins.cuda.plan_facts import scratch_bytes
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.step_work import Load
@@ -72,10 +73,19 @@ def _weight(precision: str, experts: int, n: int, k: int, *, gated: bool) -> Pac
 
 
 def product(
-    driver: ctypes.CDLL, op: str, precision: str, rows: int, *, n: int, k: int, which: int, experts: int = 3
+    driver: ctypes.CDLL,
+    op: str,
+    precision: str,
+    rows: int,
+    *,
+    n: int,
+    k: int,
+    which: int,
+    experts: int = 3,
+    slots: int = 2,
 ) -> tuple[Array, Array]:
     """What kernels and reference make of the first rows of one input. n: columns of a result. which: bias and gate."""
-    slots, gated, biased = 2, op == GATE_UP and which % 3 > 0, which % 2 == 1
+    gated, biased = op == GATE_UP and which % 3 > 0, which % 2 == 1
     weight = _weight(precision, experts, 2 * n if gated else n, k, gated=gated)
     dtype = precision.partition("g")[0]
     attrs: dict[str, Attr] = {"activations": "bf16" if dtype in ("w8", "w4") else dtype, "group": weight.group}
@@ -95,7 +105,7 @@ def product(
 
 def check(driver: ctypes.CDLL, op: str, precision: str, every: int = 1) -> None:
     """All kernels with odd shapes; every: only each so many of the cases."""
-    shapes = ((33, 40), (17, 100), (70, 24))
+    shapes = ((33, 40), (17, 100), (72, 24))
     cases = [(rows, *shape) for rows in ROWS for shape in shapes]
     for which, (rows, n, k) in [*enumerate(cases)][::every]:
         found, expected = product(driver, op, precision, rows, n=n, k=k, which=which)
@@ -119,6 +129,15 @@ def test_products_of_experts(gpu: ctypes.CDLL, op: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("op", [GATE_UP, DOWN])
+@pytest.mark.parametrize(("experts", "slots"), [(300, 2), (300, 40), (5, 5), (1, 1)])
+def test_numbers_of_experts(gpu: ctypes.CDLL, op: str, experts: int, slots: int) -> None:
+    """More than a block that sorts has threads, most of them without rows; all of them; a single one."""
+    for rows in (1, 9):
+        found, expected = product(gpu, op, "bf16", rows, n=9, k=24, which=1, experts=experts, slots=slots)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=8e-6 * max(1.0, float(np.abs(expected).max())))
+
+
+@pytest.mark.parametrize("op", [GATE_UP, DOWN])
 @pytest.mark.parametrize(
     "precision", [each if each == "bf16" else pytest.param(each, marks=pytest.mark.slow) for each in PRECISIONS]
 )
@@ -135,7 +154,7 @@ def test_the_rows_choose_among_the_kernels() -> None:
 
 
 def routes() -> Iterator[tuple[list[Input], dict[str, Attr]]]:
-    """Each attribute; equal logits; NaN and infinity."""
+    """Each attribute; equal logits; as many experts and groups as lanes can remember; NaN and infinity."""
     logits = _normal(5, 9, 65)
     tied = (np.round(logits * 2) / 2).astype(np.float32)
     bias = Packed(values=_normal(6, 65))
@@ -148,6 +167,9 @@ def routes() -> Iterator[tuple[list[Input], dict[str, Attr]]]:
     yield [many, Packed(values=_normal(8, 256))], {**ROUTE, **grouped, "score": "sigmoid", "eps": 1e-20}
     yield [many, None], {**ROUTE, **grouped, "group_best": 1}
     yield [np.round(many).astype(np.float32), None], {**ROUTE, **grouped, "group_best": 3, "normalized": 0}
+    most = np.round(_normal(10, 2, MAX_EXPERTS) * 4) / np.float32(4)
+    yield [most, None], {**ROUTE, "per_token": 40}
+    yield [most, None], {**ROUTE, "groups": 64, "group_top": 2, "per_token": 32, "score": "sigmoid"}  # all of them
     odd = _normal(9, 4, 5)
     odd[0, 2], odd[1, 1], odd[2, :] = np.nan, np.inf, -np.inf
     yield [odd, None], {**ROUTE, "per_token": 2}
@@ -181,8 +203,9 @@ def test_the_estimate_counts_the_experts_that_are_read(tmp_path: Path) -> None:
     config = {**find_family("qwen3_moe").tiny, "num_experts": 64, "num_experts_per_tok": 2, "hidden_size": 256}
     (tmp_path / "config.json").write_text(json.dumps(config))
     convert(ConvertOptions(config=tmp_path / "config.json", random_weights=1, output_dir=tmp_path / "c"))
-    options = BuildConfig(target="cuda/sm90", precision="bf16", dry_run=True)
+    options = BuildConfig(target="cuda/sm90", precision="bf16", gemm_library=False, dry_run=True)
     plan = build(options, tmp_path / "c", tmp_path / "e").plan
+    assert scratch_bytes(plan).sums == 4 * plan.limits.max_num_tokens * 2 * 256, "what is added up: two rows of each"
     (weight,) = {each.nbytes for each in plan.weights if each.name.endswith("/moe_gate_up.weight")}
     for rows, least, most in ((1, 2 / 64, 2 / 64), (16, 0.35, 0.5), (2048, 1, 1)):
         load = Load(sequences=[(0, rows)], logit_rows=1)

@@ -34,7 +34,7 @@ def _embeddings(dtype: DType) -> Iterator[Case]:
 
 
 def _norms() -> Iterator[Case]:
-    for rows, hidden in zip((1, 3, 15, 2), (1, 65, 256, 700), strict=True):
+    for rows, hidden in zip((1, 3, 15, 2, 1, 1), (1, 65, 256, 700, 4100, 8196), strict=True):
         x, residual = _normal(hidden, rows, hidden) + 2, _normal(hidden + 1, rows, hidden)
         weight, bias = (Packed(values=_normal(hidden + i, hidden)) for i in (2, 3))
         eps: dict[str, Attr] = {"eps": 1e-5}
@@ -46,16 +46,21 @@ def _norms() -> Iterator[Case]:
 
 def _elementwise() -> Iterator[Case]:
     wide = np.concatenate([np.linspace(-90, 90, 1031), np.linspace(-9, 9, 1031)]).astype(np.float32).reshape(2, 1031)
+    fours = wide.reshape(1, -1)[:, :2060]  # more than a block takes
     for name in ACTIVATIONS:
         yield "activation.f32.sm80", [wide, None], {"activation": name}, plain_batch(2)
         yield "activation.f32.sm80", [wide, _normal(1, 2, 1031)], {"activation": name}, plain_batch(2)
+        yield "activation.f32.sm80", [fours, _normal(1, 1, 2060)], {"activation": name}, plain_batch(1)
     for rows in ROWS:
         yield "add.f32.sm80", [_normal(1, rows, 17), _normal(2, rows, 17)], {}, plain_batch(rows)
         yield "gather_rows.f32.sm80", [_normal(1, rows, 317)], {}, plain_batch(rows, range(0, rows, 3))
+    yield "gather_rows.f32.sm80", [_normal(1, 4, 2060)], {}, plain_batch(4, (1, 3))
     for cap in (0.5, 30.0):
         yield "softcap.f32.sm80", [wide], {"cap": cap}, plain_batch(2)
+        yield "softcap.f32.sm80", [fours], {"cap": cap}, plain_batch(1)
     for factor in (0.0625, -3.0):
         yield "scale.f32.sm80", [wide], {"factor": factor}, plain_batch(2)
+        yield "scale.f32.sm80", [fours], {"factor": factor}, plain_batch(1)
     for half in (1, 6, 128):
         inv_freq = Packed(values=np.float32(1e4) ** -(np.arange(half, dtype=np.float32) / np.float32(half)))
         batch = batch_of([(0, 3), (130000, 2)], [range(1), range(1, 8130)])
@@ -64,7 +69,7 @@ def _elementwise() -> Iterator[Case]:
 
 def _matmuls(dtype: DType) -> Iterator[Case]:
     for index, (rows, k) in enumerate(zip(ROWS, (1, 15, 17, 64, 172), strict=True)):
-        for n, gated in ((15, 0), (65, 0), (34, 1)):
+        for n, gated in ((15, 0), (65, 0), (34, 1), (40, 0), (72, 1)):
             weight = Packed(values=_normal(k, n, k) / np.float32(k**0.5), dtype=dtype)
             out = n // 2 if gated else n
             attrs: dict[str, Attr] = {
@@ -99,14 +104,48 @@ def test_norms_and_elementwise_kernels(gpu: ctypes.CDLL) -> None:
         _check(gpu, case)
 
 
+def test_an_epilogue_of_fours_has_the_bits_of_single_columns(gpu: ctypes.CDLL) -> None:
+    """Rows of 1,031 columns go one by one, those of 1,032 four by four."""
+    x, up = 4 * _normal(1, 2, 1032), _normal(2, 2, 1032)
+    for name in ACTIVATIONS:
+        fours, single = (
+            run_step(gpu, "activation.f32.sm80", [x[:, :cols], up[:, :cols]], {"activation": name}, plain_batch(2))
+            for cols in (1032, 1031)
+        )
+        np.testing.assert_array_equal(fours[0][:, :1031], single[0], name)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    ("interleaved", "rotary", "norm"), [(0, 16, ""), (1, 16, "head"), (0, 10, "wide"), (0, 0, "head"), (1, 6, "")]
+    ("interleaved", "rotary", "norm"),
+    [
+        *((0, 16, ""), (1, 16, "head"), (0, 10, "wide"), (0, 0, "head"), (1, 6, "")),
+        *((0, 8, "head"), (1, 8, ""), (0, 16, "wide")),
+    ],
 )
 def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
-    """Two sequences with scattered blocks, one of which has a past; 5 + 2 * 2 heads need two blocks of warps."""
-    heads, kv_heads, dim = 5, 2, 16
-    cache = KvCache(layout_of(dtype, kv_heads=kv_heads), 7)
+    """Also heads of which a part is rotated, by fours or dim by dim."""
+    check_rope(gpu, dtype, interleaved, rotary, norm)
+
+
+@pytest.mark.parametrize("rotary", [64, 24])
+def test_rope_of_padded_heads(gpu: ctypes.CDLL, rotary: int) -> None:
+    """Nine of the sixteen threads of a head have dims of it, a tenth the padding of values."""
+    check_rope(gpu, DType.BF16, 0, rotary, "head", dim=72)
+
+
+@pytest.mark.parametrize("rotary", [16, 10])
+def test_rope_of_many_heads(gpu: ctypes.CDLL, rotary: int) -> None:
+    """62 + 2 * 2 heads need two blocks."""
+    check_rope(gpu, DType.BF16, 0, rotary, "wide", heads=62)
+
+
+def check_rope(
+    gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary: int, norm: str, *, heads: int = 5, dim: int = 16
+) -> None:
+    """Two sequences with scattered blocks, one of which has a past."""
+    kv_heads = 2
+    cache = KvCache(layout_of(dtype, head_dim=dim, kv_heads=kv_heads), 7)
     expected_cache = KvCache(cache.group, 7)
     batch = batch_of([(0, 3), (30, 4)], [[5], [1, 6, 3]])
     qkv = _normal(1, 7, (heads + 2 * kv_heads) * dim)

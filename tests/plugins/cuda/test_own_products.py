@@ -8,6 +8,7 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.plan import Attr
+from ingot.plugins.cuda import own_products
 from ingot.plugins.cuda.bind import ACTIVATIONS
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
@@ -111,3 +112,17 @@ def test_tables_of_codes(gpu: ctypes.CDLL, hidden: int) -> None:
         (expected,) = reference_outputs("embedding.w8.sm80", [*inputs], attrs, batch)
         (found,) = run_step(gpu, "embedding.w8.sm80", [*inputs], attrs, batch, kv=layout_of(DType.BF16))
         np.testing.assert_allclose(found, expected, rtol=2e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "w8", "w4g32"])
+def test_whole_pairs_and_halves_give_the_same_bits(
+    gpu: ctypes.CDLL, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that computes few rows takes 16 rows of a small weight, 32 of a large one."""
+    for rows in (3, 11):
+        halves, expected = product(gpu, precision, rows, (70, 300, 0), 3)
+        with monkeypatch.context() as changed:
+            changed.setattr(own_products, "HALF_PAIRS", 0)
+            pairs, _ = product(gpu, precision, rows, (70, 300, 0), 3)
+        assert halves.tobytes() == pairs.tobytes(), f"{rows} rows"
+        np.testing.assert_allclose(pairs, expected, rtol=0, atol=6e-6 * max(1.0, float(np.abs(expected).max())))

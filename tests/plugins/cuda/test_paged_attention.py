@@ -36,15 +36,18 @@ def check(
     window: int = 0,
     softcap: float = 0.0,
     shift: float = 0.0,
+    rise: float = 0.0,
     splits: int = 1,
     sinks: bool = False,
     slopes: bool = False,
     bf16_bias: bool = False,
     growth: float = 0.0,
+    tolerance: float | None = None,
 ) -> None:
     """parts: (past, new tokens) of each sequence. Blocks lie scattered, those before the window outside the memory of
     the cache; slots that nobody wrote hold NaN. shift: added to queries and taken from keys, so that scores are
-    negative. splits: into how many parts contexts of decode are cut."""
+    negative. rise: keys of each token are larger by so much of the first's. splits: into how many parts contexts of
+    decode are cut."""
     random = np.random.default_rng(heads * dim + window)
     layout = dataclasses.replace(layout_of(dtype, dim, kv_heads, block), window=window)
     needed = [-(-(past + new) // block) for past, new in parts]
@@ -53,8 +56,10 @@ def check(
     cache = KvCache(layout, len(order))
     for table, (past, new) in zip(tables, parts, strict=True):
         for position in range(past + new):
-            for pool, less in ((cache.keys, shift), (cache.values, 0)):
-                values = random.standard_normal((kv_heads, dim)).astype(np.float32) - np.float32(less)
+            for pool, less, more in ((cache.keys, shift, 1 + rise * position), (cache.values, 0, 1)):
+                values = random.standard_normal((kv_heads, dim)).astype(np.float32) * np.float32(more) - np.float32(
+                    less
+                )
                 pool[1, table[position // block], :, position % block] = _rounded(values, dtype)
         gone = max(past + 1 - window, 0) // block if window else 0
         table[:gone] = [FAR] * gone
@@ -80,7 +85,7 @@ def check(
     inputs: list[Input] = [q, *of_heads]
     (expected,) = reference_outputs(kernel, inputs, attrs, batch, cache)
     (found,) = run_step(driver, kernel, inputs, attrs, batch, cache, parts=splits)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance or TOLERANCE[dtype])
 
 
 @pytest.fixture
@@ -165,6 +170,14 @@ def test_sinks_slopes_and_queries_that_grow(gpu: ctypes.CDLL, dtype: DType, extr
     check(gpu, dtype, [(150, 1), (0, 70), (90, 5)], heads=4, kv_heads=2, dim=dim, **extras)
     if dtype is DType.BF16:
         check(gpu, dtype, [(400, 1), (3, 1)], heads=4, kv_heads=2, dim=dim, splits=3, **extras)
+
+
+@pytest.mark.parametrize(("dim", "window"), [(64, 0), (96, 0), (12, 33)])
+def test_scores_that_rise(gpu: ctypes.CDLL, dim: int, window: int) -> None:
+    """So that prompts choose a new base several times. A token that weighs as much as all together has a weight that is
+    rounded to 8 bits, as any other, and a value of up to 4."""
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "dim": dim, "window": window}
+    check(gpu, DType.BF16, [(0, 70), (60, 20)], **sizes, rise=0.3, tolerance=4 * 2.0**-8)
 
 
 @pytest.mark.parametrize("splits", often((1, 2, 3, 7), (1, 7)))

@@ -1,6 +1,8 @@
 """Sizes, addresses and keys that the host chooses for a GPU, without one."""
 
 import contextlib
+import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,11 @@ from ingot.plugins.cuda import products
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Gpu
 from ingot.plugins.cuda.products import Product, Products
-from ingot.plugins.cuda.shapes import attention_tiles, product_rows
+from ingot.plugins.cuda.shapes import Tiles, attention_tiles, product_rows
+from ingot.plugins.cuda.step_tables import StepTables
 from ingot.plugins.cuda.target import TARGETS, CudaTarget
 from ingot.plugins.cuda.work import Addresses, cache_places
+from tests.plugins.cpu.one_step import batch_of, one_step_plan, plain_batch
 
 
 def test_few_products_need_a_plan() -> None:
@@ -26,24 +30,35 @@ def test_few_products_need_a_plan() -> None:
 
 
 def test_a_decode_step_is_filled_up_to_the_next_size_of_the_plan() -> None:
-    graphs = DecodeGraphs(SimpleNamespace(), SimpleNamespace(decode_sizes=(1, 2, 5, 6)))  # type: ignore[arg-type]
+    plan, _ = one_step_plan("add.f32.sm80", [np.zeros((1, 8), np.float32)] * 2, {}, plain_batch(1))
+    device: Any = None  # captures graphs, and none is captured here
+    graphs = DecodeGraphs(device, dataclasses.replace(plan, decode_sizes=(1, 2, 5, 6)))
 
-    def size(sequences: int, tokens: int, rows: int) -> int | None:
-        batch = SimpleNamespace(past_lengths=np.zeros(sequences), ids=np.zeros(tokens), logit_rows=np.arange(rows))
-        return graphs.size(batch)  # type: ignore[arg-type]
+    def size(new: Sequence[int], rows: int) -> int | None:
+        return graphs.size(batch_of([(3, each) for each in new], [[0]] * len(new), range(rows)))
 
-    assert [size(count, count, count) for count in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 5, 5, 5, 6, None]
-    assert size(2, 3, 2) is None, "a prompt takes part"
-    assert size(2, 2, 1) is None, "not all logits are wanted"
+    assert [size([1] * count, count) for count in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 5, 5, 5, 6, None]
+    assert size([1, 2], 2) is None, "a prompt takes part"
+    assert size([1, 1], 1) is None, "not all logits are wanted"
 
 
 def test_tiles_hold_as_many_tokens_as_their_rows_allow() -> None:
-    assert [(tiles.decode, tiles.prefill) for tiles in map(attention_tiles, (1, 3, 16, 64))] == [
-        (16, 64),
-        (5, 21),
-        (1, 4),
-        (0, 1),
-    ]
+    def tokens(head_dim: int) -> list[tuple[int, int]]:
+        tiles = [attention_tiles(group, head_dim) for group in (1, 3, 16, 64)]
+        return [(each.decode, each.prefill) for each in tiles]
+
+    assert tokens(64) == tokens(128) == [(16, 128), (5, 42), (1, 8), (0, 2)]
+    assert tokens(136) == tokens(256) == [(16, 64), (5, 21), (1, 4), (0, 1)]
+
+
+def test_prompts_that_see_most_are_attended_to_first() -> None:
+    """What runs last is short then."""
+    tables: Any = SimpleNamespace(_tiles=Tiles(decode=4, prefill=32))
+    batch = batch_of([(0, 40), (9, 1), (100, 70)], [[0], [1], [2]], [], ids=np.zeros(111, np.int32))
+    decode, prefill = StepTables._items(tables, batch, np.diff(batch.query_starts))
+    assert decode.tolist() == [[1, 40, 1, 9]]
+    expected = [[2, 105, 6, 164], [2, 73, 32, 132], [2, 41, 32, 100], [0, 32, 8, 32], [0, 0, 32, 0]]
+    assert prefill.tolist() == expected
 
 
 def test_keys_and_values_of_layers_follow_one_another() -> None:

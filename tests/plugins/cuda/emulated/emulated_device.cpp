@@ -33,7 +33,7 @@ emulated_switch:
 
 namespace emulated {
 
-Index block_index, grid_size;
+Index block_index, block_size, grid_size;
 
 namespace {
 
@@ -238,6 +238,7 @@ extern "C" const char* emulated_launch(void (*kernel)(void**), void** arguments,
   if (block.fibers.size() < threads) block.fibers.resize(threads);
   block.words.assign(threads / 32 * 2 * 32 * kMaxWords, 0);
   grid_size = {grid[0], grid[1], grid[2]};
+  block_size = {static_cast<unsigned>(threads), 1, 1};
   if (setjmp(failed)) {
     check_stop();
     return failure.c_str();

@@ -13,19 +13,21 @@
 #include "access_check.h"
 
 #define INGOT_KERNEL(threads) extern "C" void
+#define INGOT_KERNEL_TO_SHARE(threads, blocks) extern "C" void
 #define INGOT_SHARED(name) unsigned char* name = emulated::shared_memory()
 #define INGOT_DEVICE inline
 #define __shared__ static
 #define threadIdx emulated::thread_index()
 #define blockIdx emulated::block_index
 #define gridDim emulated::grid_size
+#define blockDim emulated::block_size
 
 namespace emulated {
 
 struct Index {
   unsigned x, y, z;
 };
-extern Index block_index, grid_size;
+extern Index block_index, block_size, grid_size;
 
 Index thread_index();
 unsigned char* shared_memory();
@@ -48,15 +50,39 @@ inline void __syncthreads() { emulated::barrier(); }
 inline void __syncwarp() { emulated::exchange("syncwarp", nullptr, 0); }
 
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int step) {
+T __shfl_sync(unsigned mask, T value, unsigned lane) {
   static_assert(sizeof(T) == 4);
   if (mask != 0xffffffffu) emulated::fail("a shuffle of a part of the warp");
   uint32_t word;
   std::memcpy(&word, &value, 4);
-  word = emulated::exchange("shuffle", &word, 1)[(emulated::thread_index().x % 32) ^ step];
+  word = emulated::exchange("shuffle", &word, 1)[lane % 32];
   std::memcpy(&value, &word, 4);
   return value;
 }
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int step) {
+  return __shfl_sync(mask, value, (emulated::thread_index().x % 32) ^ static_cast<unsigned>(step));
+}
+
+inline bool __any_sync(unsigned mask, bool said) {
+  if (mask != 0xffffffffu) emulated::fail("a vote of a part of the warp");
+  const uint32_t word = said;
+  const uint32_t* every = emulated::exchange("vote", &word, 1);
+  for (int lane = 0; lane < 32; ++lane) {
+    if (every[lane]) return true;
+  }
+  return false;
+}
+
+inline uint32_t __ballot_sync(unsigned mask, bool says) {
+  if (mask != 0xffffffffu) emulated::fail("a vote of a part of the warp");
+  const uint32_t word = says;
+  const uint32_t* every = emulated::exchange("vote", &word, 1);
+  uint32_t found = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) found |= every[lane] << lane;
+  return found;
+}
+inline int __popc(uint32_t word) { return __builtin_popcount(word); }
 
 inline float __uint_as_float(uint32_t bits) {
   float value;
@@ -95,7 +121,11 @@ inline void sincospif(float x, float* sine, float* cosine) {
 }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 using std::rint;
+inline unsigned thread_anew() { return emulated::thread_index().x; }
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_reciprocal(float x) { return 1.f / x; }
 
 inline float f16_to_float(uint16_t bits) {
   _Float16 value;
@@ -113,6 +143,16 @@ inline uint16_t float_to_bf16(float value) {
   std::memcpy(&bits, &value, 4);
   if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Written as one access, on its own size.
+template <int kCount>
+struct alignas(4 * kCount) Words {
+  uint32_t at[kCount];
+};
+inline void store_words(void* to, uint32_t a, uint32_t b) { *static_cast<Words<2>*>(to) = {{a, b}}; }
+inline void store_words(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  *static_cast<Words<4>*>(to) = {{a, b, c, d}};
 }
 
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {

@@ -3,11 +3,14 @@
 //
 // Work is queued and done no earlier than a synchronisation asks for, so that a missing one is noticed. Fresh memory
 // holds NaN, and every allocation ends in a strip that nobody may touch.
+//
+// To time the host alone, kernels can be left out: a graph then takes a fixed time on a clock, and computes nothing.
 #include <dlfcn.h>
 #include <elf.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -61,6 +65,7 @@ struct Graph {
 struct Event {
   unsigned flags = 0;
   std::chrono::steady_clock::time_point when{};  // it was reached
+  std::chrono::steady_clock::time_point due{};   // the graphs before it end, where kernels are left out
 };
 struct Mark {  // what is queued where an event is recorded
   Event* event;
@@ -76,6 +81,9 @@ int retained = 0, contexts = 0;  // holders of the primary context; how often it
 size_t others = 0;               // bytes of memory that other processes have
 bool initialised = false, capturing = false;
 int backwards = 0;
+bool idle = false;                        // kernels are left out
+std::chrono::nanoseconds graph_takes{0};  // then
+std::chrono::steady_clock::time_point busy_until{};
 std::vector<Work> queue, captured;
 std::vector<Work> uploads;  // copies from pageable memory: on their way, no stream waits for them
 std::map<uintptr_t, std::pair<size_t, void*>> allocated;  // address → bytes, what malloc gave
@@ -117,6 +125,9 @@ extern "C" {
 // For tests and for the emulated cuBLASLt.
 void emulated_set_devices(int count) { devices = count; }
 void emulated_run_backwards(int yes) { backwards = yes; }
+void emulated_leave_out_kernels(int yes, int64_t graph_nanoseconds) {
+  idle = yes, graph_takes = std::chrono::nanoseconds(graph_nanoseconds);
+}
 int emulated_held() { return held; }
 int emulated_retained() { return retained; }
 int emulated_contexts() { return contexts; }
@@ -270,13 +281,17 @@ int cuEventDestroy(void* event) {
   return kSuccess;
 }
 int cuEventRecord(void* event, void*) {
+  static_cast<Event*>(event)->due = busy_until;
   emulated_enqueue(Mark{static_cast<Event*>(event)});
   return require_context();
 }
 int cuEventSynchronize(void* event) {  // what was queued behind it waits on
   for (size_t i = 0; i < queue.size(); ++i) {
     const Mark* mark = queue[i].target<Mark>();
-    if (mark && mark->event == event) return flush(i + 1);
+    if (mark && mark->event == event) {
+      std::this_thread::sleep_until(mark->event->due);
+      return flush(i + 1);
+    }
   }
   return kSuccess;
 }
@@ -317,6 +332,7 @@ int cuGraphExecDestroy(void* executable) {
   return kSuccess;
 }
 int cuGraphLaunch(void* executable, void*) {
+  busy_until = std::max(busy_until, std::chrono::steady_clock::now()) + graph_takes;
   for (const Work& each : static_cast<Graph*>(executable)->work) queue.push_back(each);
   return require_context();
 }
@@ -363,6 +379,7 @@ int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned th
   if (const int code = require_context()) return code;
   const auto* function = static_cast<Function*>(handle);
   if (!x || !y || !z || y > 65535 || z > 65535 || threads > 1024 || shared > function->shared) return kInvalidValue;
+  if (idle) return kSuccess;
   std::vector<std::vector<unsigned char>> values;  // the driver copies them before it returns
   for (int i = 0; i < function->count; ++i) {
     const auto* begin = static_cast<const unsigned char*>(arguments[i]);
@@ -377,6 +394,17 @@ int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned th
     return wrong ? kLaunchFailed : kSuccess;
   });
   return kSuccess;
+}
+// The fields of CUlaunchConfig. Here every kernel waits for the one before it, whatever the attributes allow.
+struct LaunchConfig {
+  unsigned x, y, z, threads, threads_y, threads_z, shared;
+  void* stream;
+  void* attributes;
+  unsigned count;
+};
+int cuLaunchKernelEx(const LaunchConfig* config, void* handle, void** arguments, void** extra) {
+  return cuLaunchKernel(handle, config->x, config->y, config->z, config->threads, config->threads_y, config->threads_z,
+                        config->shared, config->stream, arguments, extra);
 }
 int cuGetErrorName(int, const char** name) {
   *name = "EMULATED_ERROR";

@@ -38,33 +38,67 @@ struct Entry {
 };
 #define ENTRY(name) {#name, &Door<&name>::open, Door<&name>::kCount, Door<&name>::kSizes}
 const Entry kEntries[] = {
-    ENTRY(embed),          ENTRY(rope_table),      ENTRY(residual_norm),  ENTRY(epilogue),       ENTRY(gather_rows),
-    ENTRY(soft_cap),       ENTRY(scale_rows),      ENTRY(add_gated),      ENTRY(draw_tokens),    ENTRY(turn_and_store),
+    ENTRY(embed),
+    ENTRY(rope_table),
+    ENTRY(residual_norm),
+    ENTRY(epilogue),
+    ENTRY(gather_rows),
+    ENTRY(soft_cap),
+    ENTRY(scale_rows),
+    ENTRY(add_gated),
+    ENTRY(draw_tokens),
+    ENTRY(turn_and_store),
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(product_f32),
 #else
-    ENTRY(product_8), ENTRY(product_16), ENTRY(product_64), ENTRY(product_128),
+    ENTRY(product_8),
+    ENTRY(product_8_half),
+    ENTRY(product_16),
+    ENTRY(product_16_half),
+    ENTRY(product_64),
+    ENTRY(product_128),
 #endif
 #ifdef INGOT_CODES
-    ENTRY(embed_codes),    ENTRY(product_w8_8),    ENTRY(product_w8_16),  ENTRY(product_w8_64),  ENTRY(product_w8_128),
-    ENTRY(product_w4_8),   ENTRY(product_w4_16),   ENTRY(product_w4_64),  ENTRY(product_w4_128),
+    ENTRY(product_w8_8_half),
+    ENTRY(product_w8_16_half),
+    ENTRY(product_w4_8_half),
+    ENTRY(product_w4_16_half),
+    ENTRY(embed_codes),
+    ENTRY(product_w8_8),
+    ENTRY(product_w8_16),
+    ENTRY(product_w8_64),
+    ENTRY(product_w8_128),
+    ENTRY(product_w4_8),
+    ENTRY(product_w4_16),
+    ENTRY(product_w4_64),
+    ENTRY(product_w4_128),
 #endif
 #ifdef INGOT_EXPERTS
-    ENTRY(moe_route),      ENTRY(group_by_expert), ENTRY(sum_experts),
+    ENTRY(moe_route),
+    ENTRY(group_by_expert),
+    ENTRY(sum_experts),
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(experts_f32),
 #else
-    ENTRY(experts_8),      ENTRY(experts_64),      ENTRY(experts_128),
+    ENTRY(experts_8),
+    ENTRY(experts_64),
+    ENTRY(experts_128),
 #endif
 #ifdef INGOT_CODES
-    ENTRY(experts_w8_8),   ENTRY(experts_w8_64),   ENTRY(experts_w8_128), ENTRY(experts_w4_8),   ENTRY(experts_w4_64),
+    ENTRY(experts_w8_8),
+    ENTRY(experts_w8_64),
+    ENTRY(experts_w8_128),
+    ENTRY(experts_w4_8),
+    ENTRY(experts_w4_64),
     ENTRY(experts_w4_128),
 #endif
 #endif
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
-    ENTRY(attention_prefill), ENTRY(attention_decode), ENTRY(attention_combine),
+    ENTRY(attention_prefill),
+    ENTRY(attention_decode),
+    ENTRY(attention_combine),
 #endif
 };
 

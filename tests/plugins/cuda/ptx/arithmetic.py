@@ -38,6 +38,8 @@ class Operation:
 def find(op: tuple[str, ...]) -> Operation | None:
     """None for what is no arithmetic, or not known."""
     name, kind = op[0], op[-1]
+    if op in (("cvt", "rn", "bf16x2", "f32"), ("cvt", "rn", "f16x2", "f32")):
+        return Operation(("f32", "f32"), "b32", lambda high, low: _pack(high, low, op[2]))
     if name == "cvt":
         return Operation((op[-1],), op[-2], lambda x: _convert(x, op))
     if name == "setp":
@@ -89,6 +91,14 @@ def _to_bf16(x: Values) -> Values:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
     return np.where(np.isnan(x), 0x7FFF, nearest).astype(np.uint16)
+
+
+def _pack(high: Values, low: Values, kind: str) -> Values:
+    first, second = (
+        (_to_bf16(each) if kind == "bf16x2" else np.asarray(each).astype(np.float16).view(np.uint16)).astype(np.uint32)
+        for each in np.broadcast_arrays(high, low)
+    )
+    return first << np.uint32(16) | second
 
 
 def _fused_pairs(x: Values, y: Values, z: Values) -> Values:

@@ -1,5 +1,6 @@
 """How many instructions the warps of a block issue: in attention per tile of the KV cache, in products per slab of K.
-It is the difference that more context, or a longer K, makes. `python -m tests.plugins.cuda.ptx.costs` prints them."""
+It is the difference that more context, or a longer K, makes. Kernels that go row by row: for one row, in all.
+`python -m tests.plugins.cuda.ptx.costs` prints them."""
 
 import dataclasses
 import re
@@ -14,14 +15,18 @@ from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
 from ingot.plugins.cuda.own_products import FEW_ROWS
-from ingot.plugins.cuda.shapes import attention_shared_bytes
+from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from tests.plugins.cuda.ptx.launches import ptx_of
 from tests.plugins.cuda.ptx.machine import Machine
 from tests.plugins.cuda.ptx.parse import Kernel, parse
 
 TILE, BLOCK, GROUP, THREADS = 64, 32, 4, 128
 SHORT, LONG = 3, 6  # tiles
-LOADING = {"paged_attention.cu": "load_pages", "matrix_units.cuh": "copy_async"}  # file → function
+COPY = ("matrix_units.cuh", "copy_async")
+LOADING = {  # kernel → file and function, beside COPY
+    "attention_decode": ("paged_attention.cu", "load_pages"),
+    "attention_prefill": ("prefill_attention.cuh", "load"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,16 +40,16 @@ class Cost:
 def attention_cost(nvcc: Compiler, kernel: str, head_dim: int) -> Cost:
     """A tile's 64 tokens lie in two pages; GQA with four heads for a KV head."""
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=head_dim, tokens_per_block=BLOCK)
-    text, new = ptx_of(nvcc, types), 1 if kernel == "attention_decode" else 16
+    text, new = ptx_of(nvcc, types), 1 if kernel == "attention_decode" else prefill_rows(head_dim) // GROUP
     entry = parse(text)[kernel]
     files = {int(number): Path(name).name for number, name in re.findall(r'\.file\s+(\d+) "([^"]+)"', text)}
     (short, few), (long, many) = (_launch(entry, head_dim, tiles * TILE - new, new) for tiles in (SHORT, LONG))
     names = Counter({name: (long[name] - short[name]) // (LONG - SHORT) for name in long if long[name] != short[name]})
-    loads = [range(*_lines_of(file, function)) for file, function in LOADING.items()]
+    loads = [(file, range(*_lines_of(file, function))) for file, function in (LOADING[kernel], COPY)]
     loading = sum(
         many[file, line] - few[file, line]
         for file, line in many
-        if any(files.get(file) == name and line in lines for name, lines in zip(LOADING, loads, strict=True))
+        if any(files.get(file) == name and line in lines for name, lines in loads)
     )
     return Cost(instructions=names, loading=loading // (LONG - SHORT))
 
@@ -52,8 +57,9 @@ def attention_cost(nvcc: Compiler, kernel: str, head_dim: int) -> Cost:
 def _lines_of(file: str, function: str) -> tuple[int, int]:
     """First line, and the one behind the last."""
     lines = (compiler.SOURCES / file).read_text().splitlines()
-    begin = next(number for number, line in enumerate(lines, 1) if re.match(rf"INGOT_DEVICE .*\b{function}\(", line))
-    return begin, next(number for number, line in enumerate(lines, 1) if number > begin and line == "}") + 1
+    begin = next(number for number, line in enumerate(lines, 1) if re.match(rf" *INGOT_DEVICE .*\b{function}\(", line))
+    end = re.match(" *", lines[begin - 1])[0] + "}"  # type: ignore[index]
+    return begin, next(number for number, line in enumerate(lines, 1) if number > begin and line == end) + 1
 
 
 def loads_per_tile(head_dim: int) -> int:
@@ -110,6 +116,43 @@ def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[
     return machine.launch(entry, (1, 1, 1), 256, shared, given)
 
 
+HIDDEN, GATED, HEADS, KV_HEADS, HEAD_DIM = 2048, 8192, 32, 8, 64  # of Llama-3.2-1B
+ROW_KERNELS = (
+    "embed",
+    "residual_norm",
+    "turn_and_store",
+    "epilogue",
+    "gather_rows",
+)  # 2,048 columns a block, or 16 heads
+
+
+def row_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
+    """Instructions by name, of all warps that compute one row of Llama-3.2-1B; its activations are bf16."""
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=HEAD_DIM, tokens_per_block=BLOCK)
+    entry, machine, heads = parse(ptx_of(nvcc, types))[kernel], Machine(), HEADS + 2 * KV_HEADS
+
+    def place(nbytes: int) -> int:
+        room = np.zeros(nbytes + 256, np.uint8)
+        data = room[-room.ctypes.data % 256 :][:nbytes]
+        machine.memory.add(data.ctypes.data, data)
+        return int(data.ctypes.data)
+
+    y, x, up, weight = (place(4 * max(GATED, heads * HEAD_DIM)) for _ in range(4))
+    keys, values, zeros = place(2 * BLOCK * HIDDEN), place(2 * BLOCK * HIDDEN), place(256)
+    given, blocks, threads = {
+        "embed": (struct.pack("<6Qif", y, weight, 0, zeros, zeros, zeros, HIDDEN, 1.0), 1, 256),
+        "residual_norm": (struct.pack("<6Qifii", y, up, x, up, weight, 0, HIDDEN, 1e-5, 0, 1), 1, HIDDEN // 8),
+        "turn_and_store": (
+            struct.pack("<10Q6if", y, keys, values, x, up, 0, 0, *[zeros] * 3, 1, HEADS, KV_HEADS, HEAD_DIM, 0, 0, 0),
+            heads // 16,
+            128,
+        ),
+        "epilogue": (struct.pack("<6Q4i", y, x, up, 0, 0, 0, GATED, GATED, 1, 1), GATED // 2048, 256),
+        "gather_rows": (struct.pack("<3Qi", y, x, zeros, HIDDEN), 1, 256),
+    }[kernel]
+    return machine.launch(entry, (1, blocks, 1), threads, 0, given)
+
+
 def main() -> None:
     """Print them."""
     nvcc = find_compiler()
@@ -117,6 +160,10 @@ def main() -> None:
     for kernel in PRODUCTS:
         names = product_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
+        print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
+    for kernel in ROW_KERNELS:
+        names = row_cost(nvcc, kernel)
+        print(f"{kernel}: {names.total()} instructions a row, of all warps")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
     for kernel in ("attention_decode", "attention_prefill"):
         for head_dim in (64, 128):

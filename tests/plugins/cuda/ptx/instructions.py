@@ -33,7 +33,7 @@ class Instructions(WarpInstructions):
 
     def _make(self, each: Instruction) -> Closure:
         name = each.op[0]
-        if name in ("membar", "fence"):
+        if name in ("membar", "fence", "griddepcontrol"):
             return lambda lanes: None
         special: Callable[[Instruction], Closure | None] | None = getattr(self, f"_{name}", None)
         if special is not None and (made := special(each)) is not None:
@@ -41,6 +41,8 @@ class Instructions(WarpInstructions):
         operation = find(each.op)
         if operation is None:
             raise KernelError("the interpreter does not know this instruction")
+        if len(each.operands) - 1 != len(operation.sources):
+            raise KernelError(f"the interpreter knows {each.op[0]} with other operands")
         sources = [self._reader(a, kind) for a, kind in zip(each.operands[1:], operation.sources, strict=True)]
         write, compute = self._writer(each.operands[0], operation.result), operation.compute
         return lambda lanes: write(lanes, compute(*(read(lanes) for read in sources)))
@@ -69,6 +71,21 @@ class Instructions(WarpInstructions):
             for index, read in enumerate(readers):
                 whole |= read(lanes).astype(np.uint64) << np.uint64(index * width)
             put(lanes, whole.astype(dtype_of(each.op[-1])))
+
+        return join
+
+    def _cvt(self, each: Instruction) -> Closure | None:
+        """Two floats to two halves: the first goes to the upper one."""
+        if each.op[-2:] not in (("bf16x2", "f32"), ("f16x2", "f32")):
+            return None
+        narrow = find(("cvt", "rn", each.op[-2].removesuffix("x2"), "f32"))
+        assert narrow is not None
+        upper, lower = (self._reader(name, "f32") for name in each.operands[1:])
+        write = self._writer(each.operands[0], "b32")
+
+        def join(lanes: Lanes) -> None:
+            halves = [narrow.compute(read(lanes)).view(np.uint16).astype(np.uint32) for read in (upper, lower)]
+            write(lanes, halves[0] << np.uint32(16) | halves[1])
 
         return join
 

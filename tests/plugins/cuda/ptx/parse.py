@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 _ENTRY = re.compile(r"\.entry (\w+)\((.*?)\)[^{]*\n\{\n(.*?)\n\}", re.S)
-_VARIABLE = re.compile(r"\.shared \.align (\d+) \.\w(\d+) (\w+)(?:\[(\d+)\])?;")
+_VARIABLE = re.compile(r"\.shared \.align (\d+) \.\w(\d+) ([\w$]+)(?:\[(\d+)\])?;")
 _DYNAMIC = re.compile(r"\.extern \.shared \.align (\d+) \.b8 (\w+)\[\];")
 
 
@@ -93,8 +93,8 @@ def _parameters(text: str) -> dict[str, tuple[int, int]]:
 
 
 def _instruction(text: str) -> Instruction:
-    match = re.match(r"(?:@(!?)(%\w+)\s+)?([\w.]+)\s*(.*)", text)
+    match = re.match(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*)", text)
     assert match is not None, f"an instruction, not {text!r}"
     operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", match[4])
-    op = tuple(match[3].split("."))
+    op = tuple(part for part in match[3].split(".") if "::" not in part)  # those say what caches should do
     return Instruction(op, tuple(each.strip() for each in operands), match[2] or "", bool(match[1]), text)

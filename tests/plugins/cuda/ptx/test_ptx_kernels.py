@@ -11,14 +11,15 @@ import pytest
 
 from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
-from ingot.plugins.cuda.compiler import Compiler
+from ingot.plugins.cuda.compiler import Compiler, Specialisation
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_experts, test_kernels, test_own_products
 from tests.plugins.cuda import test_paged_attention as attention
 from tests.plugins.cuda.ptx import costs
-from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost
-from tests.plugins.cuda.ptx.launches import Interpreted
+from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost, row_cost
+from tests.plugins.cuda.ptx.launches import Interpreted, ptx_of
 from tests.plugins.cuda.ptx.memory import KernelError
+from tests.plugins.cuda.ptx.parse import parse
 from tests.plugins.cuda.test_accesses import FAULTS
 from tests.spanning import often
 
@@ -30,12 +31,17 @@ def names(interpreted: Interpreted) -> set[str]:
     return {name for name, _ in interpreted.counted}
 
 
+def whole(interpreted: Interpreted) -> set[str]:
+    """The same, whether a block takes a pair or half of one."""
+    return {name.removesuffix("_half") for name in names(interpreted)}
+
+
 @pytest.mark.parametrize("dtype", often((DType.F32, DType.BF16, DType.F16), (DType.F32,)))
 def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     for case in [*test_kernels._embeddings(dtype)][::3] + [*test_kernels._matmuls(dtype)][::2]:
         test_kernels._check(interpreted.driver, case)
     product = {"product_f32"} if dtype is DType.F32 else {"product_8", "product_16"}
-    assert names(interpreted) == {"embed", "epilogue", *product}
+    assert whole(interpreted) == {"embed", "epilogue", *product}
 
 
 @pytest.mark.parametrize("precision", often(("bf16", "f16", "w8", "w4g32"), ("w4g32",)))
@@ -43,7 +49,7 @@ def test_products_without_a_library(interpreted: Interpreted, precision: str) ->
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
     test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
     kind = "product_" if precision in ("bf16", "f16") else f"product_{precision[:2]}_"
-    assert names(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
+    assert whole(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
 
 
 @pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), _LATER((66, 176, 1), 7), _LATER((40, 1104, 0), 2)])
@@ -51,13 +57,13 @@ def test_a_row_has_the_same_bits_in_any_batch(
     interpreted: Interpreted, shape: tuple[int, int, int], which: int
 ) -> None:
     test_own_products.check_bits(interpreted.driver, "bf16", shape, which)
-    assert names(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
+    assert whole(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
 
 
 @pytest.mark.slow
 def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted) -> None:
     test_own_products.check_bits(interpreted.driver, "w4g64", (70, 1104, 1), 7)
-    assert names(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
+    assert whole(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
 
 
 @pytest.mark.parametrize(
@@ -203,11 +209,11 @@ def test_faults_are_seen(interpreted: Interpreted, monkeypatch: pytest.MonkeyPat
         test_splits(interpreted, 12)
 
 
-BUDGETS = {  # instructions of all four warps
+BUDGETS = {  # instructions of all four warps; prefill: for 128 rows
     ("attention_decode", 64): 1550,
     ("attention_decode", 128): 2000,
-    ("attention_prefill", 64): 3300,
-    ("attention_prefill", 128): 4100,
+    ("attention_prefill", 64): 2750,
+    ("attention_prefill", 128): 4150,
 }
 
 
@@ -234,3 +240,33 @@ def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: 
     cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]
     assert cost["mma"] == (2 if rows <= 16 else 8) * (rows // 8) * 2
     assert cost.total() <= SLAB_BUDGETS[kernel]
+
+
+ROW_BUDGETS = {  # instructions of all warps for a row; how many of them store
+    "embed": (1000, 16),
+    "residual_norm": (2700, 8 * (2 + 2 + 1)),  # the sum, the result, a warp's part of the mean
+    "turn_and_store": (2700, 8 * 2 + 2 * 2 + 2),  # 8 warps of queries, 2 of keys, 2 of values
+    "epilogue": (9300, 64),
+    "gather_rows": (600, 16),
+}
+
+
+@pytest.mark.parametrize("kernel", ROW_BUDGETS)
+def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
+    """And no store moves fewer than four columns."""
+    cost, (most, stores) = row_cost(nvcc, kernel), ROW_BUDGETS[kernel]
+    assert cost["st"] == stores
+    assert cost.total() <= most
+
+
+def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
+    """For the kernel before it, which may still run: none that stores may do so earlier."""
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=True, experts=True)
+    for name, kernel in parse(ptx_of(nvcc, types)).items():
+        if name == "draw_tokens":  # no part of a captured step
+            continue
+        ops = [".".join(each.op) for each in kernel.instructions]
+        assert "griddepcontrol.wait" in ops, name
+        stores = [index for index, op in enumerate(ops) if op.startswith("st.global")]
+        assert stores, name
+        assert ops.index("griddepcontrol.wait") < stores[0], name
