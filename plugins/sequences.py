@@ -2,7 +2,8 @@
 
 start ─▶ [rules, tokens] ──draws──▶ Draw ──sample──▶ token ──take──▶ [rules, tokens + 1] ─▶ ... ─▶ Ending
 
-A session that submits steps makes a draw before the token of the one before it is known.
+A session that submits steps makes a draw before the token of the one before it is known. Sequences whose draws depend
+on no token are moved on together (plain_sequences.py), the others one by one.
 """
 
 import dataclasses
@@ -10,10 +11,12 @@ import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.errors import RequestError
 from ingot.plugins.op import Array
 from ingot.plugins.ops.sample import Draw, Drawn, sample
+from ingot.plugins.plain_sequences import PlainSequences, is_plain
 from ingot.step_io import LAST_DRAWN, Ending, Float32, Int32, SequenceRules, StepBatch, StepResult, UInt32
 
 
@@ -137,11 +140,31 @@ def _with_token(mask: UInt32, token: int) -> UInt32:
     return found
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """The sequences that draw in a step, in the order of its draws.
+
+    slots         int32 [Q]
+    plain         places in it of plain sequences, ascending
+    plain_slots   these sequences' slots
+    others, held  the other places, and what is held of the sequences there
+    """
+
+    slots: Int32
+    plain_slots: Int32
+    plain: npt.NDArray[np.intp]
+    others: list[int]
+    held: Sequence[_Held]
+
+
 class Sequences:
-    """Those of one session, by slot."""
+    """Those of one session, by slot. plain: those of them whose draws depend on no token; changes: how often one began
+    or ended."""
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
+        self.plain = PlainSequences()
+        self.changes = 0
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """See Session.start."""
@@ -151,78 +174,128 @@ class Sequences:
                 expected=f"{num_prompt} tokens of a prompt and less than {rules.max_tokens} others",
                 got=f"{len(tokens)} tokens",
             )
-        self._held[slot] = _Held(rules, tokens.tolist(), num_prompt)
+        self.end(slot)
+        if is_plain(rules):
+            self.plain.start(slot, rules, tokens, num_prompt)
+        else:
+            self._held[slot] = _Held(rules, tokens.tolist(), num_prompt)
 
     def end(self, slot: int) -> None:
         """See Session.end."""
+        self.changes += 1
         self._held.pop(slot, None)
+        self.plain.end(slot)
 
     def complete(self, batch: StepBatch) -> StepBatch:
-        """The batch with the tokens that it leaves to the session; -1 - slot stands for one that is not known yet."""
-        if not (batch.ids == LAST_DRAWN).any():
+        """The batch with the tokens that it leaves to the session; -1 - slot stands for one that is not known yet. A
+        batch that breaks the contract comes back as it is: who checks it says what is wrong."""
+        firsts = batch.query_starts[:-1]
+        if len(firsts) != len(batch.slots) or ((firsts < 0) | (firsts >= len(batch.ids))).any():
             return batch
-        ids = batch.ids.copy()
-        for slot, first in zip(batch.slots.tolist(), batch.query_starts.tolist(), strict=False):
-            if ids[first] == LAST_DRAWN:
-                held = self._at(slot)
-                ids[first] = -1 - slot if held.submitted else held.tokens[-1]
+        (left,) = np.nonzero(batch.ids[firsts] == LAST_DRAWN)
+        if not len(left):
+            return batch
+        ids, slots = batch.ids.copy(), batch.slots[left]
+        known = self.plain.has(slots)
+        plain, places = slots[known], firsts[left[known]]
+        ids[places] = self.plain.next_inputs(plain)
+        for slot, first in zip(slots[~known].tolist(), firsts[left[~known]].tolist(), strict=True):
+            held = self._at(slot)
+            ids[first] = -1 - slot if held.submitted else held.tokens[-1]
         return dataclasses.replace(batch, ids=ids)
+
+    def drawing(self, batch: StepBatch) -> Drawing:
+        """Who draws in a step. Raises RequestError for a slot without a sequence."""
+        return self._drawing(drawing_slots(batch))
 
     def draws(self, batch: StepBatch) -> list[Draw]:
         """Those of a step: for sequences, then of known tokens. Raises RequestError where a sequence cannot draw."""
-        drawn = [self._at(slot).draw(row) for slot, row in zip(drawing_slots(batch), batch.draws.tolist(), strict=True)]
-        known = batch.known
-        if known is None:
-            return drawn
-        rows = zip(known.row.tolist(), known.token.tolist(), known.top.tolist(), strict=True)
-        return drawn + [Draw(row=row, rules=SequenceRules(top=top), known=token) for row, token, top in rows]
+        return self._draws(self.drawing(batch), batch.draws) + known_draws(batch)
 
     def record(self, batch: StepBatch, drawn: Drawn) -> StepResult:
         """Move the sequences of a step on by what was drawn for them."""
-        return _record([self._at(slot) for slot in drawing_slots(batch)], drawn)
+        return self._record(self.drawing(batch), drawn)
 
     def submit(self, batch: StepBatch) -> Callable[[Drawn], StepResult]:
         """Note that the draws of a step are under way. Gives what `record` does, for these sequences, when they are
         there: whatever becomes of the slots until then.
         """
-        held = [self._at(slot) for slot in drawing_slots(batch)]
-        for each in held:
+        return self.submit_drawing(self.drawing(batch))
+
+    def submit_drawing(self, drawing: Drawing) -> Callable[[Drawn], StepResult]:
+        """`submit`, where it is known who draws."""
+        self.plain.submit(drawing.plain_slots)
+        for each in drawing.held:
             each.submitted += 1
-        return functools.partial(_record, held)
+        return functools.partial(self._record, drawing, submitted=True)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """See Session.draw."""
-        drawn = [self._at(slot).draw(row) for row, slot in enumerate(slots.tolist())]
-        return _record([self._at(slot) for slot in slots.tolist()], sample(raw, drawn, logits))
+        drawing = self._drawing(slots)
+        return self._record(drawing, sample(raw, self._draws(drawing, np.arange(len(slots), dtype=np.int32)), logits))
 
     def history(self, slot: int) -> Sequence[int]:
         """The tokens of a sequence with penalties; () of any other."""
-        return self._at(slot).history
+        return () if slot in self.plain.rules else self._at(slot).history
 
     def _at(self, slot: int) -> _Held:
         if slot not in self._held:
             raise RequestError("a step draws for a sequence that was not started", got=f"slot {slot}")
         return self._held[slot]
 
+    def _drawing(self, slots: Int32) -> Drawing:
+        known = self.plain.has(slots)
+        if known.all():
+            return Drawing(slots=slots, plain=np.arange(len(slots)), plain_slots=slots, others=[], held=[])
+        others, plain = np.flatnonzero(~known).tolist(), np.flatnonzero(known)
+        held = [self._at(slot) for slot in slots[others].tolist()]
+        return Drawing(slots=slots, plain=plain, plain_slots=slots[plain], others=others, held=held)
 
-def _record(held: Sequence[_Held], drawn: Drawn) -> StepResult:
-    for each, token, log_prob in zip(held, drawn.ids.tolist(), drawn.log_probs.tolist(), strict=False):
-        each.append(token, log_prob)
-    return StepResult(
-        ids=drawn.ids[None],
-        log_probs=drawn.log_probs[None],
-        ends=np.array([each.ending for each in held], dtype=np.int32),
-        token_ranks=None if drawn.token_ranks is None else drawn.token_ranks[None],
-        top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
-        top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
-    )
+    def _draws(self, drawing: Drawing, rows: Int32) -> list[Draw]:
+        """One for each row of logits."""
+        slots = drawing.plain_slots
+        columns = (slots, self.plain.counters(slots), self.plain.num_prompt(slots), drawing.plain, rows[drawing.plain])
+        found = {
+            place: Draw(row=row, rules=self.plain.rules[slot], counter=counter, num_prompt=num_prompt)
+            for slot, counter, num_prompt, place, row in zip(*(each.tolist() for each in columns), strict=True)
+        }
+        found |= {place: each.draw(int(rows[place])) for place, each in zip(drawing.others, drawing.held, strict=True)}
+        return [found[place] for place in range(len(rows))]
+
+    def _record(self, drawing: Drawing, drawn: Drawn, *, submitted: bool = False) -> StepResult:
+        plain, count = drawing.plain, len(drawing.slots)
+        if not drawing.others:
+            ends = self.plain.record(drawing.slots, drawn.ids[:count], drawn.log_probs[:count], submitted=submitted)
+        else:
+            ends = np.zeros(count, np.int32)
+            own = drawn.ids[plain], drawn.log_probs[plain]
+            ends[plain] = self.plain.record(drawing.plain_slots, *own, submitted=submitted)
+        for place, each in zip(drawing.others, drawing.held, strict=True):
+            each.append(int(drawn.ids[place]), float(drawn.log_probs[place]))
+            ends[place] = each.ending
+        return StepResult(
+            ids=drawn.ids[None],
+            log_probs=drawn.log_probs[None],
+            ends=ends,
+            token_ranks=None if drawn.token_ranks is None else drawn.token_ranks[None],
+            top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
+            top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
+        )
 
 
-def drawing_slots(batch: StepBatch) -> list[int]:
+def drawing_slots(batch: StepBatch) -> Int32:
     """Where the sequences are that draw."""
     tokens = batch.logit_rows[batch.draws]
-    slots: list[int] = batch.slots[np.searchsorted(batch.query_starts, tokens, side="right") - 1].tolist()
+    slots: Int32 = batch.slots[np.searchsorted(batch.query_starts, tokens, side="right") - 1]
     return slots
+
+
+def known_draws(batch: StepBatch) -> list[Draw]:
+    """Those of known tokens, whose probabilities are wanted."""
+    if batch.known is None:
+        return []
+    columns = (batch.known.row.tolist(), batch.known.token.tolist(), batch.known.top.tolist())
+    return [Draw(row=row, rules=SequenceRules(top=top), known=token) for row, token, top in zip(*columns, strict=True)]
 
 
 def step_result(sequences: Sequences, batch: StepBatch, logits: Array) -> StepResult:

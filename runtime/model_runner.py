@@ -366,11 +366,15 @@ def _steps_of(news: StreamDelta, shown: dict[Request, int]) -> Iterator[bool]:
     """Move `shown` forward, a step at a time; whether the step brought a token. Steps of one crossing brought each of
     its requests one token per step, up to the end of the crossing or of the request. An end without a token is a step.
     """
-    counts = [progress.num_generated - shown[progress.request] for progress in news]
-    for step in range(max([1, *counts])):
+    counts = [num_generated - shown[request] for request, num_generated, _ in news]
+    if max(counts) <= 1:
+        shown.update([(request, num_generated) for request, num_generated, _ in news])
+        yield max(counts) == 1
+        return
+    for step in range(max(counts)):
         for progress, count in zip(news, counts, strict=True):
             shown[progress.request] += step < count
-        yield step < max(counts)
+        yield True
 
 
 def _first_failure(requests: Sequence[Request]) -> IngotError | None:

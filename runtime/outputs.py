@@ -53,7 +53,8 @@ class Outputs:
         self.wanted, self.pad_id, self.vocab_size = wanted, pad_id, vocab_size
         self.requests = [request for group in groups for request in group]
         self._ids: Int32 = np.empty((len(self.requests), 0), dtype=np.int32)
-        self._copied = [0] * len(self.requests)  # tokens of each request in its row of _ids
+        self._prompts: Int32 = np.array([request.num_prompt for request in self.requests], dtype=np.int32)
+        self._copied: Int32 = np.zeros(len(self.requests), dtype=np.int32)  # tokens of each request in its row of _ids
         self._log_probs: Float32 = np.zeros(
             (len(self.requests), max((request.max_new_tokens for request in self.requests), default=0)), np.float32
         )
@@ -72,11 +73,13 @@ class Outputs:
         ids = self._output_ids(shown)
         if not self.wanted.as_dict:
             return ids
-        lengths = [request.num_prompt + count for request, count in zip(self.requests, shown, strict=True)]
-        reasons = [_reason(request, count) for request, count in zip(self.requests, shown, strict=True)]
+        reasons = [
+            None if request.finish_reason is None else _reason(request, count)
+            for request, count in zip(self.requests, shown, strict=True)
+        ]
         result: dict[str, Any] = {
             "output_ids": ids,
-            "sequence_lengths": np.array(lengths, dtype=np.int32).reshape(ids.shape[:2]),
+            "sequence_lengths": self._copied.reshape(ids.shape[:2]).copy(),  # as `_output_ids` has left it
             "finish_reasons": self._grouped(reasons),
         }
         if self.wanted.log_probs or self.wanted.cum_log_probs:
@@ -99,22 +102,28 @@ class Outputs:
 
     def _grouped(self, values: Sequence[Any]) -> list[list[Any]]:
         """One value per request → as in `groups`."""
+        if self.num_return_sequences == 1:
+            return [[value] for value in values]
         following = iter(values)
         return [[next(following) for _ in group] for group in self.groups]
 
     def _output_ids(self, shown: Sequence[int]) -> Int32:
         """int32 [batch, num_return_sequences, longest]: prompt, generated tokens, pad_id."""
-        ends = [request.num_prompt + count for request, count in zip(self.requests, shown, strict=True)]
-        longest = max(ends, default=0)
+        ends = self._prompts + np.array(shown, dtype=np.int32)
+        longest = int(ends.max(initial=0))
         if longest > self._ids.shape[1]:
             wider = np.full((len(self.requests), longest + longest // 4 + 64), self.pad_id, dtype=np.int32)
             wider[:, : self._ids.shape[1]] = self._ids
             self._ids = wider
-        for place, (request, end) in enumerate(zip(self.requests, ends, strict=True)):
-            begin = self._copied[place]
-            if begin < end:
-                self._ids[place, begin:end] = request.tokens[begin:end]
-                self._copied[place] = end
+        new = ends - self._copied
+        for place in np.flatnonzero(new > 1).tolist():
+            begin, end = self._copied[place], ends[place]
+            self._ids[place, begin:end] = self.requests[place].tokens[begin:end]
+        (single,) = np.nonzero(new == 1)
+        last = ends[single] - 1
+        own = zip(single.tolist(), last.tolist(), strict=True)
+        self._ids[single, last] = [self.requests[place].tokens[token] for place, token in own]
+        self._copied = ends
         shape = (len(self.groups), self.num_return_sequences, longest)
         return self._ids[:, :longest].copy().reshape(shape)
 

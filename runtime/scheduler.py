@@ -13,12 +13,13 @@ import bisect
 import dataclasses
 import operator
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockManager, Hits
 from ingot.runtime.request import Request
+from ingot.runtime.steady_decode import SteadyDecode
 from ingot.runtime.step_times import StepTimes
 
 _TILE = 16  # rows of a tile of the matrix kernels
@@ -81,6 +82,7 @@ class Scheduler:
         self.preempted_for_others = self.preempted_for_itself = 0
         self.preempted_tokens = self.prefix_hit_tokens = 0
         self._busy: Collection[Request] = ()
+        self._steady: SteadyDecode | None = None  # the requests that have decoded alone since somebody came or went
 
     @property
     def most_running(self) -> int:
@@ -97,10 +99,12 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
+        self._steady = None
         bisect.insort(self.waiting, request, key=_order)
 
     def remove(self, request: Request) -> None:
         """Forget a request that has ended, wherever it is; its blocks are free or cached at once."""
+        self._steady = None
         _remove(self.running if request.blocks.count else self.waiting, request)
         self._blocks.release(request.blocks)
 
@@ -110,6 +114,7 @@ class Scheduler:
         busy  requests of steps under way, which keep their blocks and wait for their results: no step has them now
         most  requests that the step may have; None: as many as limits allow
         """
+        self._steady = None
         share = self._limits.max_batch_size if most is None else most
         step = _Step(tokens=self._limits.max_num_tokens, rows=self._limits.max_logit_rows, requests=share)
         self._busy = busy
@@ -143,20 +148,33 @@ class Scheduler:
             steps //= 2
         return max(steps, 1)
 
-    def following(self, chunks: Mapping[Request, int]) -> list[Request]:
+    def following(self, chunks: Mapping[Request, int]) -> Sequence[Request]:
         """Who decodes in the step after `chunks`, whose results are not there yet: those that do not end then. Nobody
         where the host has to decide first. Reserves their blocks.
 
         Where a request waits, it has room as soon as another one ends or a prompt is computed.
         """
+        steady_decode, self._steady = self._steady, None
+        if steady_decode is not None and steady_decode.chunks is chunks and steady_decode.goes_on():
+            if not self._reserve_all(steady_decode.due):
+                return ()
+            steady_decode.note(steady_decode.due)
+            self._steady = steady_decode
+            return steady_decode.requests
         live = [request for request in chunks if not request.finished]
         going = [request for request in live if len(request.tokens) - request.num_tokens > 1]
         steady = len(going) == len(chunks) and all([request.repeats for request in going])
         if len(live) < len(self.running) or (self.waiting and not steady):
-            return []
-        if not all([request.may_follow(chunks[request]) for request in going]):
-            return []
-        return going if self._blocks.reserve([(request.blocks, request.num_tokens + 1) for request in going]) else []
+            return ()
+        if not all([request.may_follow(chunks[request]) for request in going]) or not self._reserve_all(going):
+            return ()
+        if steady:
+            self._steady = SteadyDecode(chunks, self._blocks.tokens_per_block)
+        return going
+
+    def _reserve_all(self, requests: Sequence[Request]) -> bool:
+        """Blocks for the token after the known ones of each."""
+        return self._blocks.reserve([(request.blocks, request.num_tokens + 1) for request in requests])
 
     def _decode(self, step: _Step, requests: list[Request]) -> None:
         """Requests with a single pending token: each takes one token and one row. The loop of every step: kept lean."""

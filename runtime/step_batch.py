@@ -24,6 +24,8 @@ class ScheduledStep:
     known      behind them in the results: (request, row, token) of prompt tokens whose probabilities are wanted
     versions   of each request's block table
     keeps      whether anything but tokens is to be kept of its results
+    decodes    whether each request was in the step before and computes the one token that it drew there, from which it
+               draws again
     """
 
     chunks: Mapping[Request, int]
@@ -33,7 +35,13 @@ class ScheduledStep:
     known: tuple[tuple[Request, int, int], ...]
     versions: tuple[int, ...]
     keeps: bool
+    decodes: bool
     batch: StepBatch
+
+    @property
+    def kinds(self) -> tuple[int, int]:
+        """(prefill tokens, decode rows), see `count_kinds`."""
+        return (0, len(self.chunks)) if self.decodes else count_kinds(self.chunks)
 
 
 def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None) -> ScheduledStep:
@@ -84,16 +92,16 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         want_logits=bool(processed)
         or (bool(rows) and any(r.want_context_logits or r.want_generation_logits for r in chunks)),
     )
-    sampled = (*drawn, *processed)
-    wants_probs = bool(known) or any(request.logprobs is not None for request in sampled)
+    wants_probs = bool(known) or any(request.logprobs is not None for request in (*drawn, *processed))
     return ScheduledStep(
         chunks=chunks,
         row_ends=tuple(row_ends),
-        sampled=sampled,
+        sampled=(*drawn, *processed),
         processed=tuple(processed.values()),
         known=tuple(known),
         versions=tuple([request.blocks.version for request in requests]),
         keeps=batch.want_logits or wants_probs or any(r.wants_prompt_rows for r in requests),
+        decodes=False,
         batch=batch,
     )
 
@@ -123,6 +131,7 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
         known=(),
         versions=versions,
         keeps=before.keeps,
+        decodes=True,
         batch=batch,
     )
 
@@ -130,9 +139,37 @@ def _advance(before: ScheduledStep, chunks: Mapping[Request, int]) -> ScheduledS
 def follow(before: ScheduledStep, requests: Sequence[Request]) -> ScheduledStep:
     """The step after `before`, whose results are not there yet: each of these requests, which are in it in the same
     order, computes the token that it draws then."""
+    if before.decodes and len(requests) == len(before.chunks):
+        return _again(before)
     step = _advance(before, dict.fromkeys(requests, 1))
     past = np.array([request.num_tokens for request in requests], dtype=np.int32)
     return dataclasses.replace(step, batch=dataclasses.replace(step.batch, past_lengths=past))
+
+
+def _again(before: ScheduledStep) -> ScheduledStep:
+    """The step after one in which all requests decode, if all of them go on: of its arrays, two change."""
+    versions, last = tuple([request.blocks.version for request in before.sampled]), before.batch
+    batch = StepBatch(
+        ids=last.ids,
+        query_starts=last.query_starts,
+        past_lengths=last.past_lengths + 1,
+        block_tables=_tables_after(before, before.sampled, versions),
+        logit_rows=last.logit_rows,
+        slots=last.slots,
+        draws=last.draws,
+        want_logits=last.want_logits,
+    )
+    return ScheduledStep(
+        chunks=before.chunks,
+        row_ends=before.row_ends,
+        sampled=before.sampled,
+        processed=before.processed,
+        known=(),
+        versions=versions,
+        keeps=before.keeps,
+        decodes=True,
+        batch=batch,
+    )
 
 
 def _block_tables(requests: Sequence[Request]) -> Int32:
@@ -154,16 +191,16 @@ def _tables_after(before: ScheduledStep, requests: Sequence[Request], versions: 
 
 def _changed_tables(before: ScheduledStep, versions: tuple[int, ...]) -> Int32:
     """The block tables of `before` with the rows of tables that have changed since."""
-    tables = [request.blocks.ids for request in before.sampled]
-    width = max([table.shape[1] for table in tables])
-    kept = before.batch.block_tables[..., :width]
+    both = enumerate(zip(versions, before.versions, strict=True))
+    tables = {row: before.sampled[row].blocks.ids for row, (now, then) in both if now != then}
+    kept = before.batch.block_tables
+    width = max(kept.shape[2], *[table.shape[1] for table in tables.values()])
     changed = np.full((*kept.shape[:2], width), -1, dtype=np.int32)
     changed[..., : kept.shape[2]] = kept
-    for row, (now, then) in enumerate(zip(versions, before.versions, strict=True)):
-        if now != then:
-            own = tables[row].shape[1]
-            changed[:, row, :own] = tables[row]
-            changed[:, row, own:] = -1
+    for row, table in tables.items():
+        own = table.shape[1]
+        changed[:, row, :own] = table
+        changed[:, row, own:] = -1
     return changed
 
 

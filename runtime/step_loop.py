@@ -24,21 +24,13 @@ import numpy as np
 
 from ingot.errors import CapacityError, IngotError, RankError, RequestError
 from ingot.runtime.block_manager import BlockManager
-from ingot.runtime.outlet import Outlet, Progress, StreamDelta
+from ingot.runtime.outlet import Outlet, Readers
 from ingot.runtime.reports import GroupBlocks, Stats, StepReport, Work
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.sequences import Sequences
-from ingot.runtime.step_batch import (
-    ScheduledStep,
-    assemble,
-    catch_up,
-    count_kinds,
-    failed_requests,
-    follow,
-    keep_results,
-)
+from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, failed_requests, follow, keep_results
 from ingot.runtime.steps_in_flight import steps_in_flight
 from ingot.step_io import Ahead, Session, StepResult, SubmittingSession
 
@@ -68,8 +60,7 @@ class StepLoop:
         self._closed = False
         self._death: IngotError | None = None
         self._arrivals = 0
-        self._outlets: dict[Request, Outlet] = {}
-        self._news: dict[Outlet, StreamDelta] = {}  # not yet put
+        self._readers = Readers()
         self._doubtful: set[Request] = set()  # begin again after a step that failed, each alone
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -101,8 +92,7 @@ class StepLoop:
         for request in requests:
             request.arrival = self._arrivals
             self._arrivals += 1
-            if outlet is not None:
-                self._outlets[request] = outlet
+            self._readers.add(request, outlet)
             self._scheduler.add(request)
         if self._death is not None:
             self.die(self._death)
@@ -114,7 +104,7 @@ class StepLoop:
         """
         for request in requests:
             self._end(request, error)
-        self._put()
+        self._readers.put()
 
     def step(self) -> bool:
         """Run a step, or several short ones; False if there was nothing to do."""
@@ -123,7 +113,7 @@ class StepLoop:
         start = time.perf_counter()
         step, ahead = (self._submitted, None) if self._submitted is not None else self._next_step()
         begin = self._result_at if self._submitted is not None else time.perf_counter()
-        kinds = count_kinds(step.chunks)
+        kinds = step.kinds
         outcomes = self._run(step, ahead)
         self._result_at = time.perf_counter()
         taken = self._result_at - begin
@@ -132,7 +122,7 @@ class StepLoop:
         )
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
-        self._put()
+        self._readers.put()
         after = time.perf_counter() - self._result_at
         report = StepReport(
             steps=num_steps,
@@ -169,13 +159,12 @@ class StepLoop:
     def die(self, error: IngotError) -> None:
         """Tell every reader that no step will follow, whatever state the rest is in."""
         self._death = error
-        self._put()
-        for request in self._outlets:
+        self._readers.put()
+        for request in self._readers.waiting():
             if not request.finished:
                 request.error, request.finish_reason = error, FinishReason.ABORT
-        for request in tuple(self._outlets):
-            self._tell([request])
-        self._put()
+        self._readers.tell(self._readers.waiting())
+        self._readers.put()
 
     def stats(self) -> Stats:
         """Where things stand now."""
@@ -300,6 +289,8 @@ class StepLoop:
         for request, error in failed_requests(step, outcome):
             self._fail([request], error)
         keep_results(step, outcome)
+        if step.decodes and not outcome.ends.any():
+            return self._move_on(step, outcome)
         size = self._blocks.tokens_per_block
         for request, count in step.chunks.items():
             if request.finish_reason is None:
@@ -312,9 +303,24 @@ class StepLoop:
             if request.finish_reason is None:
                 request.append(token, log_prob, ending)
                 moved.append(request)
-                if request.finish_reason is not None:
+                if ending:
                     self._remove(request)
-        self._tell(moved)
+        self._readers.tell(moved)
+
+    def _move_on(self, step: ScheduledStep, outcome: StepResult) -> None:
+        """The same for the last of several decode steps, after which nobody ends: the loop of most steps, kept lean."""
+        size, several, moved = self._blocks.tokens_per_block, len(outcome.ids) > 1, []
+        ids, log_probs = outcome.ids[-1].tolist(), outcome.log_probs[-1].tolist()
+        for request, token, log_prob in zip(step.sampled, ids, log_probs, strict=False):
+            if request.finish_reason is None:
+                request.num_computed = computed = request.num_tokens
+                if (several or not computed % size) and computed >= (request.blocks.sealed + 1) * size:
+                    self._blocks.advance(request.blocks, request.tokens, computed)
+                request.tokens[computed] = token
+                request.num_tokens = computed + 1
+                request.log_probs.append(log_prob)
+                moved.append(request)
+        self._readers.tell_going(moved)
 
     def _fail(self, requests: Iterable[Request], error: IngotError) -> None:
         for request in requests:
@@ -326,7 +332,7 @@ class StepLoop:
         if not request.finished and request.arrival >= 0:
             request.error, request.finish_reason = error, FinishReason.ABORT
             self._remove(request)
-            self._tell([request])
+            self._readers.tell([request])
 
     def _remove(self, request: Request) -> None:
         if self._scheduler.waiting:  # one of these may find room now
@@ -334,20 +340,6 @@ class StepLoop:
         self._doubtful.discard(request)
         self._scheduler.remove(request)
         self._sequences.end([request])
-
-    def _tell(self, requests: Iterable[Request]) -> None:
-        """Note how far these have come, for the readers who want to know."""
-        for request in requests:
-            outlet, ended = self._outlets.get(request), request.finish_reason is not None
-            if outlet is not None and (ended or outlet.every_step):
-                self._news.setdefault(outlet, []).append(Progress(request, request.num_generated, ended))
-                if ended:
-                    del self._outlets[request]
-
-    def _put(self) -> None:
-        news, self._news = self._news, {}
-        for outlet, own in news.items():
-            outlet.put(own)
 
 
 def _stats(blocks: BlockManager, scheduler: Scheduler) -> Stats:

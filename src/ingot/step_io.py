@@ -171,6 +171,22 @@ class StepBatch:
     want_logits: bool = False
 
 
+def goes_on(batch: StepBatch, before: StepBatch | None) -> bool:
+    """Whether a batch is of the same decoding sequences as the one before it: then it has the same arrays, which nobody
+    changes, but for past lengths and block tables. Each sequence has one token and one row, from which it draws."""
+    return (
+        before is not None
+        and batch.ids is before.ids
+        and batch.query_starts is before.query_starts
+        and batch.logit_rows is before.logit_rows
+        and batch.slots is before.slots
+        and batch.draws is before.draws
+        and batch.known is None
+        and len(batch.ids) == len(batch.slots) == len(batch.draws)
+        and int(batch.ids[0]) == LAST_DRAWN
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ahead:
     """How far a run of decoding sequences may go on by itself. Each step computes what the one before it drew; the

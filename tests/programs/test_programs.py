@@ -16,6 +16,8 @@ from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
 from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
+from tests.plugins.cuda.conftest import emulation as emulation
+from tests.plugins.cuda.emulation import Emulation
 from tests.programs import compare_commits
 
 TINY = {
@@ -216,3 +218,18 @@ def test_damaged_checkpoints_are_refused_or_read_right() -> None:
     lines = run("hostile_quantised", *names, "--count", 5).splitlines()
     assert [line.split(": ")[0] for line in lines] == list(names)
     assert all(" refused" in line for line in lines)
+
+
+def test_the_host_of_a_gpu_is_timed(emulation: Emulation, tmp_path: Path) -> None:
+    """On the emulated GPU, whose kernels are left out."""
+    numbers = ("--sequences", "1,3", "--steps", 4, "--rounds", 1, "--graph_us", 200, "--engine_dir", tmp_path)
+    head, _, *rows = run("host_time", *numbers, "--parts", "--streamed", "--sampled").splitlines()
+    names = head.strip("| ").split(" | ")
+    assert names[:4] == ["sequences", "engine", "scheduler", "batch"]
+    assert names[-3:] == ["reader", "step", "ahead"]
+    for row, size in zip(rows, ("1", "3"), strict=True):
+        found = dict(zip(names, row.strip("| ").split(" | "), strict=True))
+        assert found["sequences"] == size
+        assert float(found["engine"]) > 100
+        assert float(found["step"]) > 100
+        assert found["ahead"] == "100"

@@ -189,7 +189,7 @@ class SubmittingSession(FakeSession):
         batch, draws, record = self._submitted.pop(0)
         ids = np.array([self._drawn[-1 - token] if token < 0 else token for token in batch.ids.tolist()], np.int32)
         drawn, rows = self._compute(dataclasses.replace(batch, ids=ids), draws)
-        self._drawn |= dict(zip(drawing_slots(batch), drawn.ids.tolist(), strict=True))
+        self._drawn |= dict(zip(drawing_slots(batch).tolist(), drawn.ids.tolist(), strict=True))
         logits.append(rows)
         return record(drawn)
 
