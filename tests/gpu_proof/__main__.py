@@ -84,6 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         context=given.context,
         output=given.output,
         repetitions=given.repetitions,
+        transformers=not given.no_transformers,
     )
     job.work.mkdir(parents=True, exist_ok=True)
     file = ResultFile(given.results, name, part.what, shlex.join([*COMMAND, *arguments]), found)
@@ -135,6 +136,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=64, help="d: decoded tokens (%(default)s)")
     parser.add_argument("--prompts", default="2048,8192", help="d: tokens of a prefill (%(default)s)")
     parser.add_argument("--repetitions", type=int, default=3, help="d: timed rounds (%(default)s)")
+    parser.add_argument(
+        "--no_transformers", action="store_true", help="d: leave out the comparison, which takes minutes"
+    )
     given = parser.parse_args(arguments)
     for what, names, known in (("part", given.parts, PARTS), ("shape", given.shapes, SHAPES)):
         if unknown := [each for each in names.split(",") if each not in known]:

@@ -1,7 +1,14 @@
-"""Part d: decode and prefill of models with random weights in bf16, beside the machine's limits and transformers."""
+"""Part d: decode and prefill of models with random weights in bf16, beside the machine's limits and transformers.
+
+Decode is judged by the steps in which all sequences of a batch decode. `ingot bench latency` gives all prompts at once,
+and the TPOT of a request has the steps in it that compute the prompts of the others; so the median gap between tokens
+is taken, at the places in the answers where the first requests have no prompts beside them any more, and the last ones
+still have all others.
+"""
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,12 +27,13 @@ from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load
 from tests.gpu_proof.result import Check, Result
 from tests.gpu_proof.shapes import SHAPES, Wanted
-from tests.gpu_proof.times import decode_times, prefill_times
+from tests.gpu_proof.times import decode_times, prefill_times, same_bits
 from tests.gpu_proof.work import Job, engine_of, engine_place
 
 SHORT = 16  # tokens of context that cost an attention next to nothing
 TRANSFORMERS = Path(__file__).with_name("transformers_speed.py")
 SECONDS = 510
+AGAIN = 200  # decode steps that must give the same bits
 PRODUCTS = "large products in bf16"
 WANTED = Wanted()
 
@@ -44,10 +52,13 @@ def _of_shape(job: Job, name: str) -> Iterator[Check]:
     yield Check(f"{name}: decode", lambda: _decodes(job, name))
     for size in job.batches:
         yield Check(f"{name}: kernels of {size}", partial(_kernels, job, name, size))
+    yield Check.of(f"{name}: a step again and again", _again, job, name)
     for length in job.prompts:
         yield Check.of(f"{name}: prefill of {length}", _prefill, job, name, length)
         yield Check(f"{name}: kernels of a prompt of {length}", partial(_prompt_kernels, job, name, length))
     numbers = [str(job.context), str(job.output)]
+    if not job.transformers:
+        return
     for kind, asked, more in (("decode", job.batches, numbers), ("prefill", job.prompts, [])):
         for size in asked:
             given = [kind, str(job.work / f"{name}.json"), str(size), *more]
@@ -75,7 +86,7 @@ def _files(job: Job, name: str) -> tuple[Path, Path]:
 
 
 def _build_config(job: Job) -> BuildConfig:
-    longest = max(job.context + job.output, *job.prompts) + 1
+    longest = max(job.context + _output(job, job.context), *job.prompts) + 1
     return BuildConfig(
         target=job.target,
         precision="bf16",
@@ -111,21 +122,49 @@ def _engine(job: Job, name: str) -> tuple[Path, str]:
 def _decodes(job: Job, name: str) -> Iterator[Result]:
     """Of each batch; attention alone by the difference that context makes."""
     engine, command = _engine(job, name)
-    plan, options = read_plan(engine), ["--output_len", str(job.output), "--repetitions", str(job.repetitions)]
+    output, plan = _output(job, job.context), read_plan(engine)
+    options = ["--output_len", str(output), "--repetitions", str(job.repetitions)]
     batches = [word for size in job.batches for word in ("--batch_size", str(size))]
     decode = f"{command}; ingot bench latency --engine_dir {engine} --input_len {job.context} " + " ".join(
         [*batches, *options]
     )
-    long, short = (_latency(job, engine, job.batches, length, job.output) for length in (job.context, SHORT))
+    long, short = (_latency(job, engine, job.batches, length, output) for length in (job.context, SHORT))
     for each, less in zip(long.batches, short.batches, strict=True):
-        yield _decode(name, decode, long, each)
+        step = _step_ms(job, each, job.context)
+        yield _decode(name, decode, long, each, step)
         if each.batch_size > 1:
-            yield _attention(name, decode, plan, long, each, less, job.context - SHORT)
+            more = step - _step_ms(job, less, SHORT)
+            yield _attention(name, decode, plan, long, each, more / 1e3, job.context - SHORT)
+
+
+def _prompt_steps(job: Job, size: int, length: int) -> int:
+    """How many steps compute the prompts of a batch at most: decode rows of others and odd ends take tokens too."""
+    return 2 + -(-size * length // max(1, max(job.prompts) - size - SHORT))
+
+
+def _output(job: Job, length: int) -> int:
+    """Tokens of each request, so that the largest batch decodes `job.output` of them together."""
+    return job.output + 2 * _prompt_steps(job, max(job.batches), length)
+
+
+def _step_ms(job: Job, each: BatchLatency, length: int) -> float:
+    """A step in which all sequences of a batch decode."""
+    steps = _prompt_steps(job, each.batch_size, length)
+    return statistics.median(each.itl_ms[steps : len(each.itl_ms) - steps])
 
 
 def _kernels(job: Job, name: str, size: int) -> Iterator[Result]:
     engine, _ = _engine(job, name)
     return decode_times(name, engine, job.target, size, job.context)
+
+
+def _again(job: Job, name: str) -> Result:
+    """Kernels that overlap must not take what is not there yet: a race would change bits."""
+    engine, _ = _engine(job, name)
+    alike = same_bits(engine, job.target, min(16, *job.batches), job.context, AGAIN)
+    command = f"python -m tests.gpu_proof --parts d, {engine.name}"
+    figures = {"steps": AGAIN, "with the bits of the first": alike}
+    return Result(name=f"{name}: a step again and again", command=command, ok=alike == AGAIN, figures=figures)
 
 
 def _prompt_kernels(job: Job, name: str, length: int) -> Iterator[Result]:
@@ -140,17 +179,20 @@ def _latency(job: Job, engine: Path, batches: Sequence[int], length: int, output
     return bench_latency(options, lambda what, done, total: None)
 
 
-def _decode(name: str, command: str, report: LatencyReport, each: BatchLatency) -> Result:
-    fraction = each.bandwidth_fraction
+def _decode(name: str, command: str, report: LatencyReport, each: BatchLatency, step_ms: float) -> Result:
+    """step_ms: of a step in which all decode."""
+    gbs = None if each.bandwidth_gbs is None or each.tpot_ms is None else each.bandwidth_gbs * each.tpot_ms / step_ms
+    fraction = gbs / report.machine_gbs if gbs else None
     enough = None if fraction is None or each.batch_size > 1 else fraction >= WANTED.decode_of_bandwidth
     return Result(
         name=f"{name}: decode of {each.batch_size}",
         command=command,
         ok=enough,
         figures={
-            "tokens_per_second": each.batch_size * 1e3 / each.tpot_ms if each.tpot_ms else None,
+            "tokens_per_second": each.batch_size * 1e3 / step_ms,
+            "step_ms": step_ms,
             "tpot_ms": each.tpot_ms,
-            "gbs": each.bandwidth_gbs,
+            "gbs": gbs,
             "of_bandwidth": fraction,
             "wanted": WANTED.decode_of_bandwidth,
             "machine_gbs": report.machine_gbs,
@@ -160,11 +202,10 @@ def _decode(name: str, command: str, report: LatencyReport, each: BatchLatency) 
 
 
 def _attention(
-    name: str, command: str, plan: Plan, report: LatencyReport, each: BatchLatency, less: BatchLatency, tokens: int
+    name: str, command: str, plan: Plan, report: LatencyReport, each: BatchLatency, seconds: float, tokens: int
 ) -> Result:
-    """What `tokens` more of context cost every step."""
+    """What `tokens` more of context cost every step. seconds: this."""
     nbytes = each.batch_size * tokens * kv_bytes_per_token(plan)
-    seconds = ((each.tpot_ms or 0.0) - (less.tpot_ms or 0.0)) / 1e3
     gbs = nbytes / seconds / 1e9 if seconds > 0 else None
     fraction = gbs / report.machine_gbs if gbs else None
     return Result(
@@ -201,16 +242,17 @@ def _prefill(job: Job, name: str, length: int) -> Result:
 def _torch(given: Sequence[str]) -> dict[str, Any]:
     """What transformers_speed.py says, in a process of its own; "missing" where it cannot be had."""
     command = [sys.executable, str(TRANSFORMERS), *given]
+    by_hand = " ".join(["python", "/".join(TRANSFORMERS.parts[-3:]), *given])
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return {"command": " ".join(command), "missing": f"transformers took more than {SECONDS} s"}
+        return {"command": by_hand, "missing": f"transformers took more than {SECONDS} s"}
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return {"command": " ".join(command), "missing": said}
+        return {"command": by_hand, "missing": said}
     answer: dict[str, Any] = json.loads(lines[-1])
-    return {"command": " ".join(command), **answer}
+    return {"command": by_hand, **answer}
 
 
 def _ratio(job: Job, name: str, regime: str, given: Sequence[str]) -> Result:

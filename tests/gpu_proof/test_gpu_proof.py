@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ingot.bench.latency import BatchLatency, LatencyReport
 from ingot.errors import TargetError
 from ingot.plugins.cuda.gpu import Found, Gpu, find_gpus
 from ingot.plugins.tensorrt.library import Library
@@ -220,6 +221,39 @@ def test_speed_of_a_shape(
     said = results["tiny: decode of 1 beside transformers"]["missing"]
     assert "sees no GPU" in said or "transformers is not" in said
     assert "not done" in capsys.readouterr().out
+
+
+def test_decode_is_judged_by_steps_of_all_sequences(tmp_path: Path) -> None:
+    """Prompts of others beside the first tokens of most requests; fewer sequences beside the last tokens."""
+    job = Job(work=tmp_path, gpu=GPU, batches=(1, 256), prompts=(2048, 8192), context=1024, output=64)
+    steps, output = speed._prompt_steps(job, 256, 1024), speed._output(job, 1024)
+    assert 256 * 1024 / 8192 < steps < 40
+    assert output == 64 + 2 * steps
+    gaps = (15.0,) * steps + (6.0,) * 63 + (1.0,) * steps
+    assert len(gaps) == output - 1
+    each = BatchLatency(
+        batch_size=256,
+        ttft_ms=300,
+        tpot_ms=9,
+        itl_ms=gaps,
+        tokens_per_second=1,
+        bandwidth_gbs=1000,
+        bandwidth_fraction=0.25,
+    )
+    assert speed._step_ms(job, each, 1024) == 6
+    report = LatencyReport(
+        engine="e",
+        target="t",
+        input_len=1024,
+        output_len=output,
+        repetitions=1,
+        machine_gbs=4000,
+        buffer_bytes=1,
+        batches=(each,),
+    )
+    figures = speed._decode("x", "", report, each, 6.0).figures
+    assert figures["tokens_per_second"] == pytest.approx(256e3 / 6)
+    assert figures["of_bandwidth"] == pytest.approx(0.375)
 
 
 def test_ratios_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Every kernel and product of a decode step alone, by the GPU's own clock, beside what it moves and computes."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,27 @@ def prefill_times(name: str, engine_dir: Path, target: str, length: int) -> Iter
     with contextlib.closing(opened):
         blocks = blocks_needed(opened.plan, sequences=1, length=length)
         yield from _times(what, opened, target, blocks, prefill_batch(opened.plan, length), load)
+
+
+def same_bits(engine_dir: Path, target: str, batch: int, context: int, times: int) -> int:
+    """How many of so many runs of one decode step have the logits of the first, bit for bit. All sequences have the
+    same prompt before it."""
+    opened = open_engine(engine_dir)
+    with contextlib.closing(opened):
+        plan = opened.plan
+        blocks = blocks_needed(plan, sequences=batch, length=context + 1)
+        session = find_target(target).open_session(plan, opened.weights, SessionOptions(num_blocks=blocks))
+        step = dataclasses.replace(decode_batch(plan, batch, context), want_logits=True)
+        prompts = prefill_batch(plan, context)
+        with contextlib.closing(session):
+            for sequence in range(batch):
+                session.run(dataclasses.replace(prompts, block_tables=step.block_tables[:, sequence : sequence + 1]))
+            first, alike = session.run(step).logits, 0
+            assert first is not None, "they were wanted"
+            for _ in range(times):
+                found = session.run(step).logits
+                alike += int(found is not None and np.array_equal(first, found))
+    return alike
 
 
 def _times(

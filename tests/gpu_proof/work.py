@@ -27,6 +27,7 @@ class Job:
     context: int = 0
     output: int = 0
     repetitions: int = 1
+    transformers: bool = True
     found: list[Result] = dataclasses.field(default_factory=list)
 
     @property

@@ -4,10 +4,13 @@ Every family × precision × target is converted, built, and, where this machine
 PYTHONPATH=build/tiles/site, after `make tiles`, cpu/amx is tried too on a machine without tile registers.
 """
 
+import dataclasses
 import enum
+import multiprocessing
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +22,16 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.convert.wrapped import WRAPPERS
+from ingot.dtypes import DType
 from ingot.errors import NoKernelError, UsageError
-from ingot.plugins.registry import targets
+from ingot.plugins.cuda import compiler
+from ingot.plugins.registry import find_target, targets
+from ingot.plugins.target import Target
 from ingot.runtime.model_runner import ModelRunner
 from tests.handmade import write_model
 from tests.house.project import ROOT
+from tests.plugins.cuda.emulation import KEPT
+from tests.plugins.cuda.kept_code import kept_on_disk
 
 PAGE = ROOT / "docs/support.md"
 BEGIN = "<!-- summary: written by `python -m tests.house.support`, kept in step by a test -->"
@@ -54,6 +62,7 @@ from the source to tokens are small: the shipped model, stories260K and gpt-nano
 | tested | the engine runs, and its logits agree with the numpy reference |
 | tested on emulated tiles | tested on a CPU without AMX, where software computes the AMX instructions |
 | builds | the engine was built, but not run, because our machine lacks the instructions |
+| tested on an H200 | the engine for `cuda/sm90` runs on an H200 and agrees; other GPUs were not tried |
 | never run on a GPU | the engine was built, and tests run its kernels or its network on an emulated GPU |
 | never built | we had no copy of TensorRT; tests run the network that it would compile |
 | refused | ingot refuses to build the engine, and says why |
@@ -78,23 +87,23 @@ parts for images, and says so.
 """
 UNPROVEN = """## Not proven
 
-We had no GPU, so these questions are open:
+CUDA engines ran on one GPU, an H200 ([NVIDIA GPUs](gpu.md#what-ran-on-a-real-gpu)). These questions are open:
 
+- CUDA engines on other GPUs than the H200
+- published checkpoints on a GPU: the speeds come from random weights, the tokens from small trained models
 - whether TensorRT-RTX accepts a GPU of compute capability 9.0 (we expect a refusal), and whether it loads and runs
   engines on other GPUs
-- the numbers of every CUDA kernel on a real GPU, and whether compute-sanitizer finds errors in it
-- whether whole models give the right tokens and layer outputs with the real driver, cuBLASLt and graph capture
-- any speed on a GPU: decode, prefill, paged attention
 - whether the full TensorRT builds, reads back and runs an engine
 
-An engine for GPUs has one rank, so one model cannot use several GPUs. To try the first four points on an H100 or H200,
-run `python -m tests.gpu_proof --work DIR` ([NVIDIA GPUs](gpu.md#what-only-a-real-gpu-can-show)).
+An engine for GPUs has one rank, so one model cannot use several GPUs. To repeat what ran on the H200, run
+`python -m tests.gpu_proof --work DIR`.
 """
 
 
 class Support(enum.Enum):
     """TESTED: runs and agrees with `ref`. TRAPPED: so does its machine code, with tile instructions done in software
     (tests/native/tile_trap.cpp). BUILDS: the machine that tried lacks what running it needs.
+    TESTED_ON_GPU: as TESTED, on a GPU of one of the targets that share the column.
     UNPROVEN: planned, compiled and emulated by tests, never run on the real thing. UNBUILT: planned; no machine had the
     library that builds. REFUSED: with a reason.
     """
@@ -102,6 +111,7 @@ class Support(enum.Enum):
     TESTED = "tested"
     TRAPPED = "tested on emulated tiles"
     BUILDS = "builds"
+    TESTED_ON_GPU = "tested on an H200"
     UNPROVEN = "never run on a GPU"
     UNBUILT = "never built"
     REFUSED = "refused"
@@ -129,7 +139,7 @@ def find_support(family: str, work: Path, *, every: bool = True) -> dict[Row, di
     """
     first = family_names().index(family)
     found: dict[Row, dict[str, Support]] = {}
-    on_gpu = list({_column(each.name): each.name for each in targets() if each.on_gpu}.values())
+    on_gpu = gpu_targets()
     others = [each for each in targets() if not each.on_gpu]
     model, checkpoint = write_model(work / family, dict(find_family(family).tiny)), work / f"{family}-checkpoint"
     convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
@@ -143,7 +153,9 @@ def find_support(family: str, work: Path, *, every: bool = True) -> dict[Row, di
         of_engine = ",".join(dict.fromkeys([*(target.name for target in tried), "ref"]))
         build(BuildConfig(target=of_engine, precision=precision, autotune=False), checkpoint, engine)
         expected = _logits(engine, "ref")
-        row = found[family, precision] = {_column(each): _on_gpu(each, precision, checkpoint) for each in planned}
+        row = found[family, precision] = {
+            _column(each.name): _on_gpu(each, precision, model, checkpoint) for each in planned
+        }
         for target in tried:
             row[target.name] = Support.BUILDS
             if target.run_blocker() is None:
@@ -159,20 +171,46 @@ def _has_tiles() -> bool:
     return "amx_tile" in Path("/proc/cpuinfo").read_text()
 
 
-def _on_gpu(target: str, precision: str, checkpoint: Path) -> Support:
-    """Whether the plan can be made, the same for every GPU of a column; compiling it is for the target's own tests."""
-    config = BuildConfig(target=target, precision=precision, activations="bf16", dry_run=True)  # nothing is measured
+def gpu_targets() -> list[Target]:
+    """One of each column: that of this machine's GPU, if it has one."""
+    found: dict[str, Target] = {}
+    for each in targets():
+        if each.on_gpu and (_column(each.name) not in found or each.run_blocker() is None):
+            found[_column(each.name)] = each
+    return list(found.values())
+
+
+def _on_gpu(target: Target, precision: str, model: Path, checkpoint: Path) -> Support:
+    """Whether the plan can be made, the same for every GPU of a column, and runs if the machine has the GPU. Compiling
+    for other GPUs is for the target's own tests."""
+    config = BuildConfig(target=target.name, precision=precision, activations="bf16", dry_run=True)  # for codes
+    if precision == "f32":
+        config = dataclasses.replace(config, activations="auto")
     try:
         build(config, checkpoint, checkpoint / "never")
     except (NoKernelError, UsageError):
         return Support.REFUSED
-    return Support.UNBUILT if target.startswith("tensorrt/") else Support.UNPROVEN
+    if target.name.startswith("tensorrt/"):
+        return Support.UNBUILT
+    if target.run_blocker() is not None or target.name.startswith("tensorrt"):
+        return Support.UNPROVEN
+    engine = checkpoint.with_name(f"{checkpoint.name}-{precision}-gpu")
+    if precision.startswith("w"):  # GPUs multiply codes with bf16, so what has no codes must be bf16, too
+        checkpoint = checkpoint.with_name(f"{checkpoint.name}-bf16")
+        if not checkpoint.is_dir():
+            convert(ConvertOptions(model_dir=model, output_dir=checkpoint, dtype=DType.BF16))
+    build(dataclasses.replace(config, target=f"{target.name},ref", dry_run=False), checkpoint, engine)
+    expected = _logits(engine, "ref")
+    error = np.abs(_logits(engine, target.name) - expected).max() / np.ptp(expected)
+    assert error < TOLERANCE_ROUNDED[precision], f"{checkpoint.name} {precision} {target.name}: off by {error:.1e}"
+    return Support.TESTED_ON_GPU
 
 
 def _logits(engine: Path, target: str) -> npt.NDArray[np.float32]:
     """Of every position of two prompts of different lengths, none of which is at a tie between two experts."""
     prompts = [[1, 6, 9, 3, 7], [1, 7]]
-    with ModelRunner.from_dir(engine, target=target, threads=1) as runner:
+    threads = None if find_target(target).on_gpu else 1
+    with ModelRunner.from_dir(engine, target=target, threads=threads) as runner:
         out = runner.generate(prompts, max_new_tokens=1, return_dict=True, output_context_logits=True)
     logits: npt.NDArray[np.float32] = np.concatenate(out["context_logits"])
     return logits
@@ -261,10 +299,16 @@ def write(found: dict[Row, dict[str, Support]]) -> None:
     readme.write_text(f"{before}{BEGIN}\n{summary(found)}\n{END}{rest.split(END)[1]}")
 
 
-def main() -> None:
-    """Try everything on this machine and write what came out."""
+def _find(family: str) -> dict[Row, dict[str, Support]]:
+    setattr(compiler, "_compiled", kept_on_disk(KEPT / "cubins", compiler._compiled))  # noqa: B010
     with tempfile.TemporaryDirectory() as work:
-        write({row: cells for family in family_names() for row, cells in find_support(family, Path(work)).items()})
+        return find_support(family, Path(work))
+
+
+def main() -> None:
+    """Try everything on this machine, as many families at a time as there are processors, and write what came out."""
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        write({row: cells for found in pool.map(_find, family_names()) for row, cells in found.items()})
 
 
 if __name__ == "__main__":
