@@ -141,8 +141,16 @@ def test_a_stage_that_dies(engine: Path) -> None:
     assert set(os.listdir("/dev/shm")) <= before
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Processes that start meanwhile hear SIGHUP, also below nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-def test_signals_drain_all_ranks(number: signal.Signals, engine: Path) -> None:
+def test_signals_drain_all_ranks(number: signal.Signals, engine: Path, heard: None) -> None:
     """The stream that runs has its end, and the command the exit code 0."""
     with ServeProcess(engine, ("--threads", 1, "--drain_timeout", 20)) as server:
         ranks = ranks_of(server.process)
