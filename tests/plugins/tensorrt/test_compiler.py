@@ -139,7 +139,7 @@ def test_what_is_only_moved_is_read_and_made(llama: tuple[OpGraph, Plan, Compile
     ]
     with pytest.raises(BuildError, match="no layer reads some weights"):
         check_layers(graph, layers)
-    with pytest.raises(BuildError, match="no layer makes the logits"):
+    with pytest.raises(BuildError, match="no layer computes the logits"):
         check_layers(graph, [*moves((weight, "moved")), *layers])
     check_layers(graph, [*moves((weight, "once"), ("once", "moved"), ("unmoved", "logits")), *layers])
 
