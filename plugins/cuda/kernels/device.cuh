@@ -23,6 +23,7 @@
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr float kLog2e = 1.4426950408889634f;
 
 struct F32 {
   float value;
@@ -97,6 +98,8 @@ INGOT_DEVICE void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+INGOT_DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 
 INGOT_DEVICE float to_float(F32 x) { return x.value; }
 INGOT_DEVICE float to_float(BF16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }

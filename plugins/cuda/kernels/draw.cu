@@ -132,7 +132,7 @@ INGOT_DEVICE Head find_head_by_digits(const Line& line, bool weighted, uint64_t 
 // its bin that the head ends in, until few tokens are left.
 INGOT_DEVICE Head find_head(const Line& line, bool weighted, uint64_t wanted, DrawMemory& memory) {
   constexpr int kLevels = 2;
-  constexpr float kFarthest = 32.f * kLog2E;  // no token there has a weight
+  constexpr float kFarthest = 32.f * kLog2e;  // no token there has a weight
   const float per_bin = line.scale * (kBins / kFarthest);
   float from = 0.f, finer = 1.f;
   uint64_t above = 0;
@@ -151,7 +151,7 @@ INGOT_DEVICE Head find_head(const Line& line, bool weighted, uint64_t wanted, Dr
     });
     __syncthreads();
     const int bin = find_bin(wanted - above, memory);
-    if (bin == kBins) return {lowest(), -1};
+    if (bin == kBins) return {minus_infinity(), -1};
     // How many tokens there are in it, about: the first bins are narrow, so that their tokens weigh the same.
     float number = static_cast<float>(memory.histogram.sum(bin));
     if (weighted) number /= kUnit * fast_exp2(-(static_cast<float>(bin) + 0.5f) * (kFarthest / kBins));
@@ -236,7 +236,7 @@ INGOT_DEVICE int choose(const Line& line, const Draw& draw, float own, DrawMemor
   const uint32_t bits = random_bits(draw.seed, draw.counter);
   const int top_k = draw.top_k < line.vocab ? draw.top_k : 0;
   const float top_p = draw.top_p;
-  Head head{lowest(), -1};
+  Head head{minus_infinity(), -1};
   uint64_t total = 0;
   if (top_k > 0 || top_p < 1.f) {
     const bool few = top_k <= kDrawThreads / 2;
@@ -281,7 +281,7 @@ INGOT_DEVICE void apply_rules(const Draw& draw, const float* logits, float* line
   for (int i = threadIdx.x; i < vocab; i += kDrawThreads) {
     const bool within = draw.mask_words < 0 || i / 32 < draw.mask_words;
     const bool allowed = within && (draw.mask_words < 0 || lists[draw.mask + i / 32] >> i % 32 & 1);
-    line[i] = allowed ? logits[i] : lowest();
+    line[i] = allowed ? logits[i] : minus_infinity();
   }
   __syncthreads();
   const int* ids = lists + draw.biases;
@@ -329,16 +329,16 @@ INGOT_DEVICE int rank_of(const float* logits, int vocab, int token, DrawMemory& 
 // The `count` most likely tokens, best first, into ids[count]. own: of the thread's logits the highest.
 INGOT_DEVICE void most_likely(const Line& line, int count, float own, int* ids, DrawMemory& memory) {
   const auto nothing = [](float) { return uint64_t{0}; };
-  Head head{lowest(), -1};
+  Head head{minus_infinity(), -1};
   if (count <= kDrawThreads / 2) head = {bound_of_highest(own, line.top, count, memory), line.vocab};
   for (bool again = false;; again = true) {
-    if (head.value == lowest()) {
+    if (head.value == minus_infinity()) {
       head = find_head_by_digits(line, false, static_cast<uint64_t>(count), memory);
       again = true;
     }
     gather(line.logits, line.vocab, [&](int id, float logit) { return head.has(id, logit); }, false, nothing, memory);
     if (again || memory.count <= kCandidates) break;
-    head.value = lowest();
+    head.value = minus_infinity();
     __syncthreads();
   }
   const Candidates& all = memory.candidates;
@@ -380,7 +380,7 @@ draw_tokens(int* results, const float* logits, const Draw* draws, const int* lis
     }
     if (draw.num_top > 0) {
       int* ids = results + draw.top;
-      most_likely({plain, vocab, summary.top, kLog2E, not_a_number()}, draw.num_top, summary.own, ids, memory);
+      most_likely({plain, vocab, summary.top, kLog2e, not_a_number()}, draw.num_top, summary.own, ids, memory);
       for (int i = threadIdx.x; i < draw.num_top; i += kDrawThreads)
         ids[draw.num_top + i] = static_cast<int>(__float_as_uint(log_prob(ids[i])));
     }
@@ -391,14 +391,14 @@ draw_tokens(int* results, const float* logits, const Draw* draws, const int* lis
   if (draw.known < 0 && !summary.wrong && draw.temperature > 0.f) {
     float dropped = not_a_number();
     if (draw.log_min_p >= -1e30) dropped = find_dropped(summary.top, draw.temperature, draw.log_min_p, memory);
-    const float scale = fminf(kLog2E / draw.temperature, 1e30f);  // finite: weights are numbers
+    const float scale = fminf(kLog2e / draw.temperature, 1e30f);  // finite: weights are numbers
     token = choose({changed, vocab, summary.top, scale, dropped}, draw, summary.own, memory);
   }
   __syncthreads();
   const int rank = draw.num_top >= 0 && token >= 0 ? rank_of(plain, vocab, token, memory) : 0;
   if (threadIdx.x == 0) {
     results[3 * q] = token;
-    results[3 * q + 1] = static_cast<int>(__float_as_uint(token >= 0 ? log_prob(token) : lowest()));
+    results[3 * q + 1] = static_cast<int>(__float_as_uint(token >= 0 ? log_prob(token) : minus_infinity()));
     results[3 * q + 2] = rank;
     if (draw.slot >= 0) drawn[draw.slot] = max(token, 0);
     if (draw.length > 0) history[draw.length] = max(token, 0);

@@ -10,9 +10,7 @@ constexpr int kBatch = 16;         // logits that a thread has at a time
 constexpr int kWeighing = 8;       // the same where more is to be kept of each
 constexpr int kCandidates = 1024;  // ids that a block can keep at hand
 constexpr int kBins = 1024;
-constexpr float kLog2E = 1.44269504f;
 
-INGOT_DEVICE float lowest() { return __uint_as_float(0xff800000u); }  // minus infinity
 INGOT_DEVICE float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
 // Floats in their order as unsigned numbers.
@@ -94,7 +92,7 @@ INGOT_DEVICE void visit(const float* logits, int vocab, F f) {
 #pragma unroll
       for (int u = 0; u < kSize / 4; ++u) {
         const int four = turn * kStride + u * kWarp + lane;
-        Four<float> found{{lowest(), lowest(), lowest(), lowest()}};
+        Four<float> found{{minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity()}};
         if (four < fours) found = load_four(logits + begin + 4 * four);
         batch.first[u] = four < fours ? begin + 4 * four : kNone;
 #pragma unroll
@@ -104,7 +102,7 @@ INGOT_DEVICE void visit(const float* logits, int vocab, F f) {
       const int head = begin - range.begin;
       const int id = lane < head ? range.begin + lane : tail + lane - head;
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) batch.values[i] = lowest();
+      for (int i = 0; i < kSize; ++i) batch.values[i] = minus_infinity();
 #pragma unroll
       for (int u = 0; u < kSize / 4; ++u) batch.first[u] = kNone;
       if (id < range.end) batch.values[0] = logits[id], batch.first[0] = id;
@@ -166,7 +164,7 @@ struct Summary {
 INGOT_DEVICE Summary summarise(const float* logits, int vocab, DrawMemory& memory) {
   constexpr float kLeast = -3.4e38f;  // stands for minus infinity, from which nothing can be subtracted
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  float own = lowest(), base = kLeast, total = 0.f;
+  float own = minus_infinity(), base = kLeast, total = 0.f;
   int where = vocab;  // begins the first batch that has `own`
   visit<kBatch>(logits, vocab, [&](const Batch<kBatch>& batch) {
     float most = batch.values[0];
@@ -175,16 +173,16 @@ INGOT_DEVICE Summary summarise(const float* logits, int vocab, DrawMemory& memor
     where = most > own ? batch.first[0] : where;
     own = fmaxf(own, most);
     const float higher = fmaxf(base, most);
-    total *= fast_exp2((base - higher) * kLog2E), base = higher;
+    total *= fast_exp2((base - higher) * kLog2e), base = higher;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) total += fast_exp2((batch.values[i] - base) * kLog2E);
+    for (int i = 0; i < kBatch; ++i) total += fast_exp2((batch.values[i] - base) * kLog2e);
   });
   const bool is_warp = lane < kDrawWarps;
   float top = warp_max(own);
   if (lane == 0) memory.tops[warp] = top;
   __syncthreads();
-  top = warp_max(is_warp ? memory.tops[lane] : lowest());
-  total = warp_sum(total * fast_exp2((base - fmaxf(top, kLeast)) * kLog2E));
+  top = warp_max(is_warp ? memory.tops[lane] : minus_infinity());
+  total = warp_sum(total * fast_exp2((base - fmaxf(top, kLeast)) * kLog2e));
   int place = vocab;
   if (own == top) {
     for (int i = 0; i < kBatch; ++i) {

@@ -345,7 +345,7 @@ INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
 INGOT_KERNEL(kAttentionThreads)
 attention_combine(void* y, const Item* items, const float* partial, const float* stats, int heads, int kv_heads,
                   int window, const float* sinks, int narrow) {
-  constexpr int kMostSplits = 64, kRows = 16;
+  constexpr int kMostSplits = 64, kRows = 16;  // MAX_SPLITS in shapes.py
   __shared__ float factors[kRows][kMostSplits], weights[kRows];
   let_next_begin();
   wait_for_previous();

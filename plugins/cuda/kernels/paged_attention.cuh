@@ -7,9 +7,6 @@
 #include "device.cuh"
 
 constexpr int kBlockTokens = INGOT_TOKENS_PER_BLOCK;
-constexpr float kLog2e = 1.4426950408889634f;
-
-INGOT_DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 
 // A run of tokens of one sequence whose rows fit a tile.
 struct Item {
