@@ -6,7 +6,7 @@ from ingot.errors import EngineError
 from ingot.plan import Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.experts import group_bytes
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, Tiles, attention_tiles
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_SPLITS, Tiles, attention_tiles
 from ingot.plugins.cuda.work import ScratchBytes
 from ingot.plugins.ops import moe_down
 from ingot.plugins.registry import find_op
@@ -45,6 +45,14 @@ def specialisation(plan: Plan) -> Specialisation:
             "attention with heads of these sizes is not supported on cuda targets",
             expected=f"at most {MAX_HEAD_DIM} dims and {MAX_GROUP} query heads per KV head, the same in all layers",
             got=f"KV heads and their dims {sorted(sizes)}, groups of {sorted(groups)}",
+        )
+    if (parts := max((each.parts for each in plan.splits), default=1)) > MAX_SPLITS:
+        raise EngineError(
+            "the plan cuts contexts into more parts than a cuda target combines",
+            where="splits",
+            expected=f"at most {MAX_SPLITS} parts",
+            got=str(parts),
+            hint="build the engine again",
         )
     return Specialisation(
         weight=types.pop() if types else kv.dtype,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -299,15 +300,20 @@ def write(found: dict[Row, dict[str, Support]]) -> None:
     readme.write_text(f"{before}{BEGIN}\n{summary(found)}\n{END}{rest.split(END)[1]}")
 
 
+def _keep_machine_code() -> None:
+    """In a process that tries families: those with heads of one size share it."""
+    mock.patch.object(compiler, "_compiled", kept_on_disk(KEPT / "cubins", compiler._compiled)).start()
+
+
 def _find(family: str) -> dict[Row, dict[str, Support]]:
-    setattr(compiler, "_compiled", kept_on_disk(KEPT / "cubins", compiler._compiled))  # noqa: B010
     with tempfile.TemporaryDirectory() as work:
         return find_support(family, Path(work))
 
 
 def main() -> None:
     """Try everything on this machine, as many families at a time as there are processors, and write what came out."""
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(mp_context=spawned, initializer=_keep_machine_code) as pool:
         write({row: cells for found in pool.map(_find, family_names()) for row, cells in found.items()})
 
 

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -96,13 +97,13 @@ class Clock:
 def emulated_gpu(graph_seconds: float) -> Iterator[None]:
     """This process has a GPU that computes nothing, and a compiler for it."""
     emulation = build_emulation()
-    os.environ["PATH"] = str(emulation.programs) + os.pathsep + os.environ["PATH"]
-    setattr(products, "_NAMES", (str(emulation.libraries / "libcublasLt.so.13"),))  # noqa: B010
+    path, library = f"{emulation.programs}{os.pathsep}{os.environ['PATH']}", emulation.libraries / "libcublasLt.so.13"
     driver = emulation.driver()
     driver.emulated_leave_out_kernels.argtypes = [ctypes.c_int, ctypes.c_int64]
     driver.emulated_set_devices(1)
     driver.emulated_leave_out_kernels(1, int(1e9 * graph_seconds))
-    yield
+    with mock.patch.dict(os.environ, PATH=path), mock.patch.object(products, "_NAMES", (str(library),)):
+        yield
     driver.emulated_leave_out_kernels(0, 0)
 
 

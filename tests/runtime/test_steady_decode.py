@@ -7,6 +7,7 @@ import pytest
 
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.steady_decode import SteadyDecode
+from ingot.step_io import StepBatch
 from tests.runtime.fake_session import SubmittingSession
 from tests.runtime.repeating import LIMITS, check, request_of
 from tests.runtime.tiny_engine import make_loop
@@ -14,14 +15,14 @@ from tests.runtime.tiny_engine import make_loop
 
 def run(num_blocks: int, counts: Sequence[int]) -> tuple[list[list[int]], list[int], dict[str, int]]:
     """Tokens of requests, the pasts of all steps' sequences, and what happened."""
-    session = SubmittingSession(num_blocks, 4, LIMITS)
-    loop, pasts, submit = make_loop(session, LIMITS, 4)[0], list[int](), session.submit
+    pasts: list[int] = []
 
-    def noted(batch: Any) -> None:
-        pasts.extend([*batch.past_lengths.tolist(), *batch.block_tables.ravel().tolist()])
-        submit(batch)
+    class Noting(SubmittingSession):
+        def submit(self, batch: StepBatch) -> None:
+            pasts.extend([*batch.past_lengths.tolist(), *batch.block_tables.ravel().tolist()])
+            super().submit(batch)
 
-    session.submit = noted  # type: ignore[method-assign]
+    loop = make_loop(Noting(num_blocks, 4, LIMITS), LIMITS, 4)[0]
     requests = [request_of([1] * (1 + n % 3), count) for n, count in enumerate(counts)]
     loop.add(requests)
     loop.drain()

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
-from ingot.plan import CacheGroup
+from ingot.errors import EngineError
+from ingot.plan import CacheGroup, Split
 from ingot.plugins.cuda import products
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Gpu
+from ingot.plugins.cuda.plan_facts import specialisation
 from ingot.plugins.cuda.products import Product, Products
 from ingot.plugins.cuda.shapes import Tiles, attention_tiles, product_rows
 from ingot.plugins.cuda.step_tables import StepTables
@@ -27,6 +29,15 @@ def test_few_products_need_a_plan() -> None:
     for most in (1, 5, 100, 4095):
         for rows in {1, most // 2 + 1, most}:
             assert rows <= product_rows(rows, most) <= most
+
+
+def test_more_parts_of_a_context_than_a_kernel_combines_are_refused() -> None:
+    plan, _ = one_step_plan("add.f32.sm80", [np.zeros((1, 8), np.float32)] * 2, {}, plain_batch(1))
+    for parts in (64, 65):
+        plan = dataclasses.replace(plan, splits=(Split(most_items=1, parts=parts, least_tokens=64),))
+        refused = pytest.raises(EngineError, match="at most 64 parts") if parts > 64 else contextlib.nullcontext()
+        with refused:
+            specialisation(plan)
 
 
 def test_a_decode_step_is_filled_up_to_the_next_size_of_the_plan() -> None:

@@ -58,7 +58,8 @@ def _lines_of(file: str, function: str) -> tuple[int, int]:
     """First line, and the one behind the last."""
     lines = (compiler.SOURCES / file).read_text().splitlines()
     begin = next(number for number, line in enumerate(lines, 1) if re.match(rf" *INGOT_DEVICE .*\b{function}\(", line))
-    end = re.match(" *", lines[begin - 1])[0] + "}"  # type: ignore[index]
+    first = lines[begin - 1]
+    end = first[: len(first) - len(first.lstrip())] + "}"
     return begin, next(number for number, line in enumerate(lines, 1) if number > begin and line == end) + 1
 
 
