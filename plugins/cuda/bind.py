@@ -8,30 +8,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
-from ingot.plugins.cuda.attention import Places, Scores, attention_launches, rope_table_launch, write_launch
+from ingot.plan import Plan, Rows, Step, Weight
+from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
-from ingot.plugins.cuda.experts import ExpertProduct, Taken, expert_launches, group_launches, route_launch, sum_launch
-from ingot.plugins.cuda.gpu import Argument
+from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sum_launch
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
-from ingot.plugins.cuda.plan_facts import LIBRARY, specialisation, takes_library, weight_places
+from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library
+from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
 from ingot.plugins.cuda.stored_types import check_types
-from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, cache_places, integer, number, pointer, row_grid
+from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")  # in the order of the kernels' enum
-
-# input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
-_TABLES = {
-    "input_ids": "ids",
-    "positions": "positions",
-    "token_sequences": "sequences",
-    "block_tables": "tables",
-    "logit_rows": "rows",
-}
-_ROW_THREADS, _STRIP = 256, 4 * 256  # columns of a block, where several share a row
 
 
 def bind(plan: Plan, at: Addresses) -> list[Bound]:
@@ -39,15 +28,7 @@ def bind(plan: Plan, at: Addresses) -> list[Bound]:
     return _Binder(plan, at).bind()
 
 
-class _Binder:
-    def __init__(self, plan: Plan, at: Addresses) -> None:
-        self._plan, self._at = plan, at
-        self._types = specialisation(plan)
-        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self._weights = {weight.name: weight for weight in plan.weights}
-        self._offsets, _ = weight_places(plan)
-        self._sorted = ""  # ids by which rows are sorted already
-
+class _Binder(PlanPlaces):
     def bind(self) -> list[Bound]:
         bound = []
         require_known_inputs(self._plan)
@@ -58,34 +39,6 @@ class _Binder:
             check_types(step, self._buffers, self._types.weight, narrow=how.narrow)
             bound.append(Bound(step=step, work=tuple(how.bind(self, step, self._narrow(step.outputs[0])))))
         return bound
-
-    def _narrow(self, name: str) -> bool:
-        """Whether what lies in a buffer has the products' type."""
-        return self._buffers[name].dtype is not DType.F32
-
-    # Addresses and sizes.
-
-    def _buffer(self, name: str) -> int:
-        return self._at.arena + self._buffers[name].offset
-
-    def _weight(self, name: str) -> int:
-        """0 where the input is absent."""
-        return self._at.weights + self._offsets[name] if name else 0
-
-    def _any(self, name: str) -> int:
-        return self._buffer(name) if name in self._buffers else self._weight(name)
-
-    def _shape(self, step: Step) -> tuple[Buffer, int]:
-        """The first output and its columns."""
-        buffer = self._buffers[step.outputs[0]]
-        return buffer, buffer.cols
-
-    def _table(self, name: str) -> Argument:
-        return pointer(self._table_at(name))
-
-    def _table_at(self, name: str) -> int:
-        """Where an input of the plan lies; the items of attention are made of the others."""
-        return self._at.tables[_TABLES[name]]
 
     # One method per op; each returns the work of one step.
 
@@ -102,7 +55,7 @@ class _Binder:
             number(step.attrs["scale"]),
         )
         kernel = "embed_codes" if self._weights[step.inputs[0]].dtype.is_quantised else "embed"
-        return [Launch(kernel=kernel, grid=row_grid(Rows.TOKENS), threads=_ROW_THREADS, shared=0, arguments=arguments)]
+        return [Launch(kernel=kernel, grid=row_grid(Rows.TOKENS), threads=ROW_THREADS, shared=0, arguments=arguments)]
 
     def rope_table(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
@@ -210,8 +163,14 @@ class _Binder:
     def add_gated(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
         y, a, b, gate = (pointer(self._buffer(name)) for name in (buffer.name, *step.inputs))
-        grid, arguments = row_grid(buffer.rows, -(-cols // _STRIP)), (y, a, b, gate, integer(cols))
-        return [Launch(kernel="add_gated", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+        grid, arguments = row_grid(buffer.rows, -(-cols // STRIP)), (y, a, b, gate, integer(cols))
+        return [Launch(kernel="add_gated", grid=grid, threads=ROW_THREADS, shared=0, arguments=arguments)]
+
+    def sigmoid_gate(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        y, x, gate = (pointer(self._buffer(name)) for name in (buffer.name, *step.inputs))
+        grid, arguments = row_grid(buffer.rows, -(-cols // STRIP)), (y, x, gate, integer(cols), integer(narrow))
+        return [Launch(kernel="gate_rows", grid=grid, threads=ROW_THREADS, shared=0, arguments=arguments)]
 
     def add(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
@@ -269,72 +228,13 @@ class _Binder:
         x, rows = step.inputs
         arguments = (pointer(self._buffer(step.outputs[0])), pointer(self._buffer(x)), self._table(rows), integer(cols))
         grid = row_grid(Rows.LOGITS)
-        return [Launch(kernel="gather_rows", grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)]
+        return [Launch(kernel="gather_rows", grid=grid, threads=ROW_THREADS, shared=0, arguments=arguments)]
 
     def softcap(self, step: Step, narrow: bool) -> list[Work]:
         return [self._by_number(step, "soft_cap", float(step.attrs["cap"]))]
 
     def scale(self, step: Step, narrow: bool) -> list[Work]:
         return [self._by_number(step, "scale_rows", float(step.attrs["factor"]))]
-
-    # Parts of several ops.
-
-    def _counts(self, rows: Rows) -> int:
-        return self._at.tables["counts"] + (0 if rows is Rows.TOKENS else 4)
-
-    def _product_input(self, name: str) -> tuple[int, list[Work]]:
-        """Where a product's input lies in the products' type, and what brings it there."""
-        source, buffer = self._buffer(name), self._buffers[name]
-        if self._types.weight is DType.F32 or self._narrow(name):
-            return source, []
-        to = self._at.inputs
-        return to, [epilogue_launch(to, source, cols=buffer.cols, rows=buffer.rows, kind=0, narrow=True)]
-
-    def _taken(self, ids: str, weight: Weight) -> tuple[Taken, list[Work]]:
-        """The experts that rows take, and what sorts them, unless the kernel call before has done it."""
-        buffer, limits = self._buffers[ids], self._plan.limits
-        taken = Taken(
-            ids=self._buffer(ids),
-            counts=self._counts(buffer.rows),
-            groups=self._at.groups,
-            experts=weight.shape[0],
-            slots=buffer.cols,
-            rows=buffer.rows,
-            most=limits.max_num_tokens if buffer.rows is Rows.TOKENS else limits.max_logit_rows,
-        )
-        if self._sorted == ids:
-            return taken, []
-        self._sorted = ids
-        return taken, [*group_launches(taken, weight.dtype)]
-
-    def _by_number(self, step: Step, kernel: str, value: float) -> Launch:
-        """A kernel that computes each element of y from the same of x and a number."""
-        buffer, cols = self._shape(step)
-        arguments = (
-            pointer(self._buffer(step.outputs[0])),
-            pointer(self._buffer(step.inputs[0])),
-            integer(cols),
-            number(value),
-        )
-        grid = row_grid(buffer.rows, -(-cols // _STRIP))
-        return Launch(kernel=kernel, grid=grid, threads=_ROW_THREADS, shared=0, arguments=arguments)
-
-    def _places(self, step: Step, *, q: str) -> tuple[Places, CacheGroup]:
-        layer, tables = int(step.attrs["layer"]), self._at.tables
-        kv, keys, values = cache_places(self._plan.caches, self._at, layer)
-        places = Places(
-            keys=keys,
-            values=values,
-            tables=self._table_at("block_tables")
-            + 4 * (self._at.table_width // len(self._plan.caches)) * self._plan.group_of(layer),
-            width=self._at.table_width,
-            q=self._buffer(q),
-            decode=tables["decode"],
-            prefill=tables["prefill"],
-            partial=self._at.partial,
-            stats=self._at.stats,
-        )
-        return places, kv
 
 
 def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertProduct:
@@ -358,11 +258,11 @@ def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertPro
 
 class _StepKernels(NamedTuple):
     """What launches the kernels of an op. narrow: they write their first output in the products' type where the plan's
-    buffer says so; experts: only models with experts have the op."""
+    buffer says so; alone: TensorRT targets, which share the others, do not have the op."""
 
     bind: Callable[[_Binder, Step, bool], Sequence[Work]]
     narrow: bool = False
-    experts: bool = False
+    alone: bool = False
 
 
 _STEPS: dict[str, _StepKernels] = {
@@ -378,11 +278,12 @@ _STEPS: dict[str, _StepKernels] = {
     "gather_rows": _StepKernels(_Binder.gather_rows),
     "softcap": _StepKernels(_Binder.softcap),
     "scale": _StepKernels(_Binder.scale),
-    "moe_route": _StepKernels(_Binder.moe_route, experts=True),
-    "moe_gate_up": _StepKernels(_Binder.moe_gate_up, narrow=True, experts=True),
-    "moe_down": _StepKernels(_Binder.moe_down, experts=True),
-    "add_gated": _StepKernels(_Binder.add_gated, experts=True),
+    "moe_route": _StepKernels(_Binder.moe_route, alone=True),
+    "moe_gate_up": _StepKernels(_Binder.moe_gate_up, narrow=True, alone=True),
+    "moe_down": _StepKernels(_Binder.moe_down, alone=True),
+    "add_gated": _StepKernels(_Binder.add_gated, alone=True),
+    "sigmoid_gate": _StepKernels(_Binder.sigmoid_gate, narrow=True, alone=True),
 }
 OPS = tuple(_STEPS)
-OPS_OF_EXPERTS = frozenset(op for op, kernels in _STEPS.items() if kernels.experts)
+OPS_ALONE = frozenset(op for op, kernels in _STEPS.items() if kernels.alone)
 NARROW = frozenset(op for op, kernels in _STEPS.items() if kernels.narrow)

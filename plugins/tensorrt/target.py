@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ingot.errors import REBUILD, BuildError, EngineError, TargetError, UsageError
 from ingot.plan import Plan, Weight
-from ingot.plugins.cuda.bind import OPS, OPS_OF_EXPERTS
+from ingot.plugins.cuda.bind import OPS, OPS_ALONE
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import DEVICES
 from ingot.plugins.cuda.draw_rows import DrawLayout
@@ -86,7 +86,7 @@ class TensorRtRtxTarget:
         own = tuple(
             f"{op}.{dtype}.{'sm80' if find_op(op).uses_kv else 'tensorrt'}"
             for op in OPS
-            if op not in OPS_OF_EXPERTS
+            if op not in OPS_ALONE
             for dtype in (_DTYPES if find_op(op).by_dtype else ("f32",))
         )
         return (*own, *DRAW_KERNELS)

@@ -5,12 +5,12 @@ CUDA_REFUSES = (
     *("kimi_k2", "kimi_linear", "minicpm3", "mistral4", "youtu"),  # latent attention
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
     *("falcon_h1", "nemotron_h"),  # states
-    "afmoe",  # output gates
     "gemma3n_text",  # residual streams
     "gemma4_text",  # two kinds of heads, values that are normed
 )
 TENSORRT_REFUSES = (
     *CUDA_REFUSES,
+    "afmoe",  # output gates
     *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
     *("dots1", "exaone_moe", "flint", "granitemoeshared", "mellum", "solar_open"),  # mixtures of experts, too
     "gpt_oss",  # experts, attention sinks

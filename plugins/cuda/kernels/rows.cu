@@ -311,3 +311,24 @@ add_gated(float* y, const float* a, const float* b, const float* gate, int cols)
   const float divisor = 1.f + expf(-gate[blockIdx.x]);
   map_strip(y, a, b, cols, [divisor](float one, float other) { return one + other / divisor; });
 }
+
+// y = x * sigmoid(gate); y may be x or the gate where it is not narrow. Grid: (rows, strips of 4 * 256 columns)
+INGOT_KERNEL(kRowThreads)
+gate_rows(void* y, const float* x, const float* gate, int cols, int narrow) {
+  wait_for_previous();
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * cols;
+  const int strip = blockIdx.y * 4 * kRowThreads, col = column_of(strip, 0);
+  const auto gated = [](float value, float by) { return value / (1.f + expf(-by)); };
+  if (cols % 4 == 0) {
+    if (col >= cols) return;
+    Four<float> values = load_four(x + begin + col);
+    const Four<float> gates = load_four(gate + begin + col);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values.at[i] = gated(values.at[i], gates.at[i]);
+    store_activations(y, begin + col, values, narrow);
+    return;
+  }
+  for (int i = strip + threadIdx.x; i < min(cols, strip + 4 * kRowThreads); i += kRowThreads) {
+    store_activation(y, begin + i, gated(x[begin + i], gate[begin + i]), narrow);
+  }
+}

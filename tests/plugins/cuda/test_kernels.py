@@ -61,6 +61,8 @@ def _elementwise() -> Iterator[Case]:
     for factor in (0.0625, -3.0):
         yield "scale.f32.sm80", [wide], {"factor": factor}, plain_batch(2)
         yield "scale.f32.sm80", [fours], {"factor": factor}, plain_batch(1)
+    for x, batch in ((wide, plain_batch(2)), (fours, plain_batch(1))):
+        yield "sigmoid_gate.f32.sm80", [_normal(4, *x.shape), x], {}, batch
     for half in (1, 6, 128):
         inv_freq = Packed(values=np.float32(1e4) ** -(np.arange(half, dtype=np.float32) / np.float32(half)))
         batch = batch_of([(0, 3), (130000, 2)], [range(1), range(1, 8130)])

@@ -105,7 +105,7 @@ def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", often(CUDA_REFUSES, covering_families()))
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
-    words = r"no kernel for (op (causal_conv|head_matmul|mix_streams|rope_query|sigmoid_gate)|values that)"
+    words = r"no kernel for (op (causal_conv|head_matmul|mix_streams|rope_query)|values that)"
     with pytest.raises(NoKernelError, match=words):
         _engine(tmp_path, family, precision="f32")
 

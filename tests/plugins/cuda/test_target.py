@@ -19,7 +19,7 @@ from ingot.plugins.registry import find_target, targets
 from ingot.plugins.target import SessionOptions
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
-from tests.plugins.ops.states import EXPERT_OPS, GPU_OPS
+from tests.plugins.ops.states import CUDA_OPS, GPU_OPS
 
 NAMES = ["cuda/sm120", "cuda/sm100", "cuda/sm90", "cuda/sm89", "cuda/sm86", "cuda/sm80"]
 
@@ -40,10 +40,10 @@ def _build(checkpoint: Path, out: Path, target: str = "cuda/sm90") -> Path:
 
 def test_every_target_has_kernels_of_the_same_ops() -> None:
     assert [target.name for target in targets() if target.name.startswith("cuda/")] == NAMES
-    assert set(OPS) == GPU_OPS | EXPERT_OPS
+    assert set(OPS) == GPU_OPS | CUDA_OPS
     for name in NAMES:
         kernels = find_target(name).kernels()
-        assert {kernel.split(".")[0] for kernel in kernels} == {*GPU_OPS, *EXPERT_OPS, "sample"}
+        assert {kernel.split(".")[0] for kernel in kernels} == {*GPU_OPS, *CUDA_OPS, "sample"}
         for kernel in ("matmul.bf16.sm80", "matmul.f16.sm80", "matmul.f32.sm80"):
             assert {kernel, f"{kernel}.cublaslt"} <= set(kernels)
 

@@ -46,6 +46,7 @@ const Entry kEntries[] = {
     ENTRY(soft_cap),
     ENTRY(scale_rows),
     ENTRY(add_gated),
+    ENTRY(gate_rows),
     ENTRY(draw_tokens),
     ENTRY(turn_and_store),
 #ifdef INGOT_WEIGHT_IS_F32

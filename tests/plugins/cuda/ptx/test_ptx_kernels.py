@@ -92,7 +92,8 @@ def test_routes(interpreted: Interpreted) -> None:
 
 def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     test_kernels.test_norms_and_elementwise_kernels(interpreted.driver)
-    assert names(interpreted) == {"residual_norm", "epilogue", "gather_rows", "soft_cap", "scale_rows", "rope_table"}
+    expected = {"residual_norm", "epilogue", "gather_rows", "soft_cap", "scale_rows", "rope_table", "gate_rows"}
+    assert names(interpreted) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Where the steps of a plan find what they read and write on a GPU, and what brings it there."""
+
+from ingot.dtypes import DType
+from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
+from ingot.plugins.cuda.attention import Places
+from ingot.plugins.cuda.epilogues import epilogue_launch
+from ingot.plugins.cuda.experts import Taken, group_launches
+from ingot.plugins.cuda.gpu import Argument
+from ingot.plugins.cuda.plan_facts import specialisation, weight_places
+from ingot.plugins.cuda.work import Addresses, Launch, Work, cache_places, integer, number, pointer, row_grid
+
+# input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
+_TABLES = {
+    "input_ids": "ids",
+    "positions": "positions",
+    "token_sequences": "sequences",
+    "block_tables": "tables",
+    "logit_rows": "rows",
+}
+ROW_THREADS, STRIP = 256, 4 * 256  # columns of a block, where several share a row
+
+
+class PlanPlaces:
+    """Addresses of a plan's buffers, weights and tables."""
+
+    def __init__(self, plan: Plan, at: Addresses) -> None:
+        self._plan, self._at = plan, at
+        self._types = specialisation(plan)
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._weights = {weight.name: weight for weight in plan.weights}
+        self._offsets, _ = weight_places(plan)
+        self._sorted = ""  # ids by which rows are sorted already
+
+    def _narrow(self, name: str) -> bool:
+        """Whether what lies in a buffer has the products' type."""
+        return self._buffers[name].dtype is not DType.F32
+
+    # Addresses and sizes.
+
+    def _buffer(self, name: str) -> int:
+        return self._at.arena + self._buffers[name].offset
+
+    def _weight(self, name: str) -> int:
+        """0 where the input is absent."""
+        return self._at.weights + self._offsets[name] if name else 0
+
+    def _any(self, name: str) -> int:
+        return self._buffer(name) if name in self._buffers else self._weight(name)
+
+    def _shape(self, step: Step) -> tuple[Buffer, int]:
+        """The first output and its columns."""
+        buffer = self._buffers[step.outputs[0]]
+        return buffer, buffer.cols
+
+    def _table(self, name: str) -> Argument:
+        return pointer(self._table_at(name))
+
+    def _table_at(self, name: str) -> int:
+        """Where an input of the plan lies; the items of attention are made of the others."""
+        return self._at.tables[_TABLES[name]]
+
+    # Parts of several ops.
+
+    def _counts(self, rows: Rows) -> int:
+        return self._at.tables["counts"] + (0 if rows is Rows.TOKENS else 4)
+
+    def _product_input(self, name: str) -> tuple[int, list[Work]]:
+        """Where a product's input lies in the products' type, and what brings it there."""
+        source, buffer = self._buffer(name), self._buffers[name]
+        if self._types.weight is DType.F32 or self._narrow(name):
+            return source, []
+        to = self._at.inputs
+        return to, [epilogue_launch(to, source, cols=buffer.cols, rows=buffer.rows, kind=0, narrow=True)]
+
+    def _taken(self, ids: str, weight: Weight) -> tuple[Taken, list[Work]]:
+        """The experts that rows take, and what sorts them, unless the kernel call before has done it."""
+        buffer, limits = self._buffers[ids], self._plan.limits
+        taken = Taken(
+            ids=self._buffer(ids),
+            counts=self._counts(buffer.rows),
+            groups=self._at.groups,
+            experts=weight.shape[0],
+            slots=buffer.cols,
+            rows=buffer.rows,
+            most=limits.max_num_tokens if buffer.rows is Rows.TOKENS else limits.max_logit_rows,
+        )
+        if self._sorted == ids:
+            return taken, []
+        self._sorted = ids
+        return taken, [*group_launches(taken, weight.dtype)]
+
+    def _by_number(self, step: Step, kernel: str, value: float) -> Launch:
+        """A kernel that computes each element of y from the same of x and a number."""
+        buffer, cols = self._shape(step)
+        arguments = (
+            pointer(self._buffer(step.outputs[0])),
+            pointer(self._buffer(step.inputs[0])),
+            integer(cols),
+            number(value),
+        )
+        grid = row_grid(buffer.rows, -(-cols // STRIP))
+        return Launch(kernel=kernel, grid=grid, threads=ROW_THREADS, shared=0, arguments=arguments)
+
+    def _places(self, step: Step, *, q: str) -> tuple[Places, CacheGroup]:
+        layer, tables = int(step.attrs["layer"]), self._at.tables
+        kv, keys, values = cache_places(self._plan.caches, self._at, layer)
+        places = Places(
+            keys=keys,
+            values=values,
+            tables=self._table_at("block_tables")
+            + 4 * (self._at.table_width // len(self._plan.caches)) * self._plan.group_of(layer),
+            width=self._at.table_width,
+            q=self._buffer(q),
+            decode=tables["decode"],
+            prefill=tables["prefill"],
+            partial=self._at.partial,
+            stats=self._at.stats,
+        )
+        return places, kv
