@@ -1,12 +1,14 @@
 """The architectures of llama.cpp that are read."""
 
 from ingot.convert.gguf.architecture import Architecture
+from ingot.convert.gguf.combined import COMBINED
 from ingot.convert.gguf.dense import DENSE
 from ingot.convert.gguf.mixtures import MIXTURES
 from ingot.convert.gguf.recurrent import RECURRENT
+from ingot.convert.gguf.related import RELATED
 from ingot.errors import UnsupportedModelError
 
-ARCHITECTURES: dict[str, Architecture] = {**DENSE, **MIXTURES, **RECURRENT}
+ARCHITECTURES: dict[str, Architecture] = {**DENSE, **MIXTURES, **RECURRENT, **RELATED, **COMBINED}
 
 
 def find_architecture(name: str, where: str) -> Architecture:
@@ -17,7 +19,7 @@ def find_architecture(name: str, where: str) -> Architecture:
             where=where,
             expected=", ".join(sorted(ARCHITECTURES)),
             got=name,
-            hint="convert the model that the file was made from; a new architecture is a row of convert/gguf/dense.py, "
-            "mixtures.py or recurrent.py",
+            hint="convert the model that the file was made from; a new architecture is a row of a table in "
+            "convert/gguf, as in dense.py",
         )
     return ARCHITECTURES[name]

@@ -23,7 +23,7 @@ from ingot.convert.weights import Concat, Expr, OneOf, Shaped, Take, Transpose
 _SOFTMAX, _SIGMOID = 1, 2
 
 
-def _narrow(keys: Section, stored: Stored, model_type: str) -> Config:
+def narrow(keys: Section, stored: Stored, model_type: str) -> Config:
     """Experts of a width of their own, and nothing beside them."""
     one_of_all(keys)
     return {
@@ -34,15 +34,15 @@ def _narrow(keys: Section, stored: Stored, model_type: str) -> Config:
     }
 
 
-def _qwen3_moe(keys: Section, stored: Stored) -> Config:
+def qwen3_moe(keys: Section, stored: Stored) -> Config:
     """llama.cpp makes the weights of the taken experts sum to 1 in this architecture."""
-    found = _narrow(keys, stored, "qwen3_moe")
+    found = narrow(keys, stored, "qwen3_moe")
     found.setdefault("intermediate_size", found["moe_intermediate_size"])
     return {**found, "norm_topk_prob": True, "decoder_sparse_step": 1}
 
 
 def _qwen2_moe(keys: Section, stored: Stored) -> Config:
-    found = _narrow(keys, stored, "qwen2_moe")
+    found = narrow(keys, stored, "qwen2_moe")
     found.setdefault("intermediate_size", found["moe_intermediate_size"])
     shared = keys.integer("expert_shared_feed_forward_length", minimum=1)
     return {**found, "shared_expert_intermediate_size": shared, "norm_topk_prob": False, "decoder_sparse_step": 1}
@@ -55,9 +55,10 @@ def _olmoe(keys: Section, stored: Stored) -> Config:
 
 
 def _granitemoe(keys: Section, stored: Stored) -> Config:
-    require(keys, "expert_shared_feed_forward_length", 0)
+    shared = keys.integer("expert_shared_feed_forward_length", 0)
     counts = taken_experts(keys, "num_local_experts")
-    return {"model_type": "granitemoe", **rms_model(keys, stored), **granite_factors(keys), **counts}
+    found = {"model_type": "granitemoe", **rms_model(keys, stored), **granite_factors(keys), **counts}
+    return {**found, "model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else found
 
 
 def _gpt_oss(keys: Section, stored: Stored) -> Config:
@@ -102,17 +103,15 @@ def _glm4_moe(keys: Section, stored: Stored) -> Config:
     }
 
 
-def _deepseek2(keys: Section, stored: Stored) -> Config:
-    """Its second generation scores by softmax, the third by sigmoid, as do GLM 4.7 Flash and Kimi K2."""
-    score = keys.integer("expert_gating_func", _SIGMOID if has(stored, "exp_probs_b.bias") else _SOFTMAX)
-    third = score == _SIGMOID
-    require(keys, "expert_gating_func", _SIGMOID, _SOFTMAX)
+def latent_model(keys: Section, stored: Stored, value_dim: int | None = None) -> Config:
+    """A model with latent attention, its experts left out. value_dim: of a head, where no setting says it."""
     inner = {key: keys.raw(key) for key in _OF_HEADS if keys.has(key)}
     heads = Section(inner, keys.where)
     rank = heads.integer("attention.kv_lora_rank", minimum=1)
     turning = keys.integer("rope.dimension_count", minimum=1)
     width = heads.integer("attention.key_length_mla", heads.integer("attention.key_length"))
-    value = heads.integer("attention.value_length_mla", heads.integer("attention.value_length"))
+    if value_dim is None:
+        value_dim = heads.integer("attention.value_length_mla", heads.integer("attention.value_length", 0), minimum=1)
     count = whole(keys, "attention.head_count")
     shape = {"attention.head_count": count, "attention.head_count_kv": count, "attention.key_length": turning}
     plain = Section({**{key: keys.raw(key) for key in _PLAIN if keys.has(key)}, **shape}, keys.where)
@@ -121,14 +120,31 @@ def _deepseek2(keys: Section, stored: Stored) -> Config:
     del found["head_dim"]
     theta, scaling = found.pop("rope_theta"), scaling_of(found)
     return {
-        "model_type": "deepseek_v3" if third else "deepseek_v2",
         **found,
         "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": theta},
         "q_lora_rank": heads.integer("attention.q_lora_rank", 0) or None,
         "kv_lora_rank": rank,
         "qk_rope_head_dim": turning,
         "qk_nope_head_dim": width - turning,
-        "v_head_dim": value,
+        "v_head_dim": value_dim,
+    }
+
+
+def _deepseek2(keys: Section, stored: Stored) -> Config:
+    """Its second generation scores by softmax, the third by sigmoid, as do GLM 4.7 Flash and Kimi K2. Youtu has no
+    experts; llama.cpp's converter writes some of their settings nevertheless."""
+    found = latent_model(keys, stored)
+    if not keys.integer("expert_count", 0):
+        for key in ("leading_dense_block_count", "expert_feed_forward_length", "expert_weights_scale"):
+            keys.has(key)
+        require(keys, "expert_shared_count", 0)
+        return {"model_type": "youtu", **found}
+    score = keys.integer("expert_gating_func", _SIGMOID if has(stored, "exp_probs_b.bias") else _SOFTMAX)
+    third = score == _SIGMOID
+    require(keys, "expert_gating_func", _SIGMOID, _SOFTMAX)
+    return {
+        "model_type": "deepseek_v3" if third else "deepseek_v2",
+        **found,
         **taken_experts(keys, "n_routed_experts"),
         **routed(keys),
         **({} if third else {"topk_method": "greedy"}),
@@ -150,7 +166,7 @@ _PLAIN = (
 )
 
 
-def _latent_rows(model: ModelConfig) -> dict[str, Expr]:
+def latent_rows(model: ModelConfig) -> dict[str, Expr]:
     """Keys and values in one product or, in newer files, in two that are stored for absorbed attention."""
     latent = model.latent
     assert isinstance(latent, LatentConfig), "the family has one"
@@ -271,12 +287,12 @@ _OF_GEMMA4: dict[str, Expr] = {
 
 MIXTURES: dict[str, Architecture] = {
     "qwen2moe": Architecture(config=_qwen2_moe, adapt=biases),
-    "qwen3moe": Architecture(config=_qwen3_moe, adapt=biases),
+    "qwen3moe": Architecture(config=qwen3_moe, adapt=biases),
     "olmoe": Architecture(config=_olmoe, adapt=biases),
     "granitemoe": Architecture(config=_granitemoe, paired=True, adapt=biases),
     "gpt-oss": Architecture(config=_gpt_oss, names={"mlp_norm": "post_attention_norm"}),
     "glm4moe": Architecture(config=_glm4_moe, names={"mlp_norm": "post_attention_norm"}),
-    "deepseek2": Architecture(config=_deepseek2, rows=_latent_rows),
+    "deepseek2": Architecture(config=_deepseek2, rows=latent_rows),
     "minimax-m2": Architecture(config=_minimax_m2),
     "hy_v3": Architecture(config=_hy_v3),
     "ernie4_5-moe": Architecture(config=_ernie4_5_moe),

@@ -1,6 +1,7 @@
 """Weights of the Graph → tensors of llama.cpp, which has one name for the same weight in nearly all architectures.
 
-"{i}" stands for the layer, "{e}" for an expert: stacks of experts are read as one tensor for each.
+"{i}" stands for the layer, "{e}" for an expert: a stack of experts or of Gemma 3n's streams is read as one tensor for
+each.
 """
 
 import re
@@ -70,11 +71,11 @@ _PARTS = {
     "input/out": "proj",
     "input/norm": "post_norm",
 }
-_STACKS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
+_STACKS = re.compile(r"(blk\.\d+\.ffn_(gate|up|down)_exps|altup_(unembd_)?proj)\.weight")
 
 
 def is_stack(name: str) -> bool:
-    """Whether a tensor is a stack that `PerExpert` reads one by one."""
+    """Whether a tensor is a stack whose matrices are read one by one."""
     return _STACKS.fullmatch(name) is not None
 
 

@@ -128,24 +128,24 @@ GRANITE_EXPERTS = {
     "block_sparse_moe.input_linear": "experts.gate_up_proj",
     "block_sparse_moe.output_linear": "experts.down_proj",
 }
-_MAMBA = {
+MAMBA = {
     "in_proj": "ssm_in",
     "out_proj": "ssm_out",
     "conv1d": "ssm_conv1d",
     "norm": "ssm_norm",
     "dt_bias": "ssm_dt.bias",
 }
-_MAMBA |= {"A_log": "ssm_a", "D": "ssm_d"}
+MAMBA |= {"A_log": "ssm_a", "D": "ssm_d"}
 GRANITE_HYBRID = {
     **GRANITE_EXPERTS,
-    **{f"mamba.{theirs}": ours for theirs, ours in _MAMBA.items()},
+    **{f"mamba.{theirs}": ours for theirs, ours in MAMBA.items()},
     **{f"shared_mlp.{name}": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
 NEMOTRON = {
     "embeddings": "token_embd",
     "norm_f": "output_norm",
-    **{f"mixer.{theirs}": ours for theirs, ours in _MAMBA.items()},
+    **{f"mixer.{theirs}": ours for theirs, ours in MAMBA.items()},
     **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
     "mixer.o_proj": "attn_output",
     "mixer.gate": "ffn_gate_inp",
@@ -371,7 +371,7 @@ def tiled_delta(config: Settings, tensors: Tensors) -> Tensors:
     return found
 
 
-def _mamba(config: Settings, tensors: Tensors, block: str, groups: int) -> Tensors:
+def mamba(config: Settings, tensors: Tensors, block: str, groups: int) -> Tensors:
     """A, D and the norm as matrices."""
     found = _states(tensors)
     for name, value in found.items():
@@ -383,7 +383,7 @@ def _mamba(config: Settings, tensors: Tensors, block: str, groups: int) -> Tenso
 
 
 def granite_hybrid(config: Settings, tensors: Tensors) -> Tensors:
-    found = pairs(config, _mamba(config, tensors, "mamba", config["mamba_n_groups"]))
+    found = pairs(config, mamba(config, tensors, "mamba", config["mamba_n_groups"]))
     for name in [name for name in found if "shared_mlp.input_linear" in name]:
         gate, up = np.split(found.pop(name), 2)
         found |= {name.replace("input_linear", "gate"): gate, name.replace("input_linear", "up"): up}
@@ -392,7 +392,7 @@ def granite_hybrid(config: Settings, tensors: Tensors) -> Tensors:
 
 def nemotron(config: Settings, tensors: Tensors) -> Tensors:
     """The one norm of a layer is called as attention's."""
-    found = _mamba(config, tensors, "mixer", config["n_groups"])
+    found = mamba(config, tensors, "mixer", config["n_groups"])
     return {
         name.replace(".norm.weight", ".input_layernorm.weight") if ".mixer." not in name else name: value
         for name, value in found.items()

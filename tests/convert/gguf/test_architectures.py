@@ -16,11 +16,11 @@ from ingot.convert.gguf.architectures import ARCHITECTURES
 from tests import gguf_files as write
 from tests.convert.gguf import llama_cpp
 from tests.convert.gguf.llama_cpp import Case, gguf_tensors
+from tests.convert.gguf.related_cases import FREE, GRANITE, KINDS, RELATED, WINDOWS
 from tests.convert.test_golden import TOLERANCE
 from tests.graph_logits import logits_of_graph
 from tests.tiny import LLAMA3, tiny_model
 
-FREE = {"layer_types": None, "use_sliding_window": False, "sliding_window": None}
 CASES = {
     "llama": Case(family="llama", change={"attention_bias": True, "mlp_bias": True}, lay=llama_cpp.pairs),
     "llama, tied": Case(family="llama", change={"tie_word_embeddings": True}, lay=llama_cpp.pairs),
@@ -75,14 +75,11 @@ CASES = {
 }
 
 NAMES_OF_BOTH = {"post_attention_layernorm": "post_attention_norm"}
-WINDOWS = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, True, False]}
-KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
 GLM_NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
 }
-GRANITE = {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.0}
 GEMMA4 = {"attention.sliding_window_pattern": [True, False, False], "rope.freq_base_swa": 1e4}
 DELTA = {
     "rope.dimension_sections": [11, 11, 10, 0],
@@ -109,7 +106,7 @@ DEEP = {
     "expert_weights_scale": 1.5,
     "expert_weights_norm": True,
 }
-CASES |= {
+CASES |= RELATED | {
     "smollm3": Case(
         family="smollm3", change={"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, lay=llama_cpp.pairs
     ),
@@ -356,7 +353,11 @@ def assert_same(path: Path, model: Any, checkpoint: Path) -> None:
     assert np.abs(logits_of_graph(checkpoint, ids) - expected).max() < TOLERANCE * np.ptp(expected)
 
 
-@pytest.mark.parametrize("name", CASES)
+SHOWN_DAILY = ("gemma3n", "kimi-linear", "qwen3vlmoe")  # of what differs little from the others
+SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in RELATED if name not in SHOWN_DAILY]
+
+
+@pytest.mark.parametrize("name", [*(name for name in CASES if name not in RELATED), *SHOWN_DAILY, *SELDOM])
 def test_an_architecture(tmp_path: Path, name: str) -> None:
     extra = {}
     if name == "phi3":

@@ -34,3 +34,18 @@ def test_settings_that_are_not_applied(tmp_path: Path, settings: Settings, words
     with pytest.raises(IngotError, match=words):
         convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_falcon_h1_whose_factor_of_logits_is_lost(tmp_path: Path) -> None:
+    case = dataclasses.replace(CASES["falcon-h1"], change={"tie_word_embeddings": True})
+    path, _ = write_case(tmp_path, "falcon-h1", case)
+    with pytest.raises(IngotError, match=r"no output\.weight: a factor of its logits is lost"):
+        convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
+
+
+@pytest.mark.parametrize("distance", [9.0, float("nan")])
+def test_gates_that_would_all_be_cut_off(tmp_path: Path, distance: float) -> None:
+    settings = {**CASES["gemma3n"].settings, "activation_sparsity_scale": [distance] * 3}
+    path, _ = write_case(tmp_path, "gemma3n", dataclasses.replace(CASES["gemma3n"], settings=settings))
+    with pytest.raises(IngotError, match="activation_sparsity_scale has a value that is not supported"):
+        convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
