@@ -298,6 +298,12 @@ def torchao(group: int) -> Packer:
     return pack
 
 
+def as_floats(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
+    """Of a product that is not quantised."""
+    weight = (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32)
+    return {"weight": (DType.F32, weight)}, weight
+
+
 def write_model(
     folder: Path,
     settings: Mapping[str, object] | None,
@@ -306,10 +312,13 @@ def write_model(
     seed: int = 0,
     config: Mapping[str, object] | None = None,
     products: Mapping[str, tuple[int, int]] | None = None,
+    others: Mapping[str, Packer] | None = None,
 ) -> dict[str, Array]:
-    """A model directory; returns its weights in float32, by Hugging Face's names. settings None: these are stored."""
+    """A model directory; returns its weights in float32, by Hugging Face's names. settings None: these are stored.
+    others: the packers of some products."""
     rng = np.random.default_rng(seed)
     values: dict[str, Any] = {**CONFIG, **(config or {})}
+    family, hidden, vocab = values["model_type"], values["hidden_size"], values["vocab_size"]
     stored: Tensors = {}
     weights: dict[str, Array] = {}
 
@@ -317,21 +326,26 @@ def write_model(
         weights[name] = (around + 0.2 * rng.standard_normal(shape)).astype(np.float32)
         stored[name] = (DType.F32, weights[name])
 
-    plain("model.embed_tokens.weight", (VOCAB, HIDDEN), 0)
-    plain("model.norm.weight", (HIDDEN,), 1)
-    plain("lm_head.weight", (VOCAB, HIDDEN), 0)
-    plain("model.layers.0.input_layernorm.weight", (HIDDEN,), 1)
-    plain("model.layers.0.post_attention_layernorm.weight", (HIDDEN,), 1)
-    for name, (n, k) in (products or PRODUCTS).items():
-        module = f"model.layers.0.{name}"
-        tensors, weight = packer(rng, n, k)
-        weights[f"{module}.weight"] = weight.astype(np.float32)
-        if settings is None:
-            stored[f"{module}.weight"] = (DType.F32, weights[f"{module}.weight"])
-        else:
-            stored |= {f"{module}.{part}": each for part, each in tensors.items()}
-        if "self_attn" in name and values["attention_bias"]:
-            plain(f"{module}.bias", (n,), 0)
+    plain("model.embed_tokens.weight", (vocab, hidden), 0)
+    plain("model.norm.weight", (hidden,), 1)
+    if not values["tie_word_embeddings"]:
+        plain("lm_head.weight", (vocab, hidden), 0)
+    for layer in (f"model.layers.{number}" for number in range(values["num_hidden_layers"])):
+        plain(f"{layer}.input_layernorm.weight", (hidden,), 1)
+        plain(f"{layer}.post_attention_layernorm.weight", (hidden,), 1)
+        for name in ("q_norm", "k_norm") if family == "qwen3" else ():
+            plain(f"{layer}.self_attn.{name}.weight", (values["head_dim"],), 1)
+        for name, (n, k) in (products or PRODUCTS).items():
+            module = f"{layer}.{name}"
+            tensors, weight = (others or {}).get(name, packer)(rng, n, k)
+            weights[f"{module}.weight"] = weight.astype(np.float32)
+            if settings is None:
+                stored[f"{module}.weight"] = (DType.F32, weights[f"{module}.weight"])
+            else:
+                stored |= {f"{module}.{part}": each for part, each in tensors.items()}
+            attention = values["attention_bias"] and not (family == "qwen2" and "o_proj" in name)
+            if attention if "self_attn" in name else values.get("mlp_bias"):
+                plain(f"{module}.bias", (n,), 0)
     save(folder, values if settings is None else {**values, "quantization_config": dict(settings)}, stored)
     return weights
 

@@ -26,6 +26,7 @@ from ingot.dtypes import DType
 from ingot.errors import CheckpointError
 
 _ALIGN = 64  # where our files begin their tensor bits
+_MOST_DIMS = 32  # as numpy before 2
 
 # Bits per element of what the format can hold; ingot reads a tensor only if DType knows its type too.
 _BITS = {
@@ -121,6 +122,10 @@ def _entry(path: Path, name: str, item: object, data: int) -> StoredTensor:
             pass
         case _:
             raise CheckpointError("a tensor's header entry is malformed", where=where, got=repr(item)[:200])
+    if len(shape) > _MOST_DIMS:
+        raise CheckpointError(
+            "a tensor has too many dimensions", where=where, expected=f"at most {_MOST_DIMS}", got=f"{len(shape):,}"
+        )
     bits = _BITS.get(dtype)
     if bits is not None and end - begin != (wanted := math.prod(shape) * bits // 8):
         raise CheckpointError(

@@ -69,6 +69,7 @@ def write(path: Path, header: object, data: int) -> Path:
         ({"a": entry("F32", [2], 0, 8), "b": entry("F32", [1], 4, 8)}, 8, "tensor b overlaps"),
         ({"a": entry("F32", [2], 0, 8), "b": entry("F32", [1], 12, 16)}, 16, "tensor b leaves a hole"),
         ({"a": entry("F32", [2], 0, 4)}, 4, "do not fit its shape"),
+        ({"a": entry("F32", [1] * 65, 0, 4)}, 4, "too many dimensions"),
         ({"a": entry("F32", [1], 8, 12)}, 4, "truncated"),
         ({"a": entry("F32", [2**40], 0, 2**42)}, 8, "truncated"),
         ({"a": entry("F32", [-1], 0, 8)}, 8, "malformed"),

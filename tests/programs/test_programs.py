@@ -18,7 +18,7 @@ from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.emulation import Emulation
-from tests.programs import compare_commits
+from tests.programs import compare_commits, random_quantised
 
 TINY = {
     **SHAPES["tinyllama"],
@@ -218,6 +218,16 @@ def test_damaged_checkpoints_are_refused_or_read_right() -> None:
     lines = run("hostile_quantised", *names, "--count", 5).splitlines()
     assert [line.split(": ")[0] for line in lines] == list(names)
     assert all(" refused" in line for line in lines)
+
+
+def test_a_random_quantised_checkpoint_has_the_numbers_that_were_written(tmp_path: Path) -> None:
+    assert "'quant_method': 'awq'" in random_quantised.check("awq", 0, tmp_path)
+
+
+@pytest.mark.slow  # of every format two
+def test_random_quantised_checkpoints_have_the_numbers_that_were_written() -> None:
+    lines = run("random_quantised", "--count", 2, "--seed", 100).splitlines()
+    assert [line.partition(": ")[2] for line in lines] == ["2 of 2 equal"] * (len(random_quantised.FORMATS) + 1)
 
 
 def test_the_host_of_a_gpu_is_timed(emulation: Emulation, tmp_path: Path) -> None:
