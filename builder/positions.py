@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ingot.builder.graph import Graph, is_op, producer, scalar
+from ingot.builder.graph import Graph, is_op, producer, scalar, small_ints
 
 _RESHAPING = frozenset({"Cast", "Unsqueeze", "Squeeze", "Expand", "Reshape", "Identity"})
 UNLIMITED = int(np.iinfo(np.int32).max)
@@ -24,11 +24,17 @@ def position_count(graph: Graph, tensor: gs.Tensor) -> int | None:
             tensor = node.inputs[0 if numbers[0] is None else 1]
         elif is_op(node, "Range"):
             start, end, step = node.inputs
-            starts_at_zero = scalar(start) == 0 and scalar(step) == 1
+            starts_at_zero = (scalar(start) == 0 or _is_zero_or_error(start)) and scalar(step) == 1
             return limit if starts_at_zero and _is_sequence_length(graph, end) else None
         else:
             return None
     return None
+
+
+def _is_zero_or_error(tensor: gs.Tensor) -> bool:
+    """Whether `tensor` is an element of a vector whose only one is 0: by that a graph fails for too many tokens."""
+    node = producer(tensor)
+    return node is not None and is_op(node, "Gather") and small_ints(node.inputs[0]) == [0]
 
 
 def _is_sequence_length(graph: Graph, tensor: gs.Tensor) -> bool:

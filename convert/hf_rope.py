@@ -117,6 +117,7 @@ def read_frequencies(
             got=str(rotary_dim),
         )
     kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = "yarn" if kind == "deepseek_yarn" else kind  # as vLLM calls DeepSeek's, and some configurations with it
     if kind not in kinds:
         raise UnsupportedModelError(
             f"rope_type {kind!r} is not supported", where=rope.place("rope_type"), expected=", ".join(kinds), got=kind

@@ -26,15 +26,22 @@ class Nodes(Protocol):
 
 
 def token_positions(g: Nodes, max_positions: int) -> str:
-    """int64 [batch, sequence]: 0, 1, 2, ..., never beyond the model's last position."""
+    """int64 [batch, sequence]: 0, 1, 2, ...; for more tokens than positions the graph fails in `_first`."""
     shape = g.node("Shape", ["input_ids"], "positions/shape")
     length = g.node("Gather", [shape, g.integers("one", 1)], "positions/length", axis=0)
-    bounds = [g.integers("zero", 0), length, g.integers("one", 1)]
+    bounds = [_first(g, length, max_positions), length, g.integers("one", 1)]
     counted = g.node("Range", bounds, "positions/range")
     last = g.integers("last_position", max_positions - 1)
     bounded = g.node("Min", [counted, last], "positions/min")
     row = g.node("Unsqueeze", [bounded, g.integers("axis_0", [0])], "positions/unsqueeze")
     return g.node("Expand", [row, shape], "positions/expand")
+
+
+def _first(g: Nodes, length: str, max_positions: int) -> str:
+    """0, the only element of a vector: more tokens ask for the next one, which is an error that names this node."""
+    beyond = g.node("Greater", [length, g.integers("max_positions", max_positions)], "positions/beyond")
+    index = g.node("Cast", [beyond], "positions/index", to=TensorProto.INT64)
+    return g.node("Gather", [g.integers("axis_0", [0]), index], f"positions/at_most_{max_positions}_tokens", axis=0)
 
 
 def rotary_angles(g: Nodes, rope: RopeConfig, positions: str, path: str) -> tuple[str, str]:

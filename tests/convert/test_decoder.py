@@ -132,3 +132,15 @@ def test_a_graph_of_a_large_model_needs_no_weights(tmp_path: Path) -> None:
     assert sum(spec.nbytes for spec in specs) == 2 * 405_853_388_800
     graph = build_graph(model, TensorFileWriter(tmp_path / "model.safetensors", specs).tensors)
     assert graph.ByteSize() < 1 << 20
+
+
+@pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GPT2], ids=["llama", "gpt2"])
+def test_more_tokens_than_positions_are_an_error(tmp_path: Path, config: dict[str, object]) -> None:
+    """Angles have no table that would end, so that the graph counts."""
+    path = checkpoint(tmp_path, config, DType.F32) / "model.onnx"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    most = int(str(config.get("max_position_embeddings", config.get("n_positions"))))
+    ids = np.arange(most + 1)[None] % 7
+    assert np.isfinite(session.run(None, {"input_ids": ids[:, :-1]})[0]).all()
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match=f"at_most_{most}_tokens"):
+        session.run(None, {"input_ids": ids})

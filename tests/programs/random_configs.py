@@ -303,6 +303,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "granite": hybrids.granite,
     "granitemoehybrid": hybrids.granitemoehybrid,
     "hy_v3": _hy_v3,
+    "kimi_k2": _deepseek_v3,
     "kimi_linear": hybrids.kimi_linear,
     "lfm2": hybrids.lfm2,
     "lfm2_moe": hybrids.lfm2_moe,
@@ -316,6 +317,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "qwen3_5_moe_text": hybrids.qwen3_5_moe,
     "qwen3_5_text": hybrids.qwen3_5,
     "qwen3_next": hybrids.qwen3_next,
+    "sarvam_mla": _deepseek_v3,
     "smollm3": _smollm3,
 }
 

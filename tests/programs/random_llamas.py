@@ -175,6 +175,14 @@ def _solar_open(draw: Draw) -> Config:
     return {**_wide_heads(draw), **draw.groups(), "attention_bias": draw.yes()}
 
 
+def _sarvam_moe(draw: Draw) -> Config:
+    return {**_solar_open(draw), "use_qk_norm": draw.yes(), "first_k_dense_replace": draw.choice((0, 1))}
+
+
+def _olmoe(draw: Draw) -> Config:
+    return {**_llama(biases=False)(draw), **draw.experts(), "norm_topk_prob": draw.yes()}
+
+
 def _granitemoe(draw: Draw) -> Config:
     factors = {"embedding_multiplier": draw.choice((1.0, 3.0)), "attention_multiplier": draw.choice((0.1, 0.2))}
     return {**_llama(biases=False)(draw), **factors, **draw.experts("num_local_experts")}
@@ -201,6 +209,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "dots1": _grouped,
     "exaone": _llama(),
     "exaone_moe": _exaone_moe,
+    "flex_olmo": _olmoe,
     "flint": _flint,
     "gemma": _wide_heads,
     "gemma2": _gemma2,
@@ -214,6 +223,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "granitemoe": _granitemoe,
     "granitemoeshared": _granitemoeshared,
     "hyperclovax": _hyperclovax,
+    "internlm2": _llama(biases=False),
     "jais2": _layer_norms,
     "llama": _llama(),
     "mellum": _mellum,
@@ -225,12 +235,15 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "mixtral": _mixtral,
     "nemotron": _nemotron,
     "olmo2": _llama(biases=False),
+    "olmoe": _olmoe,
     "orion": _llama(biases=False),
     "phi": _phi,
     "phi3": _llama(biases=False),
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "sarvam_moe": _sarvam_moe,
+    "seed_oss": _wide_heads,
     "solar_open": _solar_open,
     "stablelm": _stablelm,
     "vaultgemma": _gemma2,
