@@ -325,6 +325,7 @@ def _manifest(
             files=_rank_file_of(target_build, rank_files).files,
             activation_errors=target_build.activation_errors,
             weight_sources=weight_sources(target_build.lowering.uses, checkpoint),
+            lost_codes=target_build.lost_codes,
             built_with=target_build.target.toolchain(),
         )
         for target_build in builds
@@ -337,6 +338,7 @@ def _manifest(
         built_with=first.built_with,
         activation_errors=first.activation_errors,
         weight_sources=first.weight_sources,
+        lost_codes=first.lost_codes,
         others=tuple(others),
         ingot_version=__version__,
         model={**model_card(checkpoint, builds[0].whole), **_layout(plan, len(builds[0].ranks))},

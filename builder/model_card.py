@@ -1,6 +1,7 @@
 """What the manifest says for people: the model card, and what weights were in their source."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from ingot.builder.expressions import leaves
@@ -65,5 +66,9 @@ def _source(name: str, checkpoint: Checkpoint) -> str:
 
 
 def _stored_weights(use: WeightUse) -> Iterator[str]:
-    """Weights of the Checkpoint that it is made of: a quantised one has several initialisers."""
-    return (leaf.rpartition("/")[0] for leaf in leaves(use.tensor))
+    """Weights of the Checkpoint that it is made of: a quantised one has several initialisers, and so has each of the
+    members of a stack."""
+    for leaf in leaves(use.tensor):
+        name = leaf.rpartition("/")[0]
+        yield name
+        yield re.sub(r"/\d+/weight$", "/weight", name)

@@ -14,6 +14,7 @@ from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.kernel_limits import check_graph, check_plan
 from ingot.builder.limits import fit_limits
+from ingot.builder.lost_codes import lost_codes
 from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
@@ -51,6 +52,7 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType, Precision
 from ingot.errors import BuildError, UsageError
+from ingot.lost_codes import lost_lines
 from ingot.plan import Limits, Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import CompilesGraph, JoinsRanks, Progress, RunsRanks, Target, Tunable, WithLibrary
@@ -67,6 +69,7 @@ class TargetBuild:
     graph    what the target compiles instead of running the plan's steps, None where it runs them
     reports  of the passes, those that every target shares included
     notes    one sentence each: choices
+    lost_codes  matmul → why its codes are not kept
     lowered  one sentence for each default limit that is lowered to what the model allows
     timings  a line for every product and number of rows that was timed
     sample   what is run to predict the engine's speed
@@ -82,6 +85,7 @@ class TargetBuild:
     lowering: Lowering
     reports: tuple[PassReport, ...]
     notes: tuple[str, ...]
+    lost_codes: Mapping[str, str]
     lowered: tuple[str, ...]
     timings: tuple[str, ...]
     sample: Sample | None
@@ -205,6 +209,8 @@ def _plan_target(
                 planned[rank] = planned[rank][0], dataclasses.replace(planned[rank][1], tactics=tuning.tactics)
         plan = planned[0][1]
     notes.extend(_library_notes(plan, target))
+    lost = lost_codes(lowering.uses, config, target)
+    notes.extend(f"codes of {line}" for line in lost_lines(lost))
     sample = _sample(config, checkpoint, plan, target, notes)
     first = TargetBuild(
         target=target,
@@ -215,6 +221,7 @@ def _plan_target(
         lowering=lowering,
         reports=(*reports, *own, *dump.reports),
         notes=tuple(notes),
+        lost_codes=lost,
         lowered=tuple(lowered),
         timings=tuple(timings),
         sample=sample,

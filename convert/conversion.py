@@ -242,6 +242,8 @@ def _values(row: Row, tensors: Mapping[str, StoredTensor | Quantised]) -> Weight
 
 def _pieces(weight: Quantised) -> Iterator[Weight]:
     """The tensors that make a quantised weight; none is rounded."""
+    for member in weight.members:
+        yield from _pieces(member)
     for kind, piece in weight.pieces.items():
         spec = TensorSpec(name=piece_name(weight.name, kind), dtype=piece.dtype, shape=piece.shape)
         yield Weight(spec=spec, stored=piece.dtype, read=piece.read, memory=piece.memory)

@@ -3,6 +3,7 @@
     DequantizeLinear(codes, Cast(scale), zero, axis=1, block_size=group)      codes that are values
     (Gather(table, Cast(codes)) or Cast(codes) - zero) * scale + offset        codes of a table, zero points not whole
     ... * or / factor of each row ... * columns ... Gather(order, axis=1) ... Reshape to a stack
+    Concat of such matrices                                                    each with an order of columns of its own
 
 Where columns share scales in groups, the second one computes [N, groups, group].
 """
@@ -36,6 +37,9 @@ class GraphWriter(Protocol):
 def dequantise(graph: GraphWriter, weight: Quantised) -> str:
     """Append the nodes of a weight; returns the float32 value."""
     path = weight.name.removesuffix("/weight")
+    if weight.members:
+        values = [dequantise(graph, each) for each in weight.members]
+        return _stacked(graph, weight, graph.node("Concat", values, f"{path}/members", axis=0), path)
     zero = weight.pieces.get("zero")
     by_groups = bool(weight.table) or "offset" in weight.pieces or (zero is not None and zero.dtype is DType.F32)
     value = _by_groups(graph, weight, path) if by_groups else _standard(graph, weight, path)
@@ -47,10 +51,15 @@ def dequantise(graph: GraphWriter, weight: Quantised) -> str:
     if "order" in weight.pieces:
         order = graph.weight(piece_name(weight.name, "order"))
         value = graph.node("Gather", [value, order], f"{path}/order", axis=1)
-    if len(weight.shape) > 2:
-        stack = graph.integers(f"stack_{'_'.join(map(str, weight.shape))}", weight.shape)
-        value = graph.node("Reshape", [value, stack], f"{path}/stack")
-    return value
+    return _stacked(graph, weight, value, path)
+
+
+def _stacked(graph: GraphWriter, weight: Quantised, value: str, path: str) -> str:
+    """Rows [N, K] as the matrices of a stack, where the weight is one."""
+    if len(weight.shape) == 2:
+        return value
+    stack = graph.integers(f"stack_{'_'.join(map(str, weight.shape))}", weight.shape)
+    return graph.node("Reshape", [value, stack], f"{path}/stack")
 
 
 def _codes(graph: GraphWriter, weight: Quantised) -> str:

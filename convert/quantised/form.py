@@ -75,7 +75,8 @@ class Quantised:
     format  what it came from, for people
     file    where its codes lie
     group   columns that share a scale
-    pieces  codes and scale; where the format has them zero, offset, factor, columns, order
+    pieces  codes and scale; where the format has them zero, offset, factor, columns, order; of members nothing
+    members matrices of a stack that are stored one by one, since each has an order of its columns, or scales of them
     table   16 values that codes stand for; empty where codes are values
     divides whether the factor divides
     """
@@ -89,6 +90,7 @@ class Quantised:
     pieces: Mapping[str, Piece]
     table: tuple[float, ...] = ()
     divides: bool = False
+    members: tuple["Quantised", ...] = ()
 
     @property
     def dtype(self) -> DType:
@@ -102,6 +104,8 @@ class Quantised:
     @property
     def kind(self) -> str:
         """For people, such as "awq u4g128 with zero"."""
+        if self.members:
+            return ", ".join(dict.fromkeys(each.kind for each in self.members))
         grain = "" if self.group == self.shape[-1] else f"g{self.group}"
         more = [name for name in self.pieces if name not in ("codes", "scale")]
         return f"{self.format} {self.code.value}{grain}" + (f" with {', '.join(more)}" if more else "")
@@ -186,18 +190,14 @@ def same_form(first: Quantised, other: Quantised) -> bool:
 def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Quantised:
     """Weights one below the other as one of `shape`. Raises CheckpointError where they have not the same form."""
     first = parts[0]
+    if len(parts) > 1 and any(not {"order", "columns"}.isdisjoint(part.pieces) for part in parts):
+        path = name.removesuffix("/weight")
+        members = [dataclasses.replace(part, name=f"{path}/{number}/weight") for number, part in enumerate(parts)]
+        return dataclasses.replace(first, name=name, shape=shape, pieces={}, members=tuple(members))
     names = list(first.pieces)
     for part in parts[1:]:
         if not same_form(first, part):
             raise _unfit(first, part)
-    if len(parts) > 1 and (alone := [each for each in ("order", "columns") if each in names]):
-        raise CheckpointError(
-            "ingot merges these weights into one, and cannot merge column orders (GPTQ desc_act) or column scales",
-            where=f"{first.name}, {parts[1].name}",
-            expected="weights without a column order and without column scales",
-            got=", ".join({"order": "a column order", "columns": "column scales"}[each] for each in alone),
-            hint="convert the model's original weights",
-        )
     pieces = (
         {each: _joined([part.pieces[each] for part in parts]) for each in names} if len(parts) > 1 else first.pieces
     )
@@ -206,8 +206,10 @@ def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Qu
 
 def unpaired(weight: Quantised, heads: int) -> Quantised:
     """The weight whose rows lie as pairs in each head, [heads, n, 2, columns], in halves: [heads, 2, n, columns]."""
-    assert not {"columns", "order"} & set(weight.pieces), "pieces of columns have no heads"
-    pieces = {name: _unpaired(piece, weight.rows // heads) for name, piece in weight.pieces.items()}
+    pieces = {
+        name: piece if name in ("columns", "order") else _unpaired(piece, weight.rows // heads)
+        for name, piece in weight.pieces.items()
+    }
     return dataclasses.replace(weight, pieces=pieces)
 
 

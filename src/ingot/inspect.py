@@ -15,6 +15,7 @@ from ingot.configs.read import write_record
 from ingot.configs.sizes import format_bytes
 from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import REBUILD, EngineError, UsageError
+from ingot.lost_codes import lost_lines
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
 from ingot.plugins.cuda.estimate import estimates
@@ -132,6 +133,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "weight_bytes": plan.weight_bytes,
         **_chosen(plan),
         "steps": [dataclasses.asdict(each) for each in steps],
+        "lost_codes": dict(manifest.lost_codes),
         "built_with": dict(manifest.built_with),
         "verification": dict(manifest.verification),
         **({"code": code} if code else {}),
@@ -151,6 +153,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         *_cache_lines(plan),
         *([f"sums        in {plan.sum_parts} parts where ranks divide them"] if plan.sum_parts > 1 else []),
         *(f"estimate    {each}" for each in speed),
+        *(f"not kept    codes of {each}" for each in lost_lines(manifest.lost_codes)),
     ]
     tables = [line for each in speed for line in ("", *each.table())]
     rest = [

@@ -49,6 +49,7 @@ class TargetEntry:
     weight_errors by quantised weight: what packing it has changed, root of the squared changes over that of the squares
                   of the Checkpoint's values; those that hold what is not a number are left out
     weight_sources  by weight that was quantised in the Checkpoint already: how, for people
+    lost_codes    by matmul: why its codes in the Checkpoint are not kept, though `--precision auto` keeps codes
     verification  how the engine compared with its source (`ingot verify --against ... --store_results`); empty: never
     """
 
@@ -59,6 +60,7 @@ class TargetEntry:
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     weight_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
     weight_sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lost_codes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verification: Mapping[str, Fact] = dataclasses.field(default_factory=dict)
 
 

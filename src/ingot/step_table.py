@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ingot.dtypes import Precision
+from ingot.lost_codes import ranges
 from ingot.plan import Plan, Step, Weight
 from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load, Work
@@ -95,7 +96,7 @@ def _groups(steps: Sequence[StepInfo]) -> Iterator[_Group]:
         same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None, weight_error=None))
         groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each))
     for (in_layer, step), members in groups.items():
-        layers = _ranges([layer for layer, _ in members]) if in_layer else ""
+        layers = ranges([layer for layer, _ in members]) if in_layer else ""
         rounding, packing = [each.int8_error for _, each in members], [each.weight_error for _, each in members]
         yield layers, step, _span(rounding), _span(packing)
 
@@ -161,14 +162,3 @@ def _span(errors: Sequence[float | None]) -> str:
     known = [error for error in errors if error is not None]
     shown = list(dict.fromkeys(f"{100 * error:.2g}" for error in (min(known), max(known)))) if known else []
     return "-".join(shown) + "%" if shown else ""
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] → "0-2,5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -68,6 +68,7 @@ ENTRY = (
     "activation_errors",
     "weight_errors",
     "weight_sources",
+    "lost_codes",
     "verification",
 )
 SCHEMA = f'"schema_version": {ENGINE_SCHEMA}'

@@ -24,6 +24,7 @@ MAY = {
     "ingot.timed_run": "errors dtypes plan fixed_tables step_io step_work",
     "ingot.fixed_tables": "errors dtypes plan step_io",
     "ingot.chunks": "errors configs",
+    "ingot.lost_codes": "",
     "ingot.manifest": "errors dtypes configs plan chunks",
     "ingot.output_dir": "errors",
     "ingot.resource_estimate": "errors configs",
@@ -39,7 +40,7 @@ MAY = {
     "resource_estimate convert",
     "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
     "resource_estimate plan plan_check manifest engine engine_writer step_io step_inputs step_work timed_run "
-    "fixed_tables weights_memory "
+    "fixed_tables weights_memory lost_codes "
     "plugins builder",
     "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }

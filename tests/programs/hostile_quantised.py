@@ -31,7 +31,7 @@ from tests import gguf_files
 from tests import quantised as write
 from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_blocks import write_llama
-from tests.convert.quantised.test_formats import CASES
+from tests.convert.quantised.test_formats import CASES, product_weights
 from tests.graph_logits import logits_of_graph
 from tests.programs.damaged_files import (
     OF_GGUF,
@@ -54,6 +54,7 @@ OF_THE_MODEL = ("llama.context_length", "llama.rope.freq_base", "llama.attention
 
 MOST_MEMORY = 400 << 20  # bytes that a conversion may add to the process
 SECONDS = 60  # of one conversion
+LARGEST = 2.0**60  # of a weight: float32 does not hold the squares of larger outputs, and programs differ then
 IDS = np.random.default_rng(3).integers(0, write.VOCAB, (1, 9))
 
 
@@ -123,6 +124,8 @@ def differs(sound: Path, folder: Path, *, of_numbers: bool, other_meaning: bool)
         found = logits_of_graph(folder / "checkpoint", IDS % 8)
     except Exception as error:  # onnxruntime has errors of many kinds
         return f"onnxruntime does not take the graph: {str(error)[:200]}"
+    if of_numbers and max(float(np.abs(each).max()) for each in product_weights(folder / "checkpoint")) > LARGEST:
+        return ""
     if of_numbers:
         build(BuildConfig(target="ref", precision="f32"), folder / "checkpoint", folder / "engine")
         expected, bound = engine_logits(folder / "engine", IDS % 8), 1e-3

@@ -19,7 +19,9 @@ from ingot.convert.convert import convert
 from ingot.convert.quantised.patterns import is_named, matches
 from ingot.convert.quantised.read import REFUSED, find_formats, read_quantised
 from ingot.dtypes import DType
+from ingot.engine import read_manifest
 from ingot.errors import CheckpointError, ConfigError, IngotError, UnsupportedModelError
+from ingot.inspect import inspect
 from tests import quantised as write
 from tests.builder.engines import engine_logits
 from tests.graph_logits import logits_of_graph
@@ -225,7 +227,12 @@ def test_config_of_modelopt_beside_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "packer"),
-    [({**GPTQ, "sym": False}, write.gptq(4, 32)), (NVFP4, write.fp4("weight", 16, factor="weight_scale_2"))],
+    [
+        ({**GPTQ, "sym": False}, write.gptq(4, 32)),
+        (NVFP4, write.fp4("weight", 16, factor="weight_scale_2")),
+        ({**GPTQ, "sym": False, "desc_act": True}, write.gptq(4, 32, shuffled=True)),
+    ],
+    ids=["gptq", "nvfp4", "columns in an order of each expert"],
 )
 def test_experts_are_stacked(tmp_path: Path, settings: dict[str, Any], packer: write.Packer) -> None:
     """gate and up of every expert become one weight, each with scales of its own."""
@@ -249,6 +256,17 @@ def test_experts_are_stacked(tmp_path: Path, settings: dict[str, Any], packer: w
     np.testing.assert_allclose(logits_of_graph(tmp_path / "model.checkpoint", ids), expected, rtol=0, atol=bound)
     build(BuildConfig(target="ref", precision="f32"), tmp_path / "model.checkpoint", tmp_path / "engine")
     np.testing.assert_allclose(engine_logits(tmp_path / "engine", ids), expected, rtol=0, atol=bound)
+    report = build(BuildConfig(target="ref"), tmp_path / "model.checkpoint", tmp_path / "auto")
+    lost = [note for note in report.notes if note.startswith("codes of ")]
+    if settings.get("desc_act"):
+        reason = "stored as w8, because its experts have orders of columns of their own (desc_act)"
+        (line,) = lost
+        assert line.startswith("codes of layers.0/")
+        assert line.endswith(reason + ", and read the same inputs")
+        assert line.removeprefix("codes of ") in inspect(tmp_path / "auto").summary
+        assert any(reason in each for each in read_manifest(tmp_path / "auto").lost_codes.values())
+    else:
+        assert lost == []
 
 
 SHAPES = {"w1": (write.INNER, write.HIDDEN), "w3": (write.INNER, write.HIDDEN), "w2": (write.HIDDEN, write.INNER)}
