@@ -115,6 +115,14 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
             if size % limits.head_dim_multiple:
                 multiple = f"a multiple of {limits.head_dim_multiple}"
                 yield f"the {key} of latent attention is", node.name, multiple, f"{size:,}"
+    for node in filter(keeps_state, graph.nodes):
+        if (dim := int(node.attrs.get("key_dim", 0))) > limits.key_dim:
+            yield (
+                "the dimensions of a key of linear attention are",
+                node.name,
+                f"at most {limits.key_dim:,}",
+                f"{dim:,}",
+            )
     groups = {node.attrs["heads"] // node.attrs["kv_heads"] for node in attentions}
     if limits.one_group and len(groups) > 1:
         yield (

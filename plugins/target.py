@@ -89,6 +89,7 @@ class KernelLimits:
     slopes             likewise, of ALiBi
     growth             whether queries may grow with their position
     made_values        values that are normed, made of keys, or another layer's
+    key_dim            numbers of a key of linear attention
     activations        names of activation functions; empty: all
     """
 
@@ -105,6 +106,7 @@ class KernelLimits:
     slopes: bool = True
     growth: bool = True
     made_values: bool = True
+    key_dim: int = NO_LIMIT
     activations: frozenset[str] = frozenset()
 
 

@@ -16,6 +16,7 @@ from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_lau
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
 from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
+from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launch
 from ingot.plugins.cuda.stored_types import check_types
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
@@ -223,6 +224,49 @@ class _Binder(PlanPlaces):
         )
         return [*launches]
 
+    def causal_conv(self, step: Step, narrow: bool) -> list[Work]:
+        x, weight, bias = step.inputs[:3]
+        launches = convolution_launches(
+            self._slots(step),
+            step.attrs,
+            y=self._buffer(step.outputs[0]),
+            x=self._buffer(x),
+            weight=self._weight(weight),
+            bias=self._weight(bias),
+            sequences=self._table_at("token_sequences"),
+        )
+        return [*launches]
+
+    def linear_attention(self, step: Step, narrow: bool) -> list[Work]:
+        x, dt, beta, a_log, skip = step.inputs[:5]
+        launch = linear_attention_launch(
+            self._slots(step),
+            step.attrs,
+            y=self._buffer(step.outputs[0]),
+            x=self._buffer(x),
+            dt=self._buffer(dt),
+            beta=self._any(beta),
+            a_log=self._weight(a_log),
+            skip=self._weight(skip),
+        )
+        return [launch]
+
+    def gated_norm(self, step: Step, narrow: bool) -> list[Work]:
+        x, gate, weight = step.inputs
+        buffer, cols = self._shape(step)
+        launch = gated_norm_launch(
+            step.attrs,
+            y=self._buffer(buffer.name),
+            x=self._buffer(x),
+            gate=self._buffer(gate),
+            weight=self._weight(weight),
+            cols=cols,
+            weights=self._weights[weight].shape[0],
+            rows=buffer.rows,
+            narrow=narrow,
+        )
+        return [launch]
+
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
         x, rows = step.inputs
@@ -283,6 +327,9 @@ _STEPS: dict[str, _StepKernels] = {
     "moe_down": _StepKernels(_Binder.moe_down, alone=True),
     "add_gated": _StepKernels(_Binder.add_gated, alone=True),
     "sigmoid_gate": _StepKernels(_Binder.sigmoid_gate, narrow=True, alone=True),
+    "causal_conv": _StepKernels(_Binder.causal_conv, alone=True),
+    "linear_attention": _StepKernels(_Binder.linear_attention, alone=True),
+    "gated_norm": _StepKernels(_Binder.gated_norm, narrow=True, alone=True),
 }
 OPS = tuple(_STEPS)
 OPS_ALONE = frozenset(op for op, kernels in _STEPS.items() if kernels.alone)

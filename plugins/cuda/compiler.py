@@ -43,7 +43,7 @@ class Compiler:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Specialisation:
     """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: there are
-    quantised weights beside them; experts: there are mixtures of experts."""
+    quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one."""
 
     weight: DType
     kv: DType
@@ -51,6 +51,7 @@ class Specialisation:
     tokens_per_block: int
     codes: bool = False
     experts: bool = False
+    states: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -64,6 +65,7 @@ class Specialisation:
             *(("-DINGOT_WEIGHT_IS_F32",) if self.weight is DType.F32 else ()),
             *(("-DINGOT_CODES",) if self.codes else ()),
             *(("-DINGOT_EXPERTS",) if self.experts else ()),
+            *(("-DINGOT_STATES",) if self.states else ()),
         )
 
 

@@ -3,7 +3,7 @@ its largest step needs, where its weights and its machine code lie."""
 
 from ingot.dtypes import DType
 from ingot.errors import EngineError
-from ingot.plan import Plan, Rows, Step, Weight
+from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.experts import group_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_SPLITS, Tiles, attention_tiles
@@ -39,7 +39,7 @@ def specialisation(plan: Plan) -> Specialisation:
             else "build with one --precision, or make the types in the recipe of --config equal",
         )
     groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
-    kv, sizes = plan.caches[0], {(each.kv_heads, each.head_dim) for each in plan.caches}
+    kv, sizes = heads_of(plan), {(each.kv_heads, each.head_dim) for each in plan.caches if not each.state}
     if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
         raise EngineError(
             "attention with heads of these sizes is not supported on cuda targets",
@@ -61,7 +61,16 @@ def specialisation(plan: Plan) -> Specialisation:
         tokens_per_block=plan.tokens_per_block,
         codes=codes,
         experts=any(find_op(s.op).routes or find_op(s.op).experts for s in plan.steps),
+        states=any(each.state for each in plan.caches),
     )
+
+
+def heads_of(plan: Plan) -> CacheGroup:
+    """The cache group whose heads attention is compiled for; of a plan without attention one that nothing uses."""
+    unused = CacheGroup(
+        layers=(), kv_heads=1, head_dim=16, tokens_per_block=plan.tokens_per_block, dtype=plan.caches[0].dtype
+    )
+    return next((each for each in plan.caches if not each.state), unused)
 
 
 def needs_library(plan: Plan) -> bool:
@@ -82,7 +91,7 @@ def group_of(plan: Plan) -> int:
 
 def tiles_of(plan: Plan) -> Tiles:
     """How its attention cuts sequences into items."""
-    return attention_tiles(group_of(plan), plan.caches[0].head_dim)
+    return attention_tiles(group_of(plan), heads_of(plan).head_dim)
 
 
 def scratch_bytes(plan: Plan) -> ScratchBytes:

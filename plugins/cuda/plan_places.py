@@ -7,7 +7,18 @@ from ingot.plugins.cuda.epilogues import epilogue_launch
 from ingot.plugins.cuda.experts import Taken, group_launches
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.plan_facts import specialisation, weight_places
-from ingot.plugins.cuda.work import Addresses, Launch, Work, cache_places, integer, number, pointer, row_grid
+from ingot.plugins.cuda.states import Slots
+from ingot.plugins.cuda.work import (
+    Addresses,
+    Launch,
+    Work,
+    cache_places,
+    integer,
+    number,
+    pointer,
+    row_grid,
+    state_places,
+)
 
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
 _TABLES = {
@@ -59,6 +70,11 @@ class PlanPlaces:
         """Where an input of the plan lies; the items of attention are made of the others."""
         return self._at.tables[_TABLES[name]]
 
+    def _tables_of(self, layer: int) -> int:
+        """The first sequence's block table of a layer's cache group."""
+        width = self._at.table_width // len(self._plan.caches)
+        return self._table_at("block_tables") + 4 * width * self._plan.group_of(layer)
+
     # Parts of several ops.
 
     def _counts(self, rows: Rows) -> int:
@@ -101,14 +117,24 @@ class PlanPlaces:
         grid = row_grid(buffer.rows, -(-cols // STRIP))
         return Launch(kernel=kernel, grid=grid, threads=ROW_THREADS, shared=0, arguments=arguments)
 
+    def _slots(self, step: Step) -> Slots:
+        layer = int(step.attrs["layer"])
+        slots, size = state_places(self._plan.caches, self._at, layer)
+        return Slots(
+            runs=self._at.tables["runs"],
+            slots=slots,
+            tables=self._tables_of(layer),
+            width=self._at.table_width,
+            size=size,
+        )
+
     def _places(self, step: Step, *, q: str) -> tuple[Places, CacheGroup]:
         layer, tables = int(step.attrs["layer"]), self._at.tables
         kv, keys, values = cache_places(self._plan.caches, self._at, layer)
         places = Places(
             keys=keys,
             values=values,
-            tables=self._table_at("block_tables")
-            + 4 * (self._at.table_width // len(self._plan.caches)) * self._plan.group_of(layer),
+            tables=self._tables_of(layer),
             width=self._at.table_width,
             q=self._buffer(q),
             decode=tables["decode"],

@@ -20,7 +20,7 @@ from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.draw_rows import DrawLayout
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
-from ingot.plugins.cuda.plan_facts import code_weight, needs_library, scratch_bytes, tiles_of, weight_places
+from ingot.plugins.cuda.plan_facts import code_weight, heads_of, needs_library, scratch_bytes, tiles_of, weight_places
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import Sampler, Submitted, draw_kernel
 from ingot.plugins.cuda.shapes import partial_rows, product_rows
@@ -36,10 +36,15 @@ def device_bytes(plan: Plan) -> int:
     """What a session of a plan allocates on its GPU, with the spare block but without the KV cache."""
     scratch, rows = scratch_bytes(plan), partial_rows(plan)
     tables = _INT * TableLayout.of(plan, tiles_of(plan)).total
-    partial = 4 * rows * plan.caches[0].head_dim + 8 * rows
+    partial = 4 * rows * heads_of(plan).head_dim + 8 * rows
     drawn = DrawLayout.of(plan).nbytes
     arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs + scratch.groups
     return arena + tables + partial + drawn + plan.block_bytes + (WORKSPACE_BYTES if needs_library(plan) else 0)
+
+
+def _spare_blocks(plan: Plan, num_blocks: tuple[int, ...]) -> tuple[int, ...]:
+    """Where idle rows write, in each cache group: behind the blocks; they leave no state."""
+    return tuple(-1 if kv.state else count for kv, count in zip(plan.caches, num_blocks, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +78,8 @@ class CudaSession:
             self._opened = opened.pop_all()
 
     def _open(self, plan: Plan, weights: npt.NDArray[np.uint8], opened: contextlib.ExitStack) -> None:
-        device, blocks = self.device, tuple(count + 1 for count in self.num_blocks)
+        device, spare = self.device, _spare_blocks(plan, self.num_blocks)
+        blocks = tuple(count if kv.state else count + 1 for kv, count in zip(plan.caches, self.num_blocks, strict=True))
         tiles = tiles_of(plan)
         layout, scratch = TableLayout.of(plan, tiles), scratch_bytes(plan)
         tables = device.allocate(_INT * layout.total)
@@ -87,7 +93,7 @@ class CudaSession:
             inputs=device.allocate(scratch.inputs),
             groups=device.allocate(scratch.groups),
             drawn=device.allocate(_INT * plan.limits.max_batch_size),
-            partial=device.allocate(4 * rows * plan.caches[0].head_dim),
+            partial=device.allocate(4 * rows * heads_of(plan).head_dim),
             stats=device.allocate(8 * rows),
             tables={name: tables + _INT * offset for name, offset in layout.offsets.items()},
             table_width=layout.width,
@@ -95,7 +101,7 @@ class CudaSession:
         self._upload(plan, weights)
         self._tables_at = tables
         self._tables = [
-            StepTables(layout, device.pinned(_INT * layout.total), tiles, plan.limits, spare_blocks=self.num_blocks)
+            StepTables(layout, device.pinned(_INT * layout.total), tiles, plan.limits, spare_blocks=spare)
             for _ in range(2)  # of two steps under way
         ]
         self._products: Products | None = None

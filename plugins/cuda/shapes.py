@@ -62,7 +62,7 @@ def split_rules(multiprocessors: int) -> SplitRules:
 def partial_rows(plan: Plan) -> int:
     """Rows of partial sums that any step may need."""
     blocks = (each.most_items * each.parts for each in plan.splits if each.parts > 1)
-    return _SPLIT_ROWS * plan.caches[0].kv_heads * max(blocks, default=0)
+    return _SPLIT_ROWS * max(each.kv_heads for each in plan.caches) * max(blocks, default=0)
 
 
 def product_rows(rows: int, most: int) -> int:

@@ -3,6 +3,7 @@
     ids, positions, sequences                                   [tokens]
     rows                                                        [logit rows]
     decode, prefill                                             [items][4] {sequence, first token, tokens, position}
+    runs                                                        [sequences][4] likewise, where layers keep states
     counts                                                      {tokens, logit rows}
     tables                                                      [sequences][cache groups][width / cache groups]
 
@@ -47,6 +48,7 @@ class TableLayout:
             "rows": limits.max_logit_rows,
             "decode": ITEM * limits.max_batch_size,
             "prefill": ITEM * (limits.max_num_tokens // tiles.prefill + limits.max_batch_size),
+            **({"runs": ITEM * limits.max_batch_size} if any(each.state for each in plan.caches) else {}),
             "counts": 2,
             "tables": limits.max_batch_size * width,
         }
@@ -101,10 +103,24 @@ def _problem(batch: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> str |
         return f"block tables {tables.shape} are too small for {int(totals.max())} tokens"
     places = np.arange(tables.shape[2])[None, :]
     for group, table, count in zip(plan.caches, tables, num_blocks, strict=True):
+        if group.state:
+            if not _slots_right(table, past, totals, plan.tokens_per_block, count):
+                return "a slot of a state is out of range"
+            continue
         unseen = np.maximum(past + 1 - group.window, 0) // plan.tokens_per_block if group.window else past * 0
         if not within(table[(places >= unseen[:, None]) & (places < used[:, None])], count):
             return "a block of a table is out of range"
     return None
+
+
+def _slots_right(table: Int32, past: Int32, totals: Int32, size: int, count: int) -> bool:
+    """Whether sequences have slots for the states that they start from and leave; in between there may be none."""
+    rows, begin, end = np.arange(len(past)), np.maximum(past - 1, 0) // size, (totals - 1) // size
+    places = np.arange(table.shape[1])[None, :]
+    between = table[(places >= begin[:, None]) & (places <= end[:, None])]
+    begun = past > 0
+    needed = np.concatenate([table[rows[begun], begin[begun]], table[rows, end]])
+    return within(needed, count) and within(np.maximum(between, 0), count)
 
 
 def check_next(batch: StepBatch, before: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> None:
@@ -113,20 +129,24 @@ def check_next(batch: StepBatch, before: StepBatch, plan: Plan, num_blocks: tupl
     if tables.shape == before.block_tables.shape and len(past) == len(before.past_lengths):
         longest = int(past.max()) + 1
         fits = longest <= min(plan.max_positions, plan.limits.max_seq_len) and longest <= tables.shape[2] * size
-        if fits and (past == before.past_lengths + 1).all() and _blocks_right(batch, before, past // size, num_blocks):
+        if fits and (past == before.past_lengths + 1).all() and _blocks_right(batch, before, plan, num_blocks):
             return
     check_batch(batch, plan, num_blocks)
 
 
-def _blocks_right(batch: StepBatch, before: StepBatch, places: Int32, num_blocks: tuple[int, ...]) -> bool:
-    """Whether all blocks are there that are new, or begin to be used."""
-    tables, then = batch.block_tables, before.block_tables
+def _blocks_right(batch: StepBatch, before: StepBatch, plan: Plan, num_blocks: tuple[int, ...]) -> bool:
+    """Whether all blocks are there that are new, or begin to be used, and the slots of states."""
+    tables, then, past, size = batch.block_tables, before.block_tables, batch.past_lengths, plan.tokens_per_block
     rows = batch.query_starts[:-1]
     for group, count in enumerate(num_blocks):
-        table = tables[group]
-        if tables is not then and not within(table[table != then[group]], count):
+        table, holes = tables[group], bool(plan.caches[group].state)
+        if tables is not then:
+            changed = table[table != then[group]]
+            if not within(np.maximum(changed, 0) if holes else changed, count):
+                return False
+        if not within(table[rows, past // size], count):
             return False
-        if not within(table[rows, places], count):
+        if holes and not within(table[rows, (past - 1) // size], count):
             return False
     return True
 
@@ -190,6 +210,10 @@ class StepTables:
         self._put("rows", np.concatenate([given["logit_rows"], np.asarray(extra, np.int32)]))
         self._put("decode", decode.reshape(-1))
         self._put("prefill", prefill.reshape(-1))
+        if "runs" in self._layout.offsets:
+            runs = np.stack((np.arange(sequences), batch.query_starts[:-1], new, past), axis=1).astype(np.int32)
+            idle_runs = np.array([(row, tokens + row - sequences, 1, 0) for row in extra], np.int32).reshape(-1, ITEM)
+            self._put("runs", np.concatenate([runs, idle_runs]).reshape(-1))
         end = self._put_tables(given["block_tables"], len(extra))
         longest = int((decode[:, 2] + decode[:, 3]).max(initial=0))
         counts = Counts(
@@ -216,8 +240,9 @@ class StepTables:
         sequences, past = len(batch.past_lengths), batch.past_lengths
         self._put("ids", batch.ids)
         self._put("positions", past)
-        items = self._layout.offsets["decode" if self._tiles.decode else "prefill"]
-        self._memory[items : items + ITEM * sequences].reshape(-1, ITEM)[:, 3] = past
+        for name in ("decode" if self._tiles.decode else "prefill", "runs"):
+            if (items := self._layout.offsets.get(name)) is not None:
+                self._memory[items : items + ITEM * sequences].reshape(-1, ITEM)[:, 3] = past
         if batch.block_tables is not before.block_tables:
             self._put_tables(batch.block_tables, padded - sequences)
         self._filled = batch, padded, counts, end

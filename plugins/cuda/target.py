@@ -19,6 +19,7 @@ from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, split_rules
+from ingot.plugins.cuda.states import MAX_KEY_DIM
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, SessionOptions, SplitRules, Target
@@ -32,6 +33,7 @@ LIMITS = KernelLimits(
     extent=(1 << 31) - 1,
     experts=MAX_EXPERTS,
     made_values=False,
+    key_dim=MAX_KEY_DIM,
     activations=frozenset(ACTIVATIONS),
 )
 _DTYPES = ("bf16", "f16", "f32")

@@ -56,7 +56,7 @@ class Addresses:
 
     tables  by name, see step_tables.py
     kv      of each cache group: [layers][K of all blocks, then V of all blocks]
-    num_blocks  of each cache group, the spare one included
+    num_blocks  of each cache group, the spare one included; of slots of states, which have none
     table_width  integers from a sequence's block tables to those of the next one
     sums    products before their epilogues, float32; those of experts before they are added up
     inputs  of products, in their type, where they lie elsewhere as float32
@@ -93,6 +93,13 @@ def cache_places(caches: Sequence[CacheGroup], at: Addresses, layer: int) -> tup
     kv, blocks = caches[number], at.num_blocks[number]
     keys = at.kv[number] + kv.layers.index(layer) * blocks * (kv.k_block_bytes + kv.v_block_bytes)
     return kv, keys, keys + blocks * kv.k_block_bytes
+
+
+def state_places(caches: Sequence[CacheGroup], at: Addresses, layer: int) -> tuple[int, int]:
+    """(where slot 0 has the numbers of a layer that keeps a state, numbers of a slot)."""
+    number = next(i for i, group in enumerate(caches) if layer in group.layers)
+    group = caches[number]
+    return at.kv[number] + 4 * group.state_offsets[group.layers.index(layer)], group.state_offsets[-1]
 
 
 def count_of(rows: Rows, counts: Counts) -> int:

@@ -5,3 +5,4 @@
 #include "products.cu"
 #include "rope_kv_write.cu"
 #include "rows.cu"
+#include "states.cu"

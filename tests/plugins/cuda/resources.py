@@ -14,13 +14,13 @@ FILE = Path(__file__).with_name("resources.json")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_per_block=32)
 LARGE = dataclasses.replace(USUAL, head_dim=256)
-EXPERTS = dataclasses.replace(USUAL, codes=True, experts=True)
+ALL = dataclasses.replace(USUAL, codes=True, experts=True, states=True)
 
 Report = dict[str, dict[str, int]]
 
 
 def label(specialisation: Specialisation, architecture: str) -> str:
-    more = " with codes and experts" if specialisation.experts else ""
+    more = " with codes, experts and states" if specialisation.experts else ""
     return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}{more}"
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     compiler = find_compiler()
     assert compiler is not None, "this needs nvcc"
     kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE)}
-    kernels[label(EXPERTS, "sm_90a")] = measure(EXPERTS, "sm_90a")
+    kernels[label(ALL, "sm_90a")] = measure(ALL, "sm_90a")
     FILE.write_text(json.dumps({"nvcc": compiler.version, "kernels": kernels}, indent=1) + "\n")
 
 

@@ -15,8 +15,9 @@ from tests.plugins.cpu.one_step import batch_of
 
 SIZE, WIDTH, BLOCKS = 16, 4, 40
 LIMITS: Any = SimpleNamespace(max_seq_len=SIZE * WIDTH, max_num_tokens=64, max_logit_rows=8, max_batch_size=8)
+KV, STATES = (SimpleNamespace(window=window, state=state) for window, state in ((0, ()), (2, (64,))))
 PLAN: Any = SimpleNamespace(
-    limits=LIMITS, tokens_per_block=SIZE, caches=(SimpleNamespace(window=0),), max_positions=SIZE * WIDTH, vocab_size=50
+    limits=LIMITS, tokens_per_block=SIZE, caches=(KV,), max_positions=SIZE * WIDTH, vocab_size=50
 )
 
 
@@ -83,3 +84,38 @@ def test_what_changes_is_checked() -> None:
         check_next(later, before, PLAN, (BLOCKS,))
     with pytest.raises(RequestError, match="block tables"):
         check_next(next_step(later), later, PLAN, (BLOCKS,))
+
+
+def with_states(step: StepBatch, slots: list[list[int]]) -> StepBatch:
+    """The step with a second group, whose slots these are."""
+    return dataclasses.replace(step, block_tables=np.array([step.block_tables[0].tolist(), slots], np.int32))
+
+
+def test_slots_of_states_are_sent_and_checked() -> None:
+    """One that is left behind may be gone; a sequence needs that which it starts from, and that which it leaves."""
+    plan: Any = SimpleNamespace(**{**vars(PLAN), "caches": (KV, STATES)})
+    blocks = (BLOCKS, 3)
+    first = first_step([16, 20])
+    step = with_states(dataclasses.replace(first, ids=np.zeros(2, np.int32)), [[0, 2], [-1, 1]])
+    check_batch(step, plan, blocks)
+    for slots in ([[-1, 0], [-1, 1]], [[3, 2], [-1, 1]], [[0, -1], [-1, 1]]):
+        with pytest.raises(RequestError, match="a slot of a state is out of range"):
+            check_batch(with_states(step, slots), plan, blocks)
+
+    following = next_step(step)
+    check_next(following, step, plan, blocks)
+    moved = with_states(next_step(following), [[-1, 2], [-1, 1]])
+    check_next(moved, following, plan, blocks)
+    with pytest.raises(RequestError, match="a slot of a state is out of range"):
+        check_next(with_states(next_step(moved), [[-1, -1], [-1, 1]]), moved, plan, blocks)
+
+    tiles = Tiles(decode=4, prefill=16)
+    layout = TableLayout.of(plan, tiles)
+    tables = StepTables(layout, np.zeros(4 * layout.total, np.uint8), tiles, LIMITS, (BLOCKS, -1))
+    begin = layout.offsets["runs"]
+    for batch, past in ((step, [16, 20]), (following, [17, 21])):
+        _, integers = tables.fill(batch, 3)
+        runs = [[0, 0, 1, past[0]], [1, 1, 1, past[1]], [2, 2, 1, 0]]
+        assert integers[begin : begin + 12].reshape(3, 4).tolist() == runs
+        idle = integers[layout.offsets["tables"] + 2 * layout.width :]
+        assert idle.reshape(2, -1)[:, 0].tolist() == [BLOCKS, -1], "idle rows leave no state"

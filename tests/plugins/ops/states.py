@@ -15,7 +15,10 @@ GPU_OPS = {  # GPU targets have kernels of these; one that draws is no kernel ca
     *("embedding", "rope_table", "rms_norm", "layer_norm", "matmul", "add", "activation"),
     *("rope_kv_write", "paged_attention", "gather_rows", "softcap", "scale"),
 }
-CUDA_OPS = {"moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate"}  # cuda targets have these, too
+CUDA_OPS = {  # cuda targets have these, too
+    *("moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate"),
+    *("causal_conv", "linear_attention", "gated_norm"),
+}
 
 
 def state_group(op: str, attrs: dict[str, Attr]) -> CacheGroup:

@@ -47,6 +47,7 @@ const Entry kEntries[] = {
     ENTRY(scale_rows),
     ENTRY(add_gated),
     ENTRY(gate_rows),
+    ENTRY(gated_norm),
     ENTRY(draw_tokens),
     ENTRY(turn_and_store),
 #ifdef INGOT_WEIGHT_IS_F32
@@ -93,6 +94,12 @@ const Entry kEntries[] = {
     ENTRY(experts_w4_64),
     ENTRY(experts_w4_128),
 #endif
+#endif
+#ifdef INGOT_STATES
+    ENTRY(causal_conv),
+    ENTRY(leave_inputs),
+    ENTRY(linear_attention_128),
+    ENTRY(linear_attention_256),
 #endif
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),

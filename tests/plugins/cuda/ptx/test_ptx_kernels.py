@@ -13,7 +13,7 @@ from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation
 from tests.plugins.cuda import test_draws as draws
-from tests.plugins.cuda import test_experts, test_kernels, test_own_products
+from tests.plugins.cuda import test_experts, test_kernels, test_own_products, test_states
 from tests.plugins.cuda import test_paged_attention as attention
 from tests.plugins.cuda.ptx import costs
 from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost, row_cost
@@ -94,6 +94,25 @@ def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     test_kernels.test_norms_and_elementwise_kernels(interpreted.driver)
     expected = {"residual_norm", "epilogue", "gather_rows", "soft_cap", "scale_rows", "rope_table", "gate_rows"}
     assert names(interpreted) == expected
+
+
+@pytest.mark.parametrize(
+    "attrs", often(test_states.CONVOLUTIONS, test_states.CONVOLUTIONS[1:2]), ids=lambda attrs: str(attrs["channels"])
+)
+def test_convolutions(interpreted: Interpreted, attrs: dict[str, Any]) -> None:
+    test_states.check(interpreted.driver, "causal_conv", attrs)
+    assert names(interpreted) == {"causal_conv", "leave_inputs"}
+
+
+@pytest.mark.parametrize("name", often(test_states.LINEARS, ("odd_values",)))
+def test_linear_attention(interpreted: Interpreted, name: str) -> None:
+    test_states.check(interpreted.driver, "linear_attention", test_states.LINEARS[name])
+    assert names(interpreted) == {f"linear_attention_{256 if name == 'large' else 128}"}
+
+
+def test_gated_norms(interpreted: Interpreted) -> None:
+    test_states.check_norms(interpreted.driver)
+    assert names(interpreted) == {"gated_norm"}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +281,9 @@ def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
 
 def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
     """For the kernel before it, which may still run: none that stores may do so earlier."""
-    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=True, experts=True)
+    types = Specialisation(
+        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=True, experts=True, states=True
+    )
     for name, kernel in parse(ptx_of(nvcc, types)).items():
         if name == "draw_tokens":  # no part of a captured step
             continue
