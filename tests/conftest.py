@@ -3,7 +3,8 @@
 import gc
 import os
 import signal
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +48,17 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("ingot")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests have a limit of their own, unless they say another one."""
+    """Of a function marked daily(count), as many cases stay in the tests of every day, and the others are slow: always
+    the same ones, drawn by their names. Slow tests have a limit of their own, unless they say another one."""
+    cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
+    for item in items:
+        if (daily := item.get_closest_marker("daily")) is not None and item.get_closest_marker("slow") is None:
+            cases[item.nodeid.partition("[")[0], daily.args[0]].append(item)
+    for (_, count), several in cases.items():
+        for item in sorted(several, key=lambda each: zlib.crc32(each.nodeid.encode()))[count:]:
+            item.add_marker(pytest.mark.slow)
     for item in items:
         if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))

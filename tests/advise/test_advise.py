@@ -33,6 +33,7 @@ def logits_of_engine(engine: Path, ids: npt.NDArray[np.int64]) -> npt.NDArray[np
     return np.stack(out["context_logits"])
 
 
+@pytest.mark.slow
 def test_points_are_measured_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @native
 @pytest.mark.native
 def test_a_report_holds_every_op_and_its_times_add_up(folder: Path) -> None:

@@ -27,6 +27,7 @@ def test_the_phases_of_a_start_add_up(engine: Path) -> None:
     assert report["peak_bytes"] > report["beside_bytes"] > 1_000_000
 
 
+@pytest.mark.slow
 def test_a_start_for_people(engine: Path) -> None:
     args = ("--input_len", 5, "--warmup", 0, "--repetitions", 2, "--log_level", "warning")
     out = ingot("bench", "start", "--engine_dir", engine, *args).succeeds().out
@@ -34,6 +35,7 @@ def test_a_start_for_people(engine: Path) -> None:
         assert words in out
 
 
+@pytest.mark.slow
 def test_what_keeps_an_engine_from_starting_is_told(engine: Path, tmp_path: Path) -> None:
     ingot("bench", "start", "--engine_dir", tmp_path / "none").fails("none", code=2)
     ingot("bench", "start", "--engine_dir", engine, "--input_len", 65).fails("--input_len", "at most", code=2)

@@ -237,6 +237,7 @@ def test_the_sample_is_text_where_there_is_a_tokenizer(tmp_path: Path) -> None:
     assert sample_ids(shipped, 61, 64) == ids
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GPT2], ids=["llama", "gpt2"])
 @pytest.mark.parametrize(("precision", "most"), [("w8", 0.02), ("w4g32", 0.2), ("w4g128", 0.25)])
 def test_quantised_engines_stay_near(config: dict[str, object], precision: str, most: float, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def build_ref(checkpoint: Path, output: Path, **options: Any) -> BuildReport:
     return build(BuildConfig(target="ref", **options), checkpoint, output)
 
 
+@pytest.mark.daily(1)
 def test_every_pass_keeps_the_numbers(checkpoint: Path, tmp_path: Path) -> None:
     """Dumps lie beside the weights, so that their references hold."""
     folder = Path(shutil.copytree(checkpoint, tmp_path / "c"))
@@ -115,6 +116,7 @@ def rename_and_shuffle(model: onnx.ModelProto, seed: int) -> None:
         field.extend(items)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_names_and_order_mean_nothing(checkpoint: Path, tmp_path: Path, seed: int) -> None:
     """Also with nothing but the schema version and the checksums in config.json."""

@@ -32,6 +32,7 @@ def _checkpoint(folder: Path, config: Mapping[str, object]) -> Path:
     return folder / "checkpoint"
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in covering_families()), ("falcon", {"alibi": True})])
 def test_logits_of_families_that_cover_all(name: str, more: Mapping[str, object], tmp_path: Path) -> None:
     checkpoint = _checkpoint(tmp_path, {**find_family(name).tiny, **more})

@@ -46,6 +46,7 @@ def test_llama(tmp_path: Path, name: str) -> None:
     assert off_by(model, tmp_path, LLAMAS[name].get("vocab", 61), "f32") < TOLERANCE["f32"]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", GPT2S)
 def test_gpt2(tmp_path: Path, name: str) -> None:
     model = tiny_gpt2(tmp_path / "m", **GPT2S[name])
@@ -58,6 +59,7 @@ def test_bf16(tmp_path: Path, make: Any) -> None:
     assert 1e-5 < error < TOLERANCE["bf16"]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize(("name", "length", "vocab"), [("stories260K", 50, 512), ("gpt-nano-sort", 11, 3)])
 def test_shared_models(shared: Path, tmp_path: Path, name: str, length: int, vocab: int) -> None:

@@ -101,6 +101,7 @@ def test_a_format(tmp_path: Path, name: str) -> None:
 FIRST = {wanted: kind for kind, (wanted, _) in reversed(GGUF.items())}  # of each format of an engine
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", often(GGUF, FIRST.values()))
 def test_a_type_of_gguf(tmp_path: Path, kind: int) -> None:
     write_llama(tmp_path, kind)
@@ -162,6 +163,7 @@ def test_another_precision_takes_the_values(tmp_path: Path) -> None:
     assert report.plan.steps[-1].kernel.startswith("matmul.bf16")
 
 
+@pytest.mark.slow
 def test_experts_of_several_formats(tmp_path: Path) -> None:
     """They stay one weight, whose codes become bytes where some are: the values are the same."""
     case = ARCHITECTURES["qwen3moe"]

@@ -54,6 +54,7 @@ def dry(checkpoint: Path, target: str) -> object:
     return build(BuildConfig(target=target, dry_run=True, autotune=False), checkpoint, checkpoint.parent / "e")
 
 
+@pytest.mark.daily(1)
 @needs_kernels
 @pytest.mark.parametrize("head_dim", [2, 6, 10, 514, 516])
 def test_heads_that_no_cpu_kernel_takes(tmp_path: Path, head_dim: int) -> None:
@@ -103,6 +104,7 @@ def test_a_window_beyond_32_bits(tmp_path: Path) -> None:
         dry(checkpoint_of(tmp_path, config), "cpu/avx2")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("limits", "words"),
     [

@@ -1,6 +1,7 @@
 """The arena: nothing alive overlaps, bytes are used again, in place where it is allowed."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,6 +129,7 @@ def test_a_result_lives_on_after_the_last_step() -> None:
     assert len(set(buffers)) == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(programs())
 def test_every_step_finds_its_inputs_unharmed(program: Chain) -> None:

@@ -78,6 +78,7 @@ def test_products_survive(
     assert packer.nonfinite == {}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("group", "shape", "cut"),
     spanning(itertools.product([0, 32], [(1, 1), (15, 33), (70, 172)], [(1, 1 << 20, 1), (3, 1, 3)]), *pairs(3)),

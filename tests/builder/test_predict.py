@@ -131,6 +131,7 @@ def test_a_build_predicts(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert not any("predicted" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_where_there_is_no_prediction_the_build_says_why(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

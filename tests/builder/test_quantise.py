@@ -89,6 +89,7 @@ def test_ranges_and_shapes(precision: Precision, k: int) -> None:
     assert np.abs(found.values - rows).max() < 0.16 * np.abs(rows).max()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("precision", ALL, ids=str)
 def test_a_row_is_the_same_in_every_company(precision: Precision) -> None:
     rows = random_rows(40, 20_000)[:, :19_990]  # several chunks of work

@@ -56,6 +56,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -83,6 +84,7 @@ def test_a_refit_has_the_bytes_of_a_build(tmp_path: Path, config: dict[str, obje
     assert files(tmp_path / "e") == before
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_refitted(tmp_path: Path) -> None:
     config = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     for seed in (0, 1):
@@ -102,6 +104,7 @@ def test_a_verification_does_not_outlive_its_weights(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "e").verification == {}
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [

@@ -129,6 +129,7 @@ def test_sizes_name_their_option(given: str, words: str, capsys: pytest.CaptureF
     assert words in said
 
 
+@pytest.mark.slow
 def test_serve_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['uvicorn'] = None\n"

@@ -32,6 +32,7 @@ def _offered(*words: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_commands_options_and_values_are_offered() -> None:
     assert _offered("b") == ["build", "bench"]
     assert _offered("bench", "la") == ["latency"]

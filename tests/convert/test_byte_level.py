@@ -123,6 +123,7 @@ def test_a_vocabulary_without_merges_is_refused(tmp_path: Path) -> None:
         make_tokenizer(tmp_path / "m")
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "kind"), [("gpt2", "GPT2Tokenizer"), pytest.param("qwen3", "Qwen2Tokenizer", marks=pytest.mark.slow)]

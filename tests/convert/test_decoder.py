@@ -62,6 +62,7 @@ def shifted(file: Path, remainder: int) -> None:
     raise AssertionError("no padding gives this remainder")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("remainder", [1, 2, 3, 7])
 def test_unaligned_bits_give_the_same_logits(tmp_path: Path, remainder: int) -> None:
     folder = checkpoint(tmp_path, TINY_LLAMA, DType.BF16)

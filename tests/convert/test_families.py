@@ -140,6 +140,7 @@ def test_defaults_are_those_of_transformers() -> None:
     assert read({"model_type": "gpt2", **sizes}) == read(full)
 
 
+@pytest.mark.daily(51)
 @pytest.mark.parametrize("name", family_names())
 def test_every_family_names_every_weight_once(name: str) -> None:
     family = find_family(name)

@@ -63,6 +63,7 @@ def test_gpt2(tmp_path: Path, name: str) -> None:
     assert_golden(model, tmp_path / "checkpoint", GPT2S[name].get("vocab", 61))
 
 
+@pytest.mark.daily(9)
 @pytest.mark.parametrize("name", family_names())
 def test_every_family(tmp_path: Path, name: str) -> None:
     config = dict(find_family(name).tiny)

@@ -64,6 +64,7 @@ def checkpoint(model: Path, folder: Path) -> tuple[dict[str, np.ndarray], list[o
     return tensors(folder), nodes, Checkpoint.open(folder).config.model
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_spelling_gives_the_same_checkpoint(name: str, tmp_path: Path) -> None:
     made = tiny_model(tmp_path / "each", dict(find_family(name).tiny))
@@ -90,6 +91,7 @@ def test_every_spelling_gives_the_same_checkpoint(name: str, tmp_path: Path) -> 
     assert len(files) == 1
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_experts_are_streamed(name: str, stacked: bool, tmp_path: Path) -> None:

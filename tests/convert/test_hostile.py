@@ -142,6 +142,7 @@ CASES: dict[str, tuple[Break, str]] = {
 }
 
 
+@pytest.mark.daily(31)
 @pytest.mark.parametrize("name", CASES)
 def test_is_refused_in_words(tmp_path: Path, name: str) -> None:
     spoil, words = CASES[name]

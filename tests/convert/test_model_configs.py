@@ -71,6 +71,7 @@ def spelled_anew(config: dict[str, Any]) -> dict[str, Any]:
     return full if config["model_type"] not in ("internlm", "internlm2") else {**full, "bias": config.get("bias", True)}
 
 
+@pytest.mark.daily(79)
 @pytest.mark.parametrize("name", family_names())
 def test_defaults_are_those_of_transformers(name: str) -> None:
     own = GPT2_SIZES if name in LIKE_GPT2 else OWN_SIZES.get(name)
@@ -185,6 +186,7 @@ def shared_configs(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json")) if file.name not in REFUSED_FILES]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", family_names())
 def test_a_model_of_each_type_in_small(shared: Path, tmp_path: Path, name: str) -> None:

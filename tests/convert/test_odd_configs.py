@@ -273,6 +273,7 @@ def check(name: str, *kinds: Changes, folder: Path | None = None, part: int = 1)
     return len(classes)
 
 
+@pytest.mark.daily(22)
 @pytest.mark.parametrize("name", family_names())
 def test_nulls_absent_keys_switches_and_kinds_of_layers(name: str) -> None:
     """Each kind of change in several families."""
@@ -285,6 +286,7 @@ def test_each_of_them_in_every_family(name: str) -> None:
     assert check(name, switches) >= 2
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", covering_first())
 def test_activations(name: str, tmp_path: Path) -> None:
     """Ingot has five functions. All families have them from one place: those of one are converted and run."""
@@ -292,6 +294,7 @@ def test_activations(name: str, tmp_path: Path) -> None:
     assert check(name, activations, folder=tmp_path if name == "llama" else None) == count
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_neox", "llama", "phi3"])  # all others read them as llama
 def test_rotary_positions(name: str) -> None:
     assert check(name, rotations) >= 4
@@ -340,6 +343,7 @@ def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> N
     assert np.abs(logits_of_graph(made[0], config, tmp_path) - made[1]).max() < TOLERANCE * np.ptp(made[1])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -108,6 +108,7 @@ def test_what_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> 
     assert make_tokenizer(source) is None
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_a_real_model_gives_the_ids_of_its_tokenizer_json(shared: Path, tmp_path: Path) -> None:
     folder = shared / "tokenizers" / "llama2"

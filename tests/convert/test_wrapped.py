@@ -221,6 +221,7 @@ def check(model: Any, report: ConvertReport) -> None:
     assert np.abs(logits(report.output_dir, ids) - expected).max() < tolerance * np.ptp(expected)
 
 
+@pytest.mark.slow
 def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     model = made("qwen3_5", tmp_path / "m")
     files = load_file(tmp_path / "m" / "model.safetensors")
@@ -235,6 +236,7 @@ def test_every_wrapper_is_tried() -> None:
     assert set(MODELS) == set(WRAPPERS)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_as_transformers_writes_them(name: str, tmp_path: Path) -> None:
     model = made(name, tmp_path / "m")
@@ -255,6 +257,7 @@ OLD = {
 }
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("name", OLD)
 def test_as_the_hub_has_them(name: str, tmp_path: Path) -> None:
     """Older prefixes; Qwen2's configuration flat, with a rotation of kind mrope."""

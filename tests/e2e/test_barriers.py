@@ -80,6 +80,7 @@ def _barriers(engine: Path, rows: int) -> int:
         return int(session.native.barriers)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_of_few_rows_has_six_barriers(engines: Path, kind: str) -> None:
     for rows in FEW_ROWS:
@@ -145,6 +146,7 @@ def test_every_sum_is_a_product_s(engines: Path) -> None:
     assert [step.name.split("/")[1] for step in products if step.inputs[3]] == ["attention_out", "down"] * 3
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
 def test_the_number_of_threads_changes_no_bit(engines: Path, kind: str, threads: int) -> None:

@@ -200,6 +200,7 @@ def test_a_damaged_checkpoint_is_refused(tiny_checkpoint: Path, tmp_path: Path) 
         assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(shipped_checkpoint: Path, tmp_path: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))
@@ -209,6 +210,7 @@ def test_a_full_disk_leaves_nothing(shipped_checkpoint: Path, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "number", "words", "code"),
     [
@@ -236,6 +238,7 @@ def test_interrupted_work_leaves_nothing(
     assert list((tmp_path / str(attempt)).iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_is_removed_by_the_next_run(
     large_checkpoint: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

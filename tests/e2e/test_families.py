@@ -173,6 +173,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in family_names()
 DAILY = covering_variants(VARIANTS)  # the others differ in how files are read: tests/convert/test_golden.py reads all
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

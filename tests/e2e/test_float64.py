@@ -34,6 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "c"
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(("precision", "activations", "kv"), KINDS)
 def test_64_positions(precision: str, activations: str, kv: str, checkpoint: Path, tmp_path: Path) -> None:
     options = ("--precision", precision, "--activations", activations, "--kv_cache_dtype", kv, "--no_autotune")

@@ -33,6 +33,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / "engine"
 
 
+@pytest.mark.daily(1)
 def test_no_bit_depends_on_the_company(engine: Path) -> None:
     random = np.random.default_rng(4)
     prompts = [random.integers(0, write.VOCAB, length).tolist() for length in (1, 30, 17, 5)]
@@ -51,5 +52,6 @@ def test_kernels_follow_the_references(engine: Path) -> None:
     assert np.abs(np.stack(out["context_logits"]) - expected).max() < 5e-3 * np.ptp(expected)
 
 
+@pytest.mark.daily(2)
 def test_verify_holds_it_against_its_source(engine: Path) -> None:
     ingot("verify", engine, "--against", engine.with_name("model"), "--tokens", 24).succeeds()

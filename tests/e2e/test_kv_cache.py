@@ -47,6 +47,7 @@ def log_probs(
     ]
 
 
+@pytest.mark.slow
 def test_inspect_says_what_a_token_takes(int8_engine: Path, shipped_engine: Path) -> None:
     kv, usual = (
         json.loads(ingot("inspect", each, "--json").out)["caches"][0] for each in (int8_engine, shipped_engine)
@@ -67,6 +68,7 @@ def test_the_same_memory_holds_more_tokens(int8_engine: Path, shipped_engine: Pa
     assert blocks == [(4 << 20) // (32 * 1088), (4 << 20) // (32 * 2048)]
 
 
+@pytest.mark.slow
 def test_it_costs_little(int8_engine: Path, shipped_engine: Path, text: list[int]) -> None:
     (found,), (usual,) = log_probs(int8_engine, [text]), log_probs(shipped_engine, [text])
     divergence = float((np.exp(usual) * (usual - found)).sum(axis=1).mean())
@@ -81,6 +83,7 @@ def test_no_bit_depends_on_the_company(int8_engine: Path, text: list[int]) -> No
         np.testing.assert_array_equal(log_probs(int8_engine, [prompt])[0], found)
 
 
+@pytest.mark.slow
 def test_ref_agrees(shipped_checkpoint: Path, int8_engine: Path, text: list[int], tmp_path: Path) -> None:
     options = ("--kv_cache_dtype", "int8", "--target", "ref")
     ingot("build", "--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "ref", *options).succeeds()

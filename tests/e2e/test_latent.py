@@ -72,10 +72,12 @@ def built(checkpoint: Path, precision: str) -> Path:
     return folder if folder.exists() else build_for_all(checkpoint, folder, precision, LONGEST)
 
 
+@pytest.mark.daily(1)
 def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> None:
     check_chunks(model, target, 60)
 
 
+@pytest.mark.slow
 def test_prefix_hits_and_preemption_change_no_bit(model: TinyModel, target: Target) -> None:
     for head in HEADS:
         prompts, calm = prompts_of(5, 11, 3, head=head), []
@@ -129,6 +131,7 @@ def test_a_token_takes_its_latent_alone(engine: Path) -> None:
     assert f"{bytes_per_token} bytes a token" in str(inspect(engine))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("precision", "bound"), [("w8", 0.02), ("w4g32", 0.12)])
 def test_quantised_engines_are_near(precision: str, bound: float, checkpoint: Path) -> None:
     """The weights of heads, which are few, keep what they were; so do those of the router."""

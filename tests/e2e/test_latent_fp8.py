@@ -104,6 +104,7 @@ def test_the_graph_holds_the_codes(made: tuple[Path, Any]) -> None:
     assert {kinds[f"layers.{layer}/attn/kv/weight"] for layer in range(3)} == {"fp8 f8g128"}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("precision", "bound"), [("f32", 1e-5), ("bf16", 0.03), ("auto", 0.05)])
 def test_engines(precision: str, bound: float, made: tuple[Path, Any]) -> None:
     """Absorbed products of heads are f32: each code times its scale, which bf16 would round."""

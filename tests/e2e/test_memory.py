@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.command import finish, ingot, start
 from tests.handmade import write_model
 
@@ -68,6 +70,7 @@ def resident(output: Path, *args: object) -> tuple[int, int]:
     return most, memory
 
 
+@pytest.mark.slow
 def test_memory_of_a_conversion(tmp_path: Path) -> None:
     """Of 110 MB of weights, the largest, of 28 MB, are made in memory, for their rows are stored in another order."""
     source = write_model(tmp_path / "m", NEOX)
@@ -77,6 +80,7 @@ def test_memory_of_a_conversion(tmp_path: Path) -> None:
     assert estimate < (130 << 20) + 2 * made, "the limit is that of the largest tensor made in memory"
 
 
+@pytest.mark.slow
 def test_memory_of_a_build(large_checkpoint: Path, tmp_path: Path) -> None:
     """It does not grow with the model: of 110 MB of weights, some blocks are in memory at a time."""
     most, estimate = resident(tmp_path / "e", "build", "--checkpoint_dir", large_checkpoint)

@@ -63,6 +63,7 @@ def bits(runner: ModelRunner, prompts: list[list[int]]) -> list[bytes]:
     return [b"".join(each.tobytes() for each in pair) for pair in parts]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("precision", "activations"), spanning([("f32", "auto"), ("bf16", "auto"), *QUANTISED], *values(2))
@@ -72,6 +73,7 @@ def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precis
     company_changes_nothing(checkpoint, tmp_path / "e", precision, activations)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.native
 @pytest.mark.parametrize(("family", "precision", "activations"), OTHERS)
 def test_other_routers_alone_and_in_company(family: str, precision: str, activations: str, tmp_path: Path) -> None:
@@ -93,6 +95,7 @@ def company_changes_nothing(checkpoint: Path, engine: Path, precision: str, acti
             assert bits(runner, prompts) == alone
 
 
+@pytest.mark.daily(1)
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("family", "precision", "activations"),
@@ -158,6 +161,7 @@ def test_inspect_counts_the_experts_of_one_token(checkpoint: Path, tmp_path: Pat
     assert steps["layers.2/moe_down"]["nbytes"] == 3 * 48 * 27 * 4 + 4 * (81 + 3 + 3 + 40)
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_a_build_times_experts(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the cache says is the fastest is shown, stored, listed by inspect, run, and gives the same bits."""

@@ -46,6 +46,7 @@ WAYS = [
 OPS = [("e", {"all_reduce", "all_gather"}), pytest.param("stages", {"recv"}, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "collectives"), WAYS)
 def test_the_text_of_one_rank(name: str, collectives: str, engine: Path) -> None:
     expected = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT)
@@ -65,6 +66,7 @@ def test_refusals(engine: Path) -> None:
     assert "2 processes are started for an engine of one rank" in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ops"), OPS)
 def test_benchmarks(name: str, ops: set[str], engine: Path, tmp_path: Path) -> None:
     args = ("--engine_dir", engine.with_name(name), "--json")

@@ -34,6 +34,7 @@ def test_after_a_quickstart(kept: bool, can_serve: bool, shipped_engine: Path, m
         assert ingot(*first[1:], "--max_output_len", 4).succeeds().out.strip()
 
 
+@pytest.mark.slow
 def test_after_convert_and_build(tmp_path: Path, shipped_checkpoint: Path) -> None:
     place = tmp_path / "an engine"
     built = ingot("build", "--checkpoint_dir", shipped_checkpoint, "--output_dir", place).succeeds()

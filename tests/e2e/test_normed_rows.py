@@ -53,6 +53,7 @@ ROTATED_BEFORE_ATTENTION = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", covering_families())
 def test_company_changes_no_bit(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", find_family(name).tiny)

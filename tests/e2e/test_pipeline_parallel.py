@@ -79,6 +79,7 @@ def processes() -> Iterator[RankProcesses]:
     made.close()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "precision", "activations"), CASES)
 def test_any_cut_gives_the_same_bits(
     name: str, precision: str, activations: str, tmp_path: Path, processes: RankProcesses
@@ -103,6 +104,7 @@ def test_any_cut_gives_the_same_bits(
         assert bits(runner, PROMPTS) == expected
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "precision", "activations"), CASES[:1] + CASES[3:7])
 def test_the_reference_computes_all_stages(name: str, precision: str, activations: str, tmp_path: Path) -> None:
     checkpoint = made(tmp_path, name)
@@ -115,6 +117,7 @@ def test_the_reference_computes_all_stages(name: str, precision: str, activation
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_ranks_hold_their_layers(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
     build(BuildConfig(target="ref", sum_parts=2), checkpoint, tmp_path / "whole")
     whole = read_plan(tmp_path / "whole")
@@ -220,6 +223,7 @@ def test_a_stage_that_is_stopped(cpu_engine: Path, pair: RankProcesses) -> None:
     assert "rank 1 did not come" in str(pair.said[0])
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_slow(cpu_engine: Path, pair: RankProcesses) -> None:
     """Longer than --rank_timeout, but it computes."""
     with pair.runner(cpu_engine, 2) as runner:
@@ -246,6 +250,7 @@ def test_a_stage_that_is_killed(cpu_engine: Path, pair: RankProcesses) -> None:
     assert pair.said == ["it has ended"]
 
 
+@pytest.mark.slow
 def test_stages_that_cannot_open(cpu_engine: Path, tmp_path: Path, processes: RankProcesses) -> None:
     shutil.copytree(cpu_engine, tmp_path / "missing")
     (tmp_path / "missing" / "rank1.engine").unlink()

@@ -72,6 +72,7 @@ def bits(runner: ModelRunner, prompts: list[list[int]], count: int = 12) -> list
     return [(out["context_logits"][i].tobytes(), out["generation_logits"][i].tobytes()) for i in range(len(prompts))]
 
 
+@pytest.mark.daily(1)
 def test_no_bit_depends_on_the_company(engine: Path) -> None:
     random = np.random.default_rng(4)
     prompts = [random.integers(0, 61, length).tolist() for length in (1, 40, 17, 5, 33)]
@@ -82,6 +83,7 @@ def test_no_bit_depends_on_the_company(engine: Path) -> None:
         assert bits(runner, prompts) == alone
 
 
+@pytest.mark.daily(1)
 def test_no_bit_depends_on_preemption(engine: Path) -> None:
     prompts = [[n] * 9 for n in range(6)]
     with ModelRunner.from_dir(engine, threads=1) as runner:

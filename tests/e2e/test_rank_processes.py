@@ -46,6 +46,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "e"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "precision", "activations", "target", "ranks"), CASES)
 def test_the_bits_of_one_rank(
     name: str, precision: str, activations: str, target: str, ranks: int, tmp_path: Path, processes: RankProcesses
@@ -141,6 +142,7 @@ def test_ranks_that_cannot_open(engine: Path, tmp_path: Path, processes: RankPro
     assert "different engines" in str(processes.said[0])
 
 
+@pytest.mark.slow
 def test_one_process_alone(engine: Path) -> None:
     with pytest.raises(UsageError, match=r"2 ranks(.|\n)*mpirun -n 2"):
         ModelRunner.from_dir(engine)

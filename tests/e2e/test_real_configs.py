@@ -21,6 +21,7 @@ TOLERANCE = 1e-5  # of the range of the logits
 TOLERANCE_OF_FEW = 5e-5  # of the delta rule the reference has two forms; in several streams its own float32 is 2e-5 off
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", REAL_MODELS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "m", REAL_MODELS[name].shrunk())

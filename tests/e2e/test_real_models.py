@@ -87,6 +87,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", often(LOSSES, ("bf16", "w8", "w4g128")))
 def test_what_a_precision_costs(
     precision: str, exact: LogProbs, stories: list[list[int]], shared: Path, tmp_path: Path
@@ -102,6 +103,7 @@ def test_perplexity_of_a_trained_model(exact: LogProbs, stories: list[list[int]]
     assert 4.94 < perplexity(exact, stories) < 4.953
 
 
+@pytest.mark.slow
 def test_perplexity_with_an_int8_cache(stories: list[list[int]], shared: Path, tmp_path: Path) -> None:
     options = ("--precision", "f32", "--kv_cache_dtype", "int8")
     found = log_probs(engine_of(shared / "models/stories260K", tmp_path, *options), stories)

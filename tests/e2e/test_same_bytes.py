@@ -35,6 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "c"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.native
 @pytest.mark.parametrize("precision", ["bf16", "w8"])
 def test_cores_of_the_machine_that_builds(
@@ -60,6 +61,7 @@ build(BuildConfig(target="ref", precision="w8", autotune=False), Path(sys.argv[1
 """
 
 
+@pytest.mark.slow
 def test_instructions_threads_and_hashes_of_the_machine_that_builds(tmp_path: Path) -> None:
     """There numpy and its BLAS add up in other orders. What int8 inputs cost is stored in three digits."""
     convert(ConvertOptions(model_dir=SHIPPED, output_dir=tmp_path / "c"))

@@ -76,6 +76,7 @@ def finish(opened: ModelRunner, requests: list[Request]) -> None:
     opened.executor.complete(requests)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_hundreds_of_tokens_are_the_same(folder: Path, threads: int) -> None:
     with runner(folder / "plain") as (plain, _), runner(folder / "screened", threads) as (screened, session):
@@ -125,6 +126,7 @@ def test_sampled_and_greedy_requests_in_one_batch(folder: Path) -> None:
     assert max(kept[1]) < VOCAB
 
 
+@pytest.mark.slow
 def test_sums_of_log_probabilities_are_left_out_unless_asked_for(shipped_checkpoint: Path, tmp_path: Path) -> None:
     build = ("build", "--checkpoint_dir", shipped_checkpoint, *QUANTISED)
     ingot(*build, "--output_dir", tmp_path / "e", "--screen_lm_head").succeeds()
@@ -188,6 +190,7 @@ def test_weights_of_the_step(folder: Path) -> None:
     assert "screened_matmul" in inspect(folder / "screened").text
 
 
+@pytest.mark.slow
 def test_verify_knows_the_weights(folder: Path, tmp_path: Path) -> None:
     assert compare(folder / "screened", folder / "c", CompareOptions(tokens=16)).findings == ()
 

@@ -116,6 +116,7 @@ def test_clients_that_leave(stages: ServeProcess) -> None:
     assert httpx.get(f"{stages.url}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_stage_that_dies(engine: Path) -> None:
     """The stream ends with an error, /health tells the lost rank, the command ends; nothing is left behind."""
     before = set(os.listdir("/dev/shm"))
@@ -149,6 +150,7 @@ def heard() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_signals_drain_all_ranks(number: signal.Signals, engine: Path, heard: None) -> None:
     """The stream that runs has its end, and the command the exit code 0."""

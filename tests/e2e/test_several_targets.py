@@ -35,6 +35,7 @@ def build(checkpoint: Path, out: Path, target: str, *options: object) -> str:
     return ingot("build", *given).succeeds().err
 
 
+@pytest.mark.slow
 def test_weights_that_lie_alike_are_stored_once(engine: Path, shipped_checkpoint: Path, tmp_path: Path) -> None:
     """Four targets of panels: one rank file, hardly larger than that of one."""
     assert read_manifest(engine).targets == tuple(TARGETS.split(","))
@@ -58,6 +59,7 @@ def test_every_target_has_its_own_plan(engine: Path) -> None:
         read_plan(engine, target="cuda/sm90")
 
 
+@pytest.mark.slow
 def test_the_machine_takes_what_fits_and_obeys(engine: Path, shipped_checkpoint: Path, tmp_path: Path) -> None:
     fitting = json.loads(ingot("doctor", engine, "--json").succeeds().out)["engines"][0]
     assert fitting["takes"] == next(f"cpu/{each}" for each in offered_isas() if f"cpu/{each}" in TARGETS.split(","))
@@ -93,6 +95,7 @@ def test_inspect_lists_every_target(engine: Path) -> None:
     assert "matmul.f32.ref" in text
 
 
+@pytest.mark.slow
 def test_verify_covers_every_target(engine: Path, shipped_checkpoint: Path, tmp_path: Path) -> None:
     """Hashes of all, numbers of those that run here; results go to the target that they are of."""
     copy = Path(shutil.copytree(engine, tmp_path / "engine"))
@@ -131,6 +134,7 @@ def test_a_dump_has_a_folder_for_each_target(tiny_checkpoint: Path, tmp_path: Pa
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_of_any_target(shipped_checkpoint: Path, tmp_path: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))
@@ -140,6 +144,7 @@ def test_a_full_disk_leaves_nothing_of_any_target(shipped_checkpoint: Path, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_keeps_the_earlier_engine(large_checkpoint: Path, tmp_path: Path) -> None:
     """Bytes of the engine that was there are untouched, and nothing else is left."""
     given = ("--checkpoint_dir", large_checkpoint, "--output_dir", tmp_path / "e", "--no_autotune")

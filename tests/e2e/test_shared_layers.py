@@ -71,10 +71,12 @@ def test_each_kind_has_a_group_with_one_layer(engine: Path) -> None:
     assert sum(step.op == "rope_kv_write" for step in plan.steps) == 2
 
 
+@pytest.mark.slow
 def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> None:
     check_chunks(model, target, POOLS)
 
 
+@pytest.mark.slow
 def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: Target) -> None:
     for head in HEADS:
         prompts = prompts_of(5, 11, 3, head=head)
@@ -87,6 +89,7 @@ def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: T
             assert runner.stats()["prefix_hit_tokens"] >= head
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
     prompts = prompts_of(2, 9, 5, 1, head=17)
     with poisoned_runner(model, target, (200, 200)) as runner:
@@ -98,6 +101,7 @@ def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
         assert runner.stats()["blocks_used"] == 0
 
 
+@pytest.mark.daily(2)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["gemma4_text", "gemma4_moe_text"])
 @pytest.mark.parametrize(("precision", "bound"), [("w8", 0.12), ("w4g32", 0.6)])

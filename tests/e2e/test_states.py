@@ -72,10 +72,12 @@ def model(engine: Path, target: Target) -> TinyModel:
     return opened(engine, target)
 
 
+@pytest.mark.slow
 def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target) -> None:
     check_chunks(model, target, POOLS)
 
 
+@pytest.mark.slow
 def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: Target) -> None:
     """The second prompt parts from the first one there and leaves a snapshot, from which the third one begins."""
     for head in HEADS:
@@ -93,6 +95,7 @@ def test_a_prefix_hit_at_any_boundary_changes_no_bit(model: TinyModel, target: T
             assert hits - runner.stats()["prefix_hit_tokens"] >= head, "the third prompt found the head"
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
     prompts = prompts_of(2, 9, 5, 1, head=17)
     with poisoned_runner(model, target, (200, 200)) as runner:
@@ -126,6 +129,7 @@ def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Targ
     assert found[0] == found[1]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "family",
     [
@@ -211,6 +215,7 @@ def test_quantised_engines_stay_near_the_exact_one(
     assert all(dtype == "f32" for name, dtype in kept.items() if not name.endswith("weight"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [

@@ -34,6 +34,7 @@ def answers(engine: Path, forms: tuple[dict[str, Any] | None, ...], **options: A
     return [each.outputs[0].text for each in found], llm.runner.stats()["preemptions"]
 
 
+@pytest.mark.slow
 def test_forms_hold_in_company_and_through_preemptions(shipped_engine: Path) -> None:
     calm, none = answers(shipped_engine, FORMS)
     pressed, preemptions = answers(shipped_engine, FORMS, kv_cache_memory=16 * BLOCK_BYTES)

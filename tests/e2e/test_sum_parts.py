@@ -37,6 +37,7 @@ def made(folder: Path, name: str) -> Path:
     return random_checkpoint(folder, {**find_family(name).tiny, **SHAPE, **MODELS[name]})
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "m", {**find_family(name).tiny, **SHAPE, **MODELS[name]})
@@ -52,6 +53,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert np.abs(found - expected).max() < 1e-4 * np.ptp(expected)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("name", "precision", "activations"),
     [
@@ -90,6 +92,7 @@ def test_each_part_rounds_its_own_inputs(tmp_path: Path) -> None:
     assert round_to_int8(x[:, :64])[0].all()
 
 
+@pytest.mark.slow
 def test_verify_and_inspect_know_the_parts(tmp_path: Path) -> None:
     """`verify` holds every part and every sum against its reference, and each weight against the source."""
     checkpoint = made(tmp_path, "mixtral")

@@ -65,6 +65,7 @@ def engine(checkpoint: Path) -> Path:
     return checkpoint.parent / "e"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "precision", "activations"), CASES)
 def test_any_number_of_ranks_gives_the_same_bits(name: str, precision: str, activations: str, tmp_path: Path) -> None:
     checkpoint = made(tmp_path, name)
@@ -80,6 +81,7 @@ def test_any_number_of_ranks_gives_the_same_bits(name: str, precision: str, acti
         assert bits(runner, PROMPTS) == found[0]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(
     ("name", "precision", "activations"),
     [

@@ -17,6 +17,7 @@ from tests.hall.planted import Bytes, panel, replant
 TOKENS = ("--tokens", 24)
 
 
+@pytest.mark.slow
 def test_a_sound_engine(shipped_engine: Path, shipped_checkpoint: Path) -> None:
     result = ingot("verify", shipped_engine, "--against", shipped_checkpoint, *TOKENS).succeeds()
     for word in ("all hashes match", "24 tokens of the sample text", "KL", "top-1", "perplexity", "weights", "kernels"):
@@ -24,6 +25,7 @@ def test_a_sound_engine(shipped_engine: Path, shipped_checkpoint: Path) -> None:
     assert "warning" not in result.err
 
 
+@pytest.mark.slow
 def test_json_and_a_text_of_ones_own(shipped_engine: Path, tmp_path: Path) -> None:
     text = tmp_path / "own.txt"
     text.write_text("It was a cold morning, and the old man went down to the river to look at his boat. " * 3)
@@ -59,6 +61,7 @@ def test_the_last_line_is_the_verdict(tiny_engine: Path, tiny_checkpoint: Path) 
     assert "were compared" not in done.err
 
 
+@pytest.mark.slow
 def test_fewer_tokens_than_asked_for_are_told(tiny_engine: Path, shipped_engine: Path, tmp_path: Path) -> None:
     text = tmp_path / "short.txt"
     text.write_text("The prince looked at Natasha.")
@@ -114,6 +117,7 @@ def test_wrong_usage(options: tuple[object, ...], words: str, shipped_engine: Pa
     ingot("verify", shipped_engine, *options).fails(words, code=2)
 
 
+@pytest.mark.slow
 def test_texts_that_cannot_be_used(shipped_engine: Path, tiny_engine: Path, tmp_path: Path) -> None:
     latin, empty, text = tmp_path / "latin.txt", tmp_path / "empty.txt", tmp_path / "some.txt"
     latin.write_bytes("Müller".encode("latin-1"))

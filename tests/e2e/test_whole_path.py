@@ -41,6 +41,7 @@ def test_from_hugging_face_to_tokens(config: dict[str, object], target: str, tmp
     assert "Attention" in ingot("inspect", checkpoint / "model.onnx").succeeds().out
 
 
+@pytest.mark.slow
 def test_run_prints_completions_and_nothing_else(shipped_engine: Path) -> None:
     options = ("--engine_dir", shipped_engine, "--max_output_len", 12, "--seed", 3)
     both = ingot("run", *options, "--prompt", "The prince", "--prompt", "Natasha").succeeds()
@@ -68,6 +69,7 @@ def test_run_follows_sampling_options(shipped_engine: Path) -> None:
     ingot("run", "--engine_dir", "none", "--prompt", "x", "--temperature", -1).fails("temperature must be", code=2)
 
 
+@pytest.mark.slow
 def test_the_commands_as_processes(tmp_path: Path) -> None:
     work = {"--model_dir": SHIPPED, "--output_dir": tmp_path / "c"}
     finish(start("convert", *(word for pair in work.items() for word in pair))).succeeds()
@@ -92,6 +94,7 @@ def test_run_reads_json_lines_and_prints_one_object_per_request(shipped_engine: 
     assert sorted(piped, key=lambda each: int(each["index"])) == [first, second]
 
 
+@pytest.mark.slow
 def test_an_engine_inside_its_checkpoint_is_not_lost(tmp_path: Path) -> None:
     convert = ("convert", "--model_dir", SHIPPED, "--output_dir", tmp_path / "c")
     build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / "c/e", "--no_autotune")
@@ -104,6 +107,7 @@ def test_an_engine_inside_its_checkpoint_is_not_lost(tmp_path: Path) -> None:
     ingot(*build).fails("would be lost", "notes.txt", code=2)
 
 
+@pytest.mark.slow
 def test_lines_end_in_line_feeds_and_null_is_nothing(shipped_engine: Path) -> None:
     """Texts may hold whatever else ends lines, also half a surrogate pair, which JSON can spell."""
     lines = ['"a\u2028b\x85c"', '{"prompt": "x", "max_output_len": null}\r', '"\\ud800"']
@@ -171,6 +175,7 @@ def test_bench_reports_medians_and_fractions(tiny_engine: Path) -> None:
     ingot("bench", "latency", *options, "--batch_size", 65).fails("--batch_size", "at most 64", code=2)
 
 
+@pytest.mark.slow
 def test_doctor_knows_every_target() -> None:
     machine = json.loads(ingot("doctor", "--json").succeeds().out)
     states = {state["name"]: state for state in machine["targets"]}
@@ -183,6 +188,7 @@ def test_doctor_knows_every_target() -> None:
         assert state["runs"] or state["why_not"]
 
 
+@pytest.mark.slow
 def test_doctor_is_one_screen_and_all_has_every_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.cli.console.terminal_width", lambda *_: 80)
     short, whole = ingot("doctor").succeeds().out, ingot("doctor", "--all").succeeds().out
@@ -224,6 +230,7 @@ def test_quickstart_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.Monke
     ingot("verify", tmp_path / "q/engine").succeeds()
 
 
+@pytest.mark.slow
 def test_quickstart_whose_tokens_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*asked: Any) -> Iterator[TextEvent]:
         events = list(stream_text(*asked))

@@ -52,6 +52,7 @@ def test_six_short_scripts_and_a_check_for_each() -> None:
     assert [path.name for path in EXAMPLES if len(path.read_text().splitlines()) > 60] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(SAYS) - {"build.py", "openai_client.py"}))
 def test_an_engine_is_all_that_an_example_needs(name: str, work: Path) -> None:
     assert SAYS[name] in run(name, work / "engine")
@@ -63,6 +64,7 @@ def test_the_recipe_of_the_build_is_applied(work: Path) -> None:
     assert kernels["layers.0/down"].startswith("matmul.w8")
 
 
+@pytest.mark.slow
 def test_a_conversation_finds_its_beginning_in_the_cache(work: Path) -> None:
     *_, found = run("chat.py", work / "engine", "Who is the prince?", "Where does he live?").split()
     assert int(found) > 0
@@ -74,5 +76,6 @@ def test_no_letter_that_the_processor_forbids(work: Path) -> None:
     assert "e" not in text.lower()
 
 
+@pytest.mark.slow
 def test_the_client_of_openai(url: str) -> None:
     assert SAYS["openai_client.py"] in run("openai_client.py", url)

@@ -89,10 +89,12 @@ def test_the_page_has_every_step() -> None:
     assert len(REQUESTS) == len(ANSWERS) == 3
 
 
+@pytest.mark.slow
 def test_the_engine_is_there(work: Path) -> None:
     assert (work / "engine/config.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(ANSWERS)), ids=["ready", "completion", "no key"])
 def test_the_server_answers_as_printed(number: int, url: str) -> None:
     status, answer = ask(shlex.split(REQUESTS[number].replace("http://127.0.0.1:8000", url)))

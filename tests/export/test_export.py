@@ -63,6 +63,7 @@ def assert_same(checkpoint: Path, exported: Path, folder: Path) -> None:
     np.testing.assert_array_equal(logits_of_graph(folder, IDS), logits_of_graph(checkpoint, IDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "codes", "kind"), [("w4g32", "symmetric", "Q4_0"), ("w4g64", "auto", ""), ("w8", "auto", "Q8_0")]
 )
@@ -89,6 +90,7 @@ def test_a_gguf_file_has_the_same_values(tmp_path: Path, precision: str, codes: 
     np.testing.assert_array_equal(found, ours)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("precision", "codes"), [("w4g32", "symmetric"), ("w4g32", "asymmetric"), ("w8", "auto"), ("f8", "auto")]
 )
@@ -149,6 +151,7 @@ def test_floats_stay_what_they_are(tmp_path: Path, form: str, config: dict[str, 
     assert np.abs(ours - theirs).max() <= (1e-6 * np.ptp(ours) if "rope_scaling" in config else 0)
 
 
+@pytest.mark.slow
 def test_what_a_format_cannot_say_is_refused_by_layer(tmp_path: Path) -> None:
     checkpoint = quantised(tmp_path, "w4g32", "auto", {**LLAMA, "intermediate_size": 88})
     with pytest.raises(UnsupportedModelError, match=r"mlp/down/weight(.|\n)*32 columns") as refused:
@@ -216,6 +219,7 @@ def test_an_export_that_is_interrupted_leaves_the_old_file(tmp_path: Path) -> No
         assert not list(tmp_path.glob(".x*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama2", "gpt2"])
 def test_tokenizers_of_others_cut_texts_alike(shared: Path, name: str) -> None:
     folder = shared / "tokenizers" / name
@@ -278,6 +282,7 @@ def test_transformers_read_the_directory(tmp_path: Path, name: str) -> None:
     assert np.abs(load_model(tmp_path / "x").logits(ids) - ours).max() < TOLERANCE * np.ptp(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"),
     [

@@ -158,6 +158,7 @@ def test_wrong_usage(wrong: Sequence[str], capsys: pytest.CaptureFixture[str]) -
     assert "python -m tests.gpu_proof: error: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_models_answer_as_on_the_cpu(
     driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +183,7 @@ def test_models_answer_as_on_the_cpu(
     assert "--target cuda/sm90 --precision f32" in json.dumps(document["results"])
 
 
+@pytest.mark.slow
 def test_a_gpu_that_computes_something_else_is_found(
     driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_gpu_that_computes_something_else_is_found(
     assert result.figures["equal"] == 0
 
 
+@pytest.mark.slow
 def test_speed_of_a_shape(
     driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

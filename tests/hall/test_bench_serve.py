@@ -78,6 +78,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("bench") / "tiny", make_model())
 
 
+@pytest.mark.slow
 def test_the_search_brackets_the_goodput(engine: Path, tmp_path: Path) -> None:
     options = ServeOptions(
         engine_dir=engine,

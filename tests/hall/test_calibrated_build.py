@@ -20,6 +20,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "activations"), [("w4g32", "f32"), ("w8a8", "auto")])
 def test_it_has_the_bytes_of_two_commands(tmp_path: Path, recipe: str, activations: str) -> None:
     checkpoint = checkpoint_of(tmp_path)
@@ -56,6 +57,7 @@ def test_other_precisions_beside_a_recipe_are_refused(tmp_path: Path, capsys: py
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_goes_on(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path)
     (tmp_path / "text").write_text(TEXT[0])

@@ -100,6 +100,7 @@ def test_what_is_in_order_passes(model: Path, checkpoint: Path, tmp_path: Path) 
     build(BuildConfig(target="ref", dry_run=True), checkpoint, tmp_path / "e")
 
 
+@pytest.mark.daily(17)
 @pytest.mark.parametrize(("change", "words"), BROKEN)
 def test_the_broken_are_refused_by_convert_and_build(
     model: Path, checkpoint: Path, tmp_path: Path, change: Change, words: str

@@ -75,22 +75,18 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return built(tmp_path_factory.mktemp("llama"), LLAMA)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
         *((name, "cpu-bf16") for name in covering_families()),
-        *((name, "ref-f32") for name in ("llama", "mixtral")),
-        *(pytest.param(name, "ref-f32", marks=pytest.mark.slow) for name in ("gpt2", "gemma2", "cohere", "lfm2")),
-        *(pytest.param(name, "ref-f32", marks=pytest.mark.slow) for name in DELTA_RULE),
-        *(pytest.param(name, "cpu-f32", marks=pytest.mark.slow) for name in DELTA_RULE),
+        *((name, "ref-f32") for name in ("llama", "mixtral", "gpt2", "gemma2", "cohere", "lfm2")),
+        *itertools.product(DELTA_RULE, ("ref-f32", "cpu-f32")),
         *(("llama", kind) for kind in ("cpu-f32", "ref-bf16", "ref-f32-int8", "cpu-bf16-int8")),
-        # precisions in other families
-        *(pytest.param("llama", kind, marks=pytest.mark.slow) for kind in ("ref-w8", "ref-w4g32", "ref-w4g128")),
-        *(pytest.param("llama", kind, marks=pytest.mark.slow) for kind in ("cpu-w8", "cpu-w4g64", "cpu-w4g32-int8")),
-        pytest.param("gpt2", "ref-w4g64", marks=pytest.mark.slow),
-        *(("gemma2", "cpu-w8"), ("starcoder2", "cpu-w4g32"), ("qwen3", "cpu-w4g128-int8")),
-        *(("mixtral", "ref-w4g64"), ("qwen3_moe", "ref-w8"), ("qwen3_moe", "cpu-w4g32-int8")),
-        pytest.param("mixtral", "cpu-w8", marks=pytest.mark.slow),
+        *(("llama", kind) for kind in ("ref-w8", "ref-w4g32", "ref-w4g128", "cpu-w8", "cpu-w4g64", "cpu-w4g32-int8")),
+        *(("gemma2", "cpu-w8"), ("starcoder2", "cpu-w4g32"), ("qwen3", "cpu-w4g128-int8"), ("gpt2", "ref-w4g64")),
+        *(("mixtral", kind) for kind in ("ref-w4g64", "cpu-w8")),
+        *(("qwen3_moe", kind) for kind in ("ref-w8", "cpu-w4g32-int8")),
     ],
 )
 def test_a_sound_engine(family: str, kind: str, tmp_path: Path) -> None:
@@ -221,6 +217,7 @@ QUANTISED: list[tuple[str, Edit, str, str]] = [
 ]
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(("planted", "target"), spanning(itertools.product(QUANTISED, ("ref", "cpu")), *values(2)))
 def test_an_error_in_quantised_bytes_is_named(
     planted: tuple[str, Edit, str, str], target: str, llama: Built, tmp_path: Path
@@ -287,6 +284,7 @@ def test_a_kernel_that_is_wrong_in_one_value_is_named(step: str, llama: Built) -
     assert re.search(r"token (23|38|39), column 3", comparison.findings[0].what), "the last of each chunk"
 
 
+@pytest.mark.slow
 def test_experts_are_read_in_blocks_and_their_kernels_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No read takes a whole expert, let alone all of them."""
     model = built(tmp_path, find_family("mixtral").tiny)

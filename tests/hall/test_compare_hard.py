@@ -74,6 +74,7 @@ def found_with(model: Built, kind: str, step: str, spoil: Callable[[Array], Arra
         return run_on(session, model.engine(kind), model.checkpoint).findings
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", ["cpu-w4g32", "cpu-bf16-int8"])
 def test_a_sound_engine_of_a_chaotic_model(kind: str, chaotic: Built) -> None:
     comparison = compare(chaotic.engine(kind), chaotic.checkpoint, OPTIONS)
@@ -85,6 +86,7 @@ def test_a_sound_engine_of_a_chaotic_model(kind: str, chaotic: Built) -> None:
     assert max(shares.values()) < 0.6
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_source_by_itself(chaotic: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own experts and its own values, whatever the engine took."""
     seen: list[tuple[Array, Array]] = []
@@ -100,6 +102,7 @@ def test_figures_are_those_of_the_source_by_itself(chaotic: Built, monkeypatch: 
     np.testing.assert_allclose(own, expected.reshape(own.shape), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("lost", "count"), [(0.9e-4, 0), (1.1e-4, 1)])
 def test_near_ties_between_experts(lost: float, count: int, chaotic: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the second layer takes experts that weigh so much less."""
@@ -132,6 +135,7 @@ def test_what_int8_inputs_lose_is_no_fault(tmp_path: Path) -> None:
     assert (comparison.worst_step.model_error or 0) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_sound_engine_of_sharp_attention(tmp_path: Path) -> None:
     model = changed(tmp_path, {**find_family("llama").tiny, "num_hidden_layers": 5}, gain=10)
     compare(model.engine("cpu-w4g32"), model.checkpoint, OPTIONS).raise_if_wrong()
@@ -161,6 +165,7 @@ FAULTS: list[tuple[Edit, str, str]] = [
 ]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("kind", "fault"), spanning(itertools.product(["cpu-w4g32", "ref-w8"], FAULTS), *values(2)))
 def test_a_fault_of_an_expert_is_named(kind: str, fault: tuple[Edit, str, str], chaotic: Built, tmp_path: Path) -> None:
     edit, step, where = fault
@@ -176,6 +181,7 @@ def other_expert(values: Array) -> Array:
     return values
 
 
+@pytest.mark.slow
 def test_the_wrong_expert_is_named_at_the_step_that_chooses_it(chaotic: Built) -> None:
     """By the kernel's reference, and by the source's graph in case that both choose by another rule."""
     findings = found_with(chaotic, "ref-w4g32", "layers.2/moe_route", other_expert)
@@ -184,6 +190,7 @@ def test_the_wrong_expert_is_named_at_the_step_that_chooses_it(chaotic: Built) -
     assert "of the source's graph" in findings[1].what
 
 
+@pytest.mark.slow
 def test_the_shares_of_experts_are_compared(chaotic: Built, tmp_path: Path) -> None:
     """As if a pass had lost that the shares are divided by their sum: kernel and reference agree on that."""
     engine = chaotic.engine("ref-bf16")
@@ -209,6 +216,7 @@ SPOILED = [
 ]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(("name", "value", "kind"), SPOILED)
 def test_a_sound_engine_of_weights_that_are_no_numbers(name: str, value: float, kind: str, tmp_path: Path) -> None:
     model = changed(tmp_path, find_family("llama").tiny, spoiled={name: value})
@@ -221,6 +229,7 @@ def test_a_sound_engine_of_weights_that_are_no_numbers(name: str, value: float, 
         assert np.isfinite([step.weight_error, step.kernel_error or 0, step.model_error or 0]).all()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["experts.1.w2.weight", "gate.weight"])
 @pytest.mark.parametrize("kind", ["cpu-f32", "ref-w8"])
 def test_experts_that_a_token_does_not_take_do_not_spoil_it(name: str, kind: str, tmp_path: Path) -> None:
@@ -250,6 +259,7 @@ def test_a_kernel_that_loses_nan_is_named(tmp_path: Path) -> None:
     assert "at other places" in findings[1].got
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_nan_must_be_nan(llama: Built, tmp_path: Path) -> None:
     model = changed(tmp_path, find_family("llama").tiny, spoiled={"layers.0.self_attn.o_proj.weight": NAN})
     with pytest.raises(EngineError, match=r"layers.0/attention_out\n(.|\n)*expected: nan"):
@@ -272,6 +282,7 @@ def test_relative_errors_by_hand() -> None:
     assert relative(wanted, wanted * 0) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_calls_that_give_other_bits_than_the_steps_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit of one logit."""

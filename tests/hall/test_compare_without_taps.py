@@ -56,6 +56,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return built(tmp_path_factory.mktemp("llama"), LLAMA)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
@@ -90,6 +91,7 @@ def test_a_sound_engine(family: str, kind: str, tmp_path: Path, monkeypatch: pyt
     assert ours.model_bound < max(40 * ours.model_error, 3e-5), "a bound that any error fits into is none"
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize(("edit", "step", "where"), PLANTED, ids=[edit.__name__ for edit, _, _ in PLANTED])
 def test_an_error_in_the_packed_bytes_is_named(edit: Edit, step: str, where: str, llama: Built, tmp_path: Path) -> None:
     engine = replant(llama.engine("ref-bf16"), tmp_path / "engine", edit)
@@ -97,6 +99,7 @@ def test_an_error_in_the_packed_bytes_is_named(edit: Edit, step: str, where: str
         compare(engine, llama.checkpoint, OPTIONS).raise_if_wrong()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("spoiled", [slice(None), slice(-1, None)])
 def test_wrong_logits_are_found(spoiled: slice, llama: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them a little, or those of the last token of each chunk: 23, 38 and 39 of 40."""

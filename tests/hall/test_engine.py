@@ -153,6 +153,7 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_is_found(engine: Path) -> None:
     """Every byte of the manifest; of the other parts the edges of each region and a spread of others."""
     rank = engine / "rank0.engine"
@@ -225,6 +226,7 @@ def overwrite(offset: int, data: bytes) -> Callable[[Path], None]:
     return damage
 
 
+@pytest.mark.daily(23)
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

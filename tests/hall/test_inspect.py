@@ -49,6 +49,7 @@ def test_an_engine(folder: Path) -> None:
     assert "rope_table" in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_the_variants_of_an_engine(folder: Path, tmp_path: Path) -> None:
     options = BuildConfig(target="cpu/avx2", precision="w8", activations="int8", autotune=False, dump_passes=tmp_path)

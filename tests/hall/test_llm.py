@@ -37,6 +37,7 @@ def engine(cache: Path) -> Path:
     return engine
 
 
+@pytest.mark.slow
 def test_a_model_directory_is_built_once(engine: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = engine.stat().st_mtime_ns
     with LLM(model=str(SHIPPED), cache_dir=cache, max_model_len=64, max_num_seqs=8) as llm:
@@ -50,6 +51,7 @@ def test_a_model_directory_is_built_once(engine: Path, cache: Path, capfd: pytes
         assert llm.runner.model_info.limits.max_seq_len == 64
 
 
+@pytest.mark.slow
 def test_the_build_can_be_told_its_types(cache: Path) -> None:
     with LLM(
         SHIPPED, cache_dir=cache, max_model_len=40, precision="w8", activations="bf16", kv_cache_dtype="int8"
@@ -63,6 +65,7 @@ def test_the_build_can_be_told_its_types(cache: Path) -> None:
         LLM(SHIPPED, cache_dir=cache, kv_cache_dtype="fp8")
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_built_again(engine: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with (engine / "rank0.engine").open("r+b") as file:
         file.truncate(5000)
@@ -206,6 +209,7 @@ def test_a_gguf_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         LLM(tmp_path / "modell.gguf", cache_dir=cache)
 
 
+@pytest.mark.slow
 def test_names_are_loaded_when_asked_for() -> None:
     program = (
         "import sys, ingot\nfrom ingot.runtime import ModelRunner\n"

@@ -56,6 +56,7 @@ def opened(model: TinyModel, target: Target) -> Session | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of numbers that a changed attribute makes too large
 def test_numpy_and_kernels_take_the_same_plans_and_make_the_same_tokens() -> None:
@@ -78,6 +79,7 @@ def test_numpy_and_kernels_take_the_same_plans_and_make_the_same_tokens() -> Non
     assert taken > 0, "some changes leave a plan that is sound, such as another order of its weights"
 
 
+@pytest.mark.slow
 def test_a_text_that_is_not_the_plans_own_is_refused() -> None:
     text, rng = plans_to_json({"ref": make_model().plan}), random.Random(2027)
     for _ in range(PLANS):
@@ -97,6 +99,7 @@ def test_a_changed_manifest_is_the_same_or_refused(tmp_path: Path) -> None:
             assert found.to_json() == odd
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["ref", pytest.param("cpu", marks=pytest.mark.native)])
 def test_a_changed_engine_runs_as_before_or_is_refused(name: str, tmp_path: Path) -> None:
     """The whole way from the directory; changes of the manifest leave the tokens as they were."""

@@ -302,6 +302,7 @@ PLANS: dict[str, tuple[Edit, str]] = {
 }
 
 
+@pytest.mark.daily(17)
 @pytest.mark.parametrize("odd", PLANS)
 def test_an_odd_plan_is_refused(odd: str, engine: Path, pristine: Path) -> None:
     """`verify` and `inspect` read the plan without a session: one of the two targets tells what they say."""

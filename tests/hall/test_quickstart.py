@@ -9,6 +9,7 @@ from ingot.engine import read_plan
 from ingot.quickstart import quickstart
 
 
+@pytest.mark.slow
 def test_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens at 0.5 s, then one at 0.75 and one at 1.5: two came late, in a second. The memory reads 2 GB/s."""
     monkeypatch.setattr("ingot.quickstart._generate", lambda *_: [0.5, 0.5, 0.75, 1.5])

@@ -51,6 +51,7 @@ def test_a_file_that_is_cut_behind_a_copy_changes_nothing(engine: Path) -> None:
         np.testing.assert_array_equal(copied.weights, before)
 
 
+@pytest.mark.daily(1)
 def test_damage_is_found_while_copying(engine: Path) -> None:
     rank = engine / "rank0.engine"
     size = rank.stat().st_size
@@ -62,6 +63,7 @@ def test_damage_is_found_while_copying(engine: Path) -> None:
     open_engine(engine, placement=lambda plan: ANYWHERE)
 
 
+@pytest.mark.slow
 def test_parts_are_read_in_by_the_cores_of_their_nodes(tmp_path: Path) -> None:
     """Two nodes that were given different cores where there are two: the one that makes a checksum reads the part."""
     engine = write(tmp_path, 5 * CHUNK_BYTES)

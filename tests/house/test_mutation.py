@@ -33,6 +33,7 @@ def faults_of(tree: Path, *chosen: tuple[str, str, str], tests: str = "test_code
     return read_faults(path, tree)
 
 
+@pytest.mark.slow
 def test_what_no_test_notices_is_named(tree: Path) -> None:
     said: dict[str, bool] = {}
     faults = faults_of(tree, *FAULTS)
@@ -42,6 +43,7 @@ def test_what_no_test_notices_is_named(tree: Path) -> None:
     assert (tree / "src" / "small.py").read_text() == SUM, "faults are planted in copies"
 
 
+@pytest.mark.slow
 def test_a_fault_that_makes_tests_endless_is_noticed(tree: Path) -> None:
     assert not run_faults(faults_of(tree, ("endless", "n -= 1", "n -= 0")), tree, 1, 1.5, lambda *_: None)
 

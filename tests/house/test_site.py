@@ -66,6 +66,7 @@ def dead(site: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BUILDER.exists(), reason="the extra docs is not installed")
 def test_the_site_builds_and_has_no_dead_link(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")

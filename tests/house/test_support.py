@@ -31,6 +31,7 @@ UPDATE = "run: python -m tests.house.support"
 TURNS = {family_names().index(name) % len(TOLERANCE): name for name in covering_families()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", often(family_names(), TURNS.values()))
 def test_the_page_lists_what_was_tried(family: str, tmp_path: Path) -> None:
     """Trying raises where a cell does not hold. What is run depends on the machine; what is refused does not."""

@@ -128,7 +128,7 @@ def _in_a_copy(copies: "queue.Queue[Path]", tests: Sequence[str], seconds: float
 def _pytest(copy: Path, tests: Sequence[str], seconds: float) -> int | None:
     """Its exit status; None where it did not end in time."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not long", *tests],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.DEVNULL,

@@ -100,6 +100,7 @@ def _run(program: Path, fault: str, runs: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_small_teams_hold_in_every_interleaving_and_faults_are_found(search: Path) -> None:
     """One test: each process that takes part in it compiles."""
     for runs in FEW:

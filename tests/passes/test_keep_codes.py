@@ -117,6 +117,7 @@ def test_each_target_takes_its_own_products_apart(tmp_path: Path) -> None:
     assert names[0] == names[2] >= {f"layers.0/{name}" for name in ("q", "k", "v", "gate", "up")}
 
 
+@pytest.mark.slow
 def test_a_mixture_of_k_quants(tmp_path: Path) -> None:
     """As in Q4_K_M: v and down have six bits. q and k keep their four."""
     write_llama(tmp_path, Q4_K, kinds={"attn_v": Q6_K, "ffn_down": Q6_K})
@@ -134,6 +135,7 @@ def test_a_mixture_of_k_quants(tmp_path: Path) -> None:
     assert error(tmp_path, IDS) < 0.05
 
 
+@pytest.mark.slow
 def test_a_gate_and_an_up_of_different_formats(tmp_path: Path) -> None:
     write_llama(tmp_path, Q4_K, kinds={"ffn_up": Q6_K})
     convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
@@ -143,6 +145,7 @@ def test_a_gate_and_an_up_of_different_formats(tmp_path: Path) -> None:
     assert error(tmp_path, IDS) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"sum_parts": 2}, {"refit": True}], ids=lambda options: next(iter(options)))
 def test_mixtures_are_kept_with_every_option(tmp_path: Path, options: dict[str, object]) -> None:
     """v has six bits, gate and up have other formats: each keeps its own."""

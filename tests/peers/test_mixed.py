@@ -252,6 +252,7 @@ def test_lengths_are_scaled_and_clipped(tmp_path: Path) -> None:
     assert [(row.arrival, row.input_len, row.output_len) for row in rows] == [(0, 100, 25), (1, 768, 256), (1.5, 1, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_ingot_serves_a_load(tmp_path: Path) -> None:
     job = Job(work=tmp_path, model="tiny", peer="ingot", weights="w8", isa="avx2", threads=1, regimes="")

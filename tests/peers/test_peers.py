@@ -111,6 +111,7 @@ def test_transformers_finds_no_token_beyond_the_vocabulary(name: str, tmp_path: 
     assert tokenizer.encode("th", add_special_tokens=False) == [300]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_ingot_runs_the_checkpoint_and_stays_below_its_limit(tmp_path: Path) -> None:
     task = job(tmp_path, regimes="decode:2,prefill:40")
@@ -223,6 +224,7 @@ def test_a_screened_lm_head_is_compared_with_what_w4g128_is() -> None:
     assert screened == [("ingot", SCREENED), *plain[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_ingot_screens_its_lm_head_where_that_is_asked_for(tmp_path: Path) -> None:
     task = job(tmp_path, weights=SCREENED, regimes="decode:1,decode:8")
@@ -238,6 +240,7 @@ def test_ingot_screens_its_lm_head_where_that_is_asked_for(tmp_path: Path) -> No
     assert limit(plan, eight, machine) == limit(plain, eight, machine)
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_ingot_takes_long_prompts_on_an_engine_of_its_own(tmp_path: Path) -> None:
     task = job(tmp_path, regimes="decode:1,prefill:2100")

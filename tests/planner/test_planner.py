@@ -51,6 +51,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "c"
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mixtral", "gpt_oss"])
 def test_the_cost_of_a_plan_is_what_its_steps_move_and_compute(name: str, tmp_path: Path) -> None:
     build(BuildConfig(target="ref", precision="f32", autotune=False), made(tmp_path, name), tmp_path / "e")
@@ -117,6 +118,7 @@ def test_the_simulation_runs_the_real_scheduler(checkpoint: Path, tmp_path: Path
     assert run(1) == ([1.0, 3.5, 1.0], [1.0, 1.0, 1.0], 13.0, 9)  # room for one request at a time
 
 
+@pytest.mark.slow
 def test_the_command(checkpoint: Path) -> None:
     args = ("plan", "--checkpoint_dir", checkpoint, "--input_len", 40, "--output_len", 10, "--count", 2)
     mine = ("--devices", checkpoint.with_name("mine.toml"))

@@ -156,6 +156,7 @@ def _close(found: Float32, wanted: Float32) -> bool:
     )
 
 
+@pytest.mark.daily(1)
 def test_logits_are_those_of_ref(engine: Engine, opened: Open) -> None:
     found, wanted = (_logits(session, _steps()) for session in (opened(engine.plan), _ref(engine)))
     assert all(map(_close, found, wanted))
@@ -241,6 +242,7 @@ WRONG = {
 }
 
 
+@pytest.mark.daily(1)
 def test_a_wrong_batch_is_refused_and_the_next_one_runs(name: str, engine: Engine, opened: Open) -> None:
     if name == "ref":
         return  # for tests: its callers are right

@@ -235,6 +235,7 @@ class Schedule:
             each.slot = None
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("seed", often(range(6), range(3)))
 def test_random_schedules_give_what_the_specification_gives_alone(
     session: Session, model: TinyModel, seed: int

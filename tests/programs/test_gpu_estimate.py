@@ -73,6 +73,7 @@ def engine(gpu: ctypes.CDLL, tmp_path: Path) -> Path:
     return tmp_path / "e"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [[(64, 1)] * 3, [(0, 40)]])
 def test_launches_are_those_of_a_step(engine: Path, sequences: list[tuple[int, int]]) -> None:
     """Decode and prefill of a plan with two layers: attention is one kernel, with splits two."""
@@ -89,6 +90,7 @@ def test_launches_are_those_of_a_step(engine: Path, sequences: list[tuple[int, i
     assert all(each.seconds >= LAUNCH * each.launches > 0 for each in ops)
 
 
+@pytest.mark.slow
 def test_build_and_inspect_print_it(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Times of an engine that is built, read, and read by a program are the same."""
     plan = read_plan(engine)

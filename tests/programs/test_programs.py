@@ -102,6 +102,7 @@ def test_a_part_of_the_list_is_chosen_by_names() -> None:
     assert compare_commits.chosen(["w3"]) == []
 
 
+@pytest.mark.slow
 def test_two_worktrees_run_the_same_cases(tmp_path: Path) -> None:
     """Both are the ingot that is tested here."""
     (tmp_path / "root/src").mkdir(parents=True)
@@ -133,6 +134,7 @@ def test_grammar_costs(engine: Path) -> None:
     assert [line.split(",")[0].strip("| ") for line in table.splitlines()[2:]] == ["compile", "mask", "consume"]
 
 
+@pytest.mark.slow
 def test_the_way_of_a_request(engine: Path) -> None:
     """Four threads, each of which sees only its own part."""
     lines = run("trace_request", "--engine_dir", engine).splitlines()
@@ -145,6 +147,7 @@ def test_the_way_of_a_request(engine: Path) -> None:
     assert "runtime.scheduler" not in modules["text"] | modules["prepare"]
 
 
+@pytest.mark.slow
 def test_guided_storm(engine: Path) -> None:
     """Fails by itself for a wrong answer, or where anything is left. 10,000 requests: python -m, as its head says."""
     pytest.importorskip("llguidance", reason="needs llguidance")
@@ -154,6 +157,7 @@ def test_guided_storm(engine: Path) -> None:
     assert all(each in counts for each in ("free", "given up", "guided, whole", "refused"))
 
 
+@pytest.mark.slow
 def test_hostile_schemas(engine: Path) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     options = ("--seconds", 0.4, "--rounds", 1, "--form", "a cycle", "--form", "doubling")
@@ -173,6 +177,7 @@ def test_guided_share(engine: Path) -> None:
     assert rows[-1].endswith("% |")
 
 
+@pytest.mark.slow
 def test_the_way_of_a_weight() -> None:
     """Each room sees its own part, and the table of the documents names no module that weights do not pass."""
     modules, documented = _stages(run("trace_weight")), _stages((ROOT / "docs/design.md").read_text())
@@ -201,17 +206,20 @@ def test_the_way_of_input_ids() -> None:
     assert [line.split(":")[0] for line in lines[9:]] == ["| step", "| session"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_ranks_are_taken_away_at_random_moments(rounds: int) -> None:
     assert f"{rounds} rounds, the longest" in run("rank_faults", "--rounds", rounds)
 
 
+@pytest.mark.slow
 def test_memory_of_quantising_is_printed_by_layers() -> None:
     widths = ("--hidden", 64, "--inner", 96, "--heads", 2, "--kv_heads", 1, "--vocab", 400)
     _, _, *rows = run("quantize_memory", "--layers", 1, *widths, "--calibration_tokens", 256).splitlines()
     assert re.fullmatch(r"\| 1 \| [\d.]+ [MG]iB \| 0\.\d+ GiB \| \d+ s \|", rows[0]), rows
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_refused_or_read_right() -> None:
     """Of each way of storing codes one format; the program itself fails where one is not."""
     names = ("gptq v1 asymmetric, desc_act", "ct nvfp4", "bnb nf4", "gguf 2")
@@ -230,6 +238,7 @@ def test_random_quantised_checkpoints_have_the_numbers_that_were_written() -> No
     assert [line.partition(": ")[2] for line in lines] == ["2 of 2 equal"] * (len(random_quantised.FORMATS) + 1)
 
 
+@pytest.mark.slow
 def test_the_host_of_a_gpu_is_timed(emulation: Emulation, tmp_path: Path) -> None:
     """On the emulated GPU, whose kernels are left out."""
     numbers = ("--sequences", "1,3", "--steps", 4, "--rounds", 1, "--graph_us", 200, "--engine_dir", tmp_path)

@@ -68,6 +68,7 @@ def test_chunks_and_company_change_no_bit(model: TinyModel, target: Target, chun
         assert everything(runner, prompts) == alone
 
 
+@pytest.mark.daily(1)
 def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
     prompts = [[n] * 9 for n in range(6)]
     with poisoned_runner(model, target, 200) as runner:
@@ -81,6 +82,7 @@ def test_preemption_changes_no_bit(model: TinyModel, target: Target) -> None:
         assert runner.stats()["preemptions"] == 0
 
 
+@pytest.mark.slow
 def test_staggered_arrivals_share_steps_and_change_no_bit(model: TinyModel, target: Target) -> None:
     """64 requests, each from its own thread, arrive while others decode; blocks that nobody owns are poisoned."""
     rng = np.random.default_rng(6)
@@ -117,6 +119,7 @@ def generations(runner: ModelRunner, prompts: list[list[int]], count: int = 14) 
     return [logits.tobytes() for logits in out["generation_logits"]]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("chunk", [5, 16, 96])
 def test_a_prefix_hit_changes_no_bit(model: TinyModel, target: Target, chunk: int) -> None:
     rng = np.random.default_rng(8)
@@ -135,6 +138,7 @@ def test_a_prefix_hit_changes_no_bit(model: TinyModel, target: Target, chunk: in
         assert runner.stats()["prefix_hit_tokens"] >= 11 * 32
 
 
+@pytest.mark.daily(1)
 def test_preemption_with_hits_changes_no_bit(model: TinyModel, target: Target) -> None:
     """The pool is so small that blocks are evicted while requests that lost them wait."""
     rng = np.random.default_rng(9)

@@ -120,6 +120,7 @@ def neutral(value: Any, text: str) -> Any:
     return [neutral(each, text) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3.1", "phi3", "qwen3"])
 def test_no_field_makes_a_control_token_of_a_real_tokenizer(shared: Path, name: str) -> None:
@@ -153,6 +154,7 @@ def test_other_content_has_the_ids_of_the_library(shared: Path, name: str) -> No
         assert templates.encode(messages, tokenizer, special_tokens_in_content=True) == expected
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["llama2", "llama3.1", "phi3", "qwen3"])
 def test_fragments_in_any_order(shared: Path, name: str) -> None:
@@ -173,6 +175,7 @@ def test_fragments_in_any_order(shared: Path, name: str) -> None:
         assert control(tokenizer, ids) == control(tokenizer, templates.encode(plain, tokenizer)), messages
 
 
+@pytest.mark.daily(14)
 @pytest.mark.parametrize("turn", TURNS)
 def test_whatever_templates_do_to_content(turn: str, tmp_path: Path) -> None:
     folder = tiny(tmp_path, "{% for m in messages %}" + TURNS[turn] + "{% endfor %}")

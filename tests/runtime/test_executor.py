@@ -247,6 +247,7 @@ def test_an_executor_that_nobody_asked_for_anything_has_no_thread(executor: Exec
     assert session.closed
 
 
+@pytest.mark.daily(1)
 def test_a_dropped_executor_ends_its_thread_and_session(session: FakeSession) -> None:
     executor = make_executor(session, LIMITS, 4)
     executor.complete([request_of([1, 2], 3)])
@@ -291,6 +292,7 @@ def _leave(executor: Executor, requests: list[Request], leave_at: int) -> None:
     executor.abort(requests)
 
 
+@pytest.mark.slow
 def test_many_who_follow_add_and_leave_share_steps(executor: Executor, session: FakeSession) -> None:
     failures: list[BaseException] = []
 

@@ -93,6 +93,7 @@ def test_matchers_of_one_grammar_move_by_themselves(guides: Guides) -> None:
     assert (first.allowed() == second.allowed()).all()
 
 
+@pytest.mark.slow
 def test_what_the_library_made_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     made, freed, call = set[str](), set[str](), Library.call
@@ -120,6 +121,7 @@ def test_what_the_library_made_is_given_back(tmp_path: Path, monkeypatch: pytest
     assert freed == made
 
 
+@pytest.mark.slow
 def test_what_an_answer_leaves_serves_the_next(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beginning anew, unless it has failed; and nothing is kept of a grammar that is no longer used."""
     made, call = list[str](), Library.call
@@ -200,6 +202,7 @@ def test_keys_that_could_come_twice_or_be_spelled_otherwise_are_refused(schema: 
     assert schema_text({"minProperties": 2, "required": ["a"], "enum": [{"minProperties": 9}, "\b\t\n\f\r\x7f"]})
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_too_long_is_refused_and_freed(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matcher, "_SECONDS", 0.1)
     cache, real, go_on, freed = guides.cache, Library.call, threading.Event(), threading.Event()

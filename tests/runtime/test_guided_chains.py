@@ -3,6 +3,7 @@ follows them.
 """
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,16 @@ def test_chains_up_to_the_limit_compile(guides: Guides) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        StructuredOutputs(json=schemas(LONGEST_OF_SCHEMAS // 3)),
-        StructuredOutputs(grammar=rules(LONGEST_OF_RULES - 1)),
-        StructuredOutputs(grammar=f"start: %json {schemas(LONGEST_OF_SCHEMAS)}".replace("'", '"')),
+        lambda: StructuredOutputs(json=schemas(LONGEST_OF_SCHEMAS // 3)),
+        lambda: StructuredOutputs(grammar=rules(LONGEST_OF_RULES - 1)),
+        lambda: StructuredOutputs(grammar=f"start: %json {schemas(LONGEST_OF_SCHEMAS)}".replace("'", '"')),
     ],
     ids=["schemas", "rules", "schemas in a grammar"],
 )
-def test_longer_chains_are_refused(asked: StructuredOutputs) -> None:
+def test_longer_chains_are_refused(asked: Callable[[], StructuredOutputs]) -> None:
+    chain = asked()
     with pytest.raises(RequestError, match="too long a chain"):
-        make_grammar(asked, lambda text: text)
+        make_grammar(chain, lambda text: text)
 
 
 def test_a_schema_that_holds_itself_is_no_chain() -> None:

@@ -114,6 +114,7 @@ def test_async_results_grow_to_the_same(llm: EngineLLM) -> None:
         assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["break", "cancel", "aclose", "timeout"])
 def test_leaving_frees_the_blocks_at_once(llm: EngineLLM, session: FakeSession, way: str) -> None:
     session.before_step = slow

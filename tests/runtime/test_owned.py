@@ -65,6 +65,7 @@ async def _read(llm: EngineLLM) -> None:
         pass
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     "use",
     [
@@ -106,6 +107,7 @@ def test_a_forked_child_is_refused_and_can_leave(
     assert len(llm.generate("1", SHORT)[0].outputs[0].token_ids) == 3  # the parent's goes on
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_a_child_can_drop_a_native_engine() -> None:
     target = find_target("cpu")
@@ -229,6 +231,7 @@ def test_an_interrupt_ends_the_wait_of_the_main_thread_and_its_request(
     assert llm.runner.generate([[1]], max_new_tokens=2).shape == (1, 1, 3)
 
 
+@pytest.mark.slow
 def test_an_iterator_keeps_its_llm_open(session: FakeSession, tmp_path: Path) -> None:
     model = make_model()
     model = dataclasses.replace(model, plan=dataclasses.replace(model.plan, vocab_size=VOCAB))
@@ -284,6 +287,7 @@ assert inside.wait(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_a_process_ends_in_silence_while_a_thread_is_inside_a_step() -> None:
     done = subprocess.run([sys.executable, "-c", _STUCK], cwd=ROOT, capture_output=True, text=True, timeout=120)

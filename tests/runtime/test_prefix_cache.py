@@ -194,6 +194,7 @@ def test_wanted_context_logits_are_computed_whatever_is_cached() -> None:
     assert rows.argmax(axis=1)[-1] == second.generated()[0]
 
 
+@pytest.mark.slow
 def test_cached_blocks_make_room_for_others() -> None:
     loop, _ = make(40)
     rng = random.Random(4)

@@ -24,6 +24,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3.1", "phi3", "qwen3"])
 def test_ids_and_round_trip(shared: Path, name: str) -> None:
@@ -42,6 +43,7 @@ def test_ids_and_round_trip(shared: Path, name: str) -> None:
             assert ours.decode(plain) == text
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "bos"), [("gpt2", None), ("llama2", 1), ("llama3.1", 128000), ("phi3", 1), ("qwen3", None)]
@@ -68,6 +70,7 @@ LLAMA_TOKENS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", LLAMA_TOKENS)
 def test_where_llama_tokenizer_has_other_tokens(shared: Path, name: str) -> None:

@@ -144,6 +144,7 @@ def _bits(result: StepResult) -> list[bytes]:
     return [b"" if array is None else array.tobytes() for array in arrays]
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_native_steps_that_follow_each_other_are_single_steps(model: TinyModel) -> None:
     counts = []

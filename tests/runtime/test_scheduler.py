@@ -45,6 +45,7 @@ def expected(request: Request) -> list[int]:
     return continued(request.tokens[: request.num_prompt].tolist(), request.max_new_tokens)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("policy", "seed", "mixed", "prefix_cache", "kind"),
     spanning(
@@ -188,6 +189,7 @@ def test_no_evict_admits_whole_lengths() -> None:
     assert scheduler.preemptions == 0
 
 
+@pytest.mark.slow
 def test_storm_of_adds_and_aborts_leaves_nothing() -> None:
     shape = limits(batch=8, tokens=32)
     loop, _, manager = make_loop(FakeSession(14, 4, shape), shape, 4)

@@ -217,6 +217,7 @@ def test_a_keyword_is_enforced_or_refused(guides: Bytes, name: str) -> None:
         assert [each for each in invalid if guides.takes(inside, {"v": each})] == []
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_hostile_form_is_refused_or_has_limits(guides: Bytes, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal tries few parts of it, and a grammar costs a step no more than a failed sequence."""

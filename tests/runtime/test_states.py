@@ -40,6 +40,7 @@ def check(request: Request, count: int) -> None:
     assert request.generated().tolist() == continued(request.tokens[: request.num_prompt].tolist(), count)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("session", "policy", "slots"),
     spanning(itertools.product([FakeSession, RepeatingSession], Policy, [STATE_SLOTS, 7, 40]), *pairs(3)),
@@ -65,6 +66,7 @@ def test_random_requests_end_with_their_tokens(session: type[FakeSession], polic
     assert (scheduler.prefix_hit_tokens > 0) == (slots > STATE_SLOTS)
 
 
+@pytest.mark.daily(23)
 @pytest.mark.parametrize("token", range(1, 30))
 def test_preemption_at_any_token_begins_at_the_last_snapshot(token: int) -> None:
     loop, scheduler, _ = make(FakeSession, 9)

@@ -150,6 +150,7 @@ def test_a_lost_rank_is_the_end() -> None:
         loop.drain()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_requests_leave_fail_and_are_preempted(seed: int) -> None:
     rng = random.Random(seed)

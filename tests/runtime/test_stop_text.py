@@ -29,6 +29,7 @@ def plain(stops: list[str], text: str) -> tuple[str, str | None]:
     return text, None
 
 
+@pytest.mark.daily(169)
 @pytest.mark.parametrize("seed", range(200))
 def test_any_cut_gives_the_same(seed: int) -> None:
     chance = random.Random(seed)

@@ -189,6 +189,7 @@ def test_an_interrupted_step_is_run_again() -> None:
         assert request.num_generated == 14
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_requests_leave_fail_and_are_preempted(seed: int) -> None:
     rng = random.Random(seed)

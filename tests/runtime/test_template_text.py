@@ -82,6 +82,7 @@ UNKNOWN: list[Callable[[Any, Any, Any], Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_every_operation_is_that_of_str_and_keeps_the_marks() -> None:
     draw = random.Random(1)
     for _ in range(300):

@@ -69,6 +69,7 @@ def check(tokenizer: Tokenizer, ids: list[int], split: int) -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+@pytest.mark.daily(1)
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), min_size=1, max_size=20),
     split=st.integers(0, 30),
@@ -147,6 +148,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         Tokenizer.from_dir(tmp_path)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3.1", "phi3", "qwen3"])
 def test_real_tokenizers(shared: Path, name: str) -> None:

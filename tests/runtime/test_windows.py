@@ -59,6 +59,7 @@ def models(made: tuple[str, DType], target: Target) -> tuple[TinyModel, TinyMode
 Models = tuple[TinyModel, TinyModel]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunks_and_company_change_no_bit(models: Models, target: Target, chunk: int) -> None:
     rng = np.random.default_rng(5)
@@ -81,6 +82,7 @@ def test_tokens_are_those_of_the_formulae(models: Models, target: Target) -> Non
         assert runner.generate([prompt], max_new_tokens=16)[0, 0].tolist() == models[0].greedy(prompt, 16)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("head", [0, 16, 21, 32, 47, 48])
 def test_a_prefix_hit_changes_no_bit(models: Models, target: Target, head: int) -> None:
     rng = np.random.default_rng(8)
@@ -96,6 +98,7 @@ def test_a_prefix_hit_changes_no_bit(models: Models, target: Target, head: int) 
         assert runner.stats()["prefix_hit_tokens"] >= 32 + 32 + least, "of siblings, and of the head"
 
 
+@pytest.mark.daily(1)
 def test_preemption_changes_no_bit(models: Models, target: Target) -> None:
     rng = np.random.default_rng(9)
     head = rng.integers(0, VOCAB, 17).tolist()
@@ -144,6 +147,7 @@ def test_a_long_context_takes_no_more_of_a_window_than_a_short_one() -> None:
     assert window_blocks(WINDOWS[1], TOKENS_PER_BLOCK) == 4, "what it may hold while a chunk is computed"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("windows", "policy", "prefix_cache", "kind"),
     spanning(

@@ -67,6 +67,7 @@ def test_a_fold_changes_no_logits(tmp_path: Path, config: dict[str, object], exp
     assert np.abs(folded - exact).max() < 2e-5 * np.ptp(exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["w4g32", "w8a8"])
 def test_loud_channels_of_values_and_gated_rows_are_folded(tmp_path: Path, precision: str) -> None:
     tensors, draw = random_tensors(BIASES), np.random.default_rng(4)

@@ -97,6 +97,7 @@ def test_the_best_is_never_worse_than_the_nearest_and_codes_fit(codes: str) -> N
     np.testing.assert_array_equal(half.astype(np.float16).astype(np.float32), half)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("precision", ["w4g32", "w8", "f8", "w8a8"])
 @pytest.mark.parametrize("codes", ["symmetric", "asymmetric"])
 def test_each_way_loses_less_than_the_one_before(precision: str, codes: str) -> None:

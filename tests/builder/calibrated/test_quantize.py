@@ -68,6 +68,7 @@ def quantised(
     return quantize(given, checkpoint, TEXT)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("config", "precision", "codes", "format_"),
     [
@@ -105,6 +106,7 @@ def test_onnxruntime_and_an_engine_compute_what_was_made(
     assert max(added) < 1e-6
 
 
+@pytest.mark.slow
 def test_fp8_codes_are_read_by_onnxruntime_and_kept(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path)
     report = quantised(tmp_path, checkpoint, "f8")
@@ -121,6 +123,7 @@ def test_fp8_codes_are_read_by_onnxruntime_and_kept(tmp_path: Path) -> None:
     assert np.abs(engine_logits(tmp_path / "e", ids) - found).max() < 1e-2 * np.ptp(exact)  # lm_head is w8
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path)
     options = QuantizeOptions(output_dir=tmp_path / "q", precision="w4g32")
@@ -144,6 +147,7 @@ def test_a_run_that_was_interrupted_goes_on_and_makes_the_same_bytes(tmp_path: P
     assert quantize(changed, checkpoint, TEXT).resumed == 0
 
 
+@pytest.mark.slow
 def test_a_product_is_the_most_that_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, read = list[int](), WeightReader.read_rows
 
@@ -159,6 +163,7 @@ def test_a_product_is_the_most_that_is_read_at_a_time(tmp_path: Path, monkeypatc
     assert len([size for size in sizes if size == 16 * 64]) > 10
 
 
+@pytest.mark.slow
 def test_what_cannot_be_quantised_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = checkpoint_of(tmp_path)
     with pytest.raises(UsageError, match="too few tokens"):
@@ -196,6 +201,7 @@ def _no_room(file: object, **arrays: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_recipes_by_layer(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text('precision = "w4g32"\n[[layers]]\npattern = "layers.*/down"\nprecision = "w8"\n')

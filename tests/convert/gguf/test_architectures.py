@@ -353,11 +353,8 @@ def assert_same(path: Path, model: Any, checkpoint: Path) -> None:
     assert np.abs(logits_of_graph(checkpoint, ids) - expected).max() < TOLERANCE * np.ptp(expected)
 
 
-SHOWN_DAILY = ("gemma3n", "kimi-linear", "qwen3vlmoe")  # of what differs little from the others
-SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in RELATED if name not in SHOWN_DAILY]
-
-
-@pytest.mark.parametrize("name", [*(name for name in CASES if name not in RELATED), *SHOWN_DAILY, *SELDOM])
+@pytest.mark.daily(8)
+@pytest.mark.parametrize("name", CASES)
 def test_an_architecture(tmp_path: Path, name: str) -> None:
     extra = {}
     if name == "phi3":

@@ -27,6 +27,7 @@ QUANTISED: dict[str, Settings] = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("kind", [2, 8, 39])
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_weights_whose_rows_or_columns_move(tmp_path: Path, name: str, kind: int) -> None:
@@ -42,6 +43,7 @@ def test_quantised_weights_whose_rows_or_columns_move(tmp_path: Path, name: str,
     assert off < TOLERANCE
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("keys", "values"), [(8, 2), (6, 12), (2, None), (None, 7)])
 def test_keys_and_values_of_a_latent(tmp_path: Path, keys: int | None, values: int | None) -> None:
     """DeepSeek in two products, of which blocks of the one become columns: their values become float32."""

@@ -94,6 +94,7 @@ def test_files_that_are_no_model(tmp_path: Path, settings: dict[str, object], wo
         convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", [2, 12, 39])
 def test_scales_that_are_no_numbers(tmp_path: Path, kind: int) -> None:
     write_llama(tmp_path, kind)
@@ -117,6 +118,7 @@ def test_factors_that_do_not_fit(tmp_path: Path, factors: np.ndarray) -> None:
         convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_files_that_other_programs_wrote(shared: Path, tmp_path: Path) -> None:
     """Each one's logits, as transformers has them with the weights that are meant."""

@@ -100,6 +100,7 @@ def test_pairs_of_bytes(tmp_path: Path, pre: str, tokenizer: tokenizers.Tokenize
     assert found.ids == {"eos_token_id": [0, 1], "bos_token_id": 0, "pad_token_id": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize("pre", ["qwen2", "gpt-2"])
 def test_whole_texts(shared: Path, tmp_path: Path, pre: str) -> None:
@@ -110,6 +111,7 @@ def test_whole_texts(shared: Path, tmp_path: Path, pre: str) -> None:
         assert ours.encode(text).ids == tokenizer.encode(text).ids, file.name
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_sentencepiece(shared: Path, tmp_path: Path) -> None:
     folder = shared / "models" / "quantised" / "gguf-q8_0"

@@ -174,6 +174,7 @@ def product_weights(checkpoint: Path) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_format(tmp_path: Path, name: str) -> None:
     settings, packer, rounds_twice = CASES[name]

@@ -82,6 +82,7 @@ def as_they_are(tensors: write.Tensors) -> None:
     """No change."""
 
 
+@pytest.mark.daily(29)
 @pytest.mark.parametrize(
     ("settings", "packer", "change", "words"),
     [

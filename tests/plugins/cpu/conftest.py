@@ -5,7 +5,11 @@ import pytest
 from ingot.plugins.cpu.native import kernel_table, offered_isas
 from tests.plugins.cpu.one_step import runnable_isa
 
+HERE = frozenset(offered_isas())
+COMPILED = frozenset(kernel_table())
 
+
+@pytest.hookimpl(tryfirst=True)  # before the cases of every day are drawn
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Emulated kernels stand in for those of instructions that this machine lacks: of the two, one is tested. `make
     sanitize` tests both where it can."""
@@ -20,8 +24,8 @@ def _has_a_better_twin(kernel: str) -> bool:
         return False
     level = kernel.rsplit(".", 1)[1]
     if level.endswith("emu"):
-        return level.removesuffix("emu") in offered_isas()
-    return level not in offered_isas() and f"{kernel}emu" in kernel_table()
+        return level.removesuffix("emu") in HERE
+    return level not in HERE and f"{kernel}emu" in COMPILED
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,6 +12,7 @@ from tests.plugins.cpu.concurrent_use import USES, open_small
 pytestmark = pytest.mark.native
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("use", USES)
 def test_it_neither_hangs_nor_crashes(use: str) -> None:
     paths = [str(ROOT), *(os.environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in os.environ else [])]

@@ -275,6 +275,7 @@ def _close_in_cache(got: Array, expected: Array, dtype: DType, tolerance: float)
     assert (near | (np.isnan(got) & np.isnan(expected))).all()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", [name for name in kernel_table() if name.startswith("rope_kv_write.")])
 @pytest.mark.parametrize("interleaved", [0, 1])
 def test_rope_kv_write(kernel: str, interleaved: int) -> None:

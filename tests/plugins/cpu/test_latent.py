@@ -83,6 +83,7 @@ def test_rows_are_written(kernel: str) -> None:
         session.close()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", _kernels("latent_attention"))
 def test_attention(kernel: str) -> None:
     """Sequences in one step match the reference; alone, in chunks and with other threads they get the same bits. What

@@ -64,6 +64,7 @@ def _run(session: CpuSession, rows: int) -> Array:
     return y
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
     """65 rows match the reference; any first rows, any row alone, threads and pieces give the same bits."""
@@ -120,6 +121,7 @@ def test_the_residual_may_be_the_output(kernel: str, rows: int) -> None:
     assert _run(session, rows).tobytes() == apart.tobytes()
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("rows", "n", "k"), [(150, 70, 1100), (3, 1500, 70), (20, 300, 700), (530, 20, 40), (300, 1792, 40)]

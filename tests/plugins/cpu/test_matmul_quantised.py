@@ -92,6 +92,7 @@ def _cases(kernel: str) -> Iterator[tuple[list[Input], dict[str, Attr]]]:
         )
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_the_specification_says_in_every_company(kernel: str) -> None:
     """65 rows match the reference, bit for bit with int8 rows; any first rows and a row alone get the same bits."""
@@ -110,6 +111,7 @@ def test_what_the_specification_says_in_every_company(kernel: str) -> None:
         session.close()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("kernel", "shape"),
     spanning(itertools.product(KERNELS, BLOCKS), precision, lambda kernel, shape: (isa(kernel), shape)),
@@ -130,6 +132,7 @@ def test_products_of_many_blocks(kernel: str, shape: tuple[int, int, int]) -> No
         assert again.tobytes() == first.tobytes()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("kernel", "shape"),
     spanning(
@@ -150,6 +153,7 @@ def test_products_on_tiles(kernel: str, shape: tuple[int, int, int]) -> None:
         _assert_close(got, expected, _tolerance(kernel, str(attrs["activation"])), kernel)
 
 
+@pytest.mark.daily(21)
 @pytest.mark.parametrize("kernel", [name for name in EXACT if not GROUPED.match(name)])
 @pytest.mark.parametrize(("group", "k"), [(32, MAX_K), (64, 640), (128, 641)])
 def test_the_largest_integers(kernel: str, group: int, k: int) -> None:

@@ -114,6 +114,7 @@ def _run(session: CpuSession, rows: int) -> Array:
     return y
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_rows_keep_their_bits_in_every_company(kernel: str) -> None:
     """40 rows match the reference; any first rows, any row alone, threads, pieces and tactics give the same bits."""
@@ -166,6 +167,7 @@ def test_experts_that_nobody_takes_are_not_read(kernel: str, rows: int) -> None:
     assert np.delete(dirty, 1, axis=0).tobytes() == np.delete(clean, 1, axis=0).tobytes()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_products_of_many_blocks(kernel: str) -> None:
     """More rows, panels and k of one expert than one block holds; nearly all rows take the same expert."""

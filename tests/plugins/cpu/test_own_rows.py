@@ -41,6 +41,7 @@ def _run(kernel: str, rows: int, threads: int, tactics: str) -> tuple[Array, int
     return y, barriers
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_whoever_rounds_rows_gives_the_same_bits(kernel: str) -> None:
     whole, barriers = _run(kernel, MANY, 2, "0000")

@@ -137,6 +137,7 @@ class Sequences:
         assert not rounds or np.abs(found - expected).mean() < tolerance / 8
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_matches_the_reference(kernel: str, dim: int) -> None:
@@ -163,6 +164,7 @@ def test_the_dot_product_agrees_with_its_twin_bit_for_bit() -> None:
     assert made[0].tobytes() == made[1].tobytes()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("kernel", "block_size"), kernels_with(16, 48, 80, 512))
 def test_bits_do_not_depend_on_the_size_of_blocks(kernel: str, block_size: int) -> None:
     parts = [(0, 500, 40), (1, 0, 150), (2, 22, 1)]
@@ -182,6 +184,7 @@ def test_bits_do_not_depend_on_the_size_of_blocks(kernel: str, block_size: int) 
     given.check(parts)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("kernel", "shape"), kernels_with((6, 2, 20), (5, 1, 64), (2, 2, 8)))
 def test_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, shape: tuple[int, int, int]) -> None:
     heads, kv_heads, dim = shape
@@ -198,6 +201,7 @@ def test_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, shape: tuple[int,
             np.testing.assert_array_equal(part.view(np.uint32), whole[begin : begin + new].view(np.uint32))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_same_bits_when_threads_share_the_splits_of_a_context(kernel: str) -> None:
     sequences = Sequences(kernel, [1500, 1030, 300], heads=3, kv_heads=1, dim=16)
@@ -238,6 +242,7 @@ def test_a_row_that_is_not_finite_spoils_those_who_see_it_and_nobody_else(kernel
         assert np.isnan(found[37:67]).all() == (heads == "2, 3")
 
 
+@pytest.mark.daily(49)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("window", [1, 5, 16, 31, 33, 70, 1000])
 def test_windows(kernel: str, window: int) -> None:
@@ -245,6 +250,7 @@ def test_windows(kernel: str, window: int) -> None:
     sequences.check([(0, 0, 130), (1, 60, 5), (2, 32, 1), (3, 1, 16)], threads=2)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("kernel", "window"), kernels_with(7, 40, 530))
 def test_windows_give_the_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, window: int) -> None:
     """Contexts of several splits, the first of which lie before the window."""
@@ -257,6 +263,7 @@ def test_windows_give_the_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, 
             np.testing.assert_array_equal(part.view(np.uint32), whole[begin : begin + new].view(np.uint32))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("kernel", "window"), kernels_with(0, 40))
 def test_sinks(kernel: str, window: int) -> None:
     """Against the reference; and the same bits alone, in chunks and where threads share the splits of a context."""
@@ -271,6 +278,7 @@ def test_sinks(kernel: str, window: int) -> None:
     assert np.abs(without.run(parts)[1] - sequences.run(parts)[1]).max() > 0.1
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("kernel", "given"), kernels_with((0, 0, 0.0, 0.3), (1, 0, 0.0, 0.0), (0, 40, 2.0, 0.0)))
 def test_slopes(kernel: str, given: tuple[int, int, float, float]) -> None:
     """Against the reference; and the same bits alone, in chunks and where threads share the splits of a context."""

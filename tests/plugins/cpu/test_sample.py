@@ -170,6 +170,7 @@ def test_one_strange_number_in_a_long_row(level: str, place: int) -> None:
     assert np.isnan(result.log_probs).all()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("vocab", [2, 17, 301])
 def test_random_rules_draw_as_the_reference(level: str, vocab: int) -> None:

@@ -104,6 +104,7 @@ def left(session: CpuSession, rows: int) -> Array:
     return found
 
 
+@pytest.mark.daily(21)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_that_are_left_are_those_of_the_op(isa: str, case: str) -> None:
@@ -133,6 +134,7 @@ def test_small_vocabularies_and_many_threads(isa: str, vocab: int) -> None:
     session.close()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("isa", ISAS)
 def test_long_rows(isa: str) -> None:
     x, head = rows_of(2, 20000), head_of(300, 20000)

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.native
 STUB = Path(ingot.__file__).parent / "_cpu.pyi"
 
 
+@pytest.mark.slow
 def test_without_the_compiled_module_help_works_and_the_error_says_how_to_compile() -> None:
     program = (
         "import sys; sys.modules['ingot._cpu'] = None\n"

@@ -48,6 +48,7 @@ def _run(kernel: str, rows: int, tactics: str | None, threads: int) -> Array:
     return y
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_tactics_never_change_a_bit(kernel: str) -> None:
     whole = _run(kernel, max(ROWS), None, 2)
@@ -69,6 +70,7 @@ def test_tactics_change_how_the_work_is_cut(kernel: str) -> None:
     assert taken["1000"] > 0 == taken["0111"]
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(
     ("kernel", "shape"),
     spanning(

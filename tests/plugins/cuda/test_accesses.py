@@ -41,6 +41,7 @@ ATTENTION = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "heads", "dim", "splits"), spanning(ATTENTION, *values(4)))
 def test_attention(checked: ctypes.CDLL, dtype: DType, heads: int, dim: int, splits: int) -> None:
     """Also splits without tokens, groups that go through the tile of prefill, and dims that are padded."""
@@ -48,17 +49,20 @@ def test_attention(checked: ctypes.CDLL, dtype: DType, heads: int, dim: int, spl
     check(checked, dtype, parts, heads=heads, kv_heads=1, dim=dim, splits=splits)
 
 
+@pytest.mark.slow
 def test_other_kernels(checked: ctypes.CDLL) -> None:
     cases = [*test_kernels._norms(), *test_kernels._elementwise(), *test_kernels._embeddings(DType.BF16)]
     for case in (*cases, *test_kernels._matmuls(DType.BF16)):
         test_kernels._check(checked, case)
 
 
+@pytest.mark.slow
 def test_experts(checked: ctypes.CDLL) -> None:
     experts.check(checked, experts.DOWN, "bf16", 4)
     experts.check_routes(checked, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rotary", "norm"), [(16, "head"), (10, "wide")])
 def test_rope(checked: ctypes.CDLL, rotary: int, norm: str) -> None:
     test_kernels.test_rope_and_cache(checked, DType.BF16, 0, rotary, norm)
@@ -102,6 +106,7 @@ PROMPT_FAULTS = {  # the same, in the kernel of prompts; head_dim
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", often(PROMPT_FAULTS, ("no barrier before a tile", "no barrier before values")))
 def test_faults_of_prompts_are_seen(
     checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
@@ -113,6 +118,7 @@ def test_faults_of_prompts_are_seen(
     assert "a race" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", often(FAULTS, ("no barrier before a load", "a block before the pool")))
 def test_faults_are_seen(
     checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str

@@ -20,6 +20,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wide_group(tmp_path_factory.mktemp("wide"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("f32", marks=pytest.mark.slow)])
 def test_large_groups_decode_with_any_number_of_sequences(
     gpu: ctypes.CDLL, checkpoint: Path, precision: str, tmp_path: Path, replayed: list[object]

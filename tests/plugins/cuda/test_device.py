@@ -243,6 +243,7 @@ def test_graphs_are_captured_before_the_first_step(engine: Engine, monkeypatch: 
     session.close()
 
 
+@pytest.mark.slow
 def test_products_share_their_plans_among_numbers_of_rows(engine: Engine) -> None:
     session = _open(engine)
     for tokens in range(1, 49):

@@ -41,6 +41,7 @@ def test_greedy_draws_are_those_of_the_specification(gpu: ctypes.CDLL) -> None:
     assert np.isnan(found.log_probs[0, [2, 3, 4]]).all()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (1, 1.0), (7, 1.0), (0, 0.7), (0, 1e-6), (40, 0.9), (3, 0.999)])
 def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: int, top_p: float) -> None:
     """Rows with many equal logits among them, so that heads end within ties."""
@@ -64,6 +65,7 @@ def test_random_draws_are_those_of_the_specification(gpu: ctypes.CDLL, top_k: in
     assert top_k == 1 or top_p < 0.1 or len(set(found.ids[0].tolist())) > 6
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(
     ("spread", "step", "top_k", "top_p"),
     [
@@ -96,6 +98,7 @@ def test_long_heads_are_those_of_the_specification(
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("vocab", [2, 33, 1300])
 def test_every_rule_is_applied_on_the_device(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, vocab: int) -> None:
     """More draws with rules than lines of scratch, and lists that take several rounds."""

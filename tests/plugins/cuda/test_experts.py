@@ -122,12 +122,14 @@ def check_bits(driver: ctypes.CDLL, op: str, precision: str) -> None:
         assert found[:1].tobytes() == alone.tobytes(), f"{rows} rows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [GATE_UP, DOWN])
 @pytest.mark.parametrize("precision", [*PRECISIONS, pytest.param("f16", marks=pytest.mark.slow)])
 def test_products_of_experts(gpu: ctypes.CDLL, op: str, precision: str) -> None:
     check(gpu, op, precision, 2 if precision in ("bf16", "w4g32") else 3)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("op", [GATE_UP, DOWN])
 @pytest.mark.parametrize(("experts", "slots"), [(300, 2), (300, 40), (5, 5), (1, 1)])
 def test_numbers_of_experts(gpu: ctypes.CDLL, op: str, experts: int, slots: int) -> None:

@@ -95,6 +95,7 @@ def _check(driver: ctypes.CDLL, case: Case) -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=f"{kernel} {other.shape} {attrs}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_and_tables(gpu: ctypes.CDLL, dtype: DType) -> None:
     for case in (*_embeddings(dtype), *_matmuls(dtype)):
@@ -130,6 +131,7 @@ def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary
     check_rope(gpu, dtype, interleaved, rotary, norm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotary", [64, 24])
 def test_rope_of_padded_heads(gpu: ctypes.CDLL, rotary: int) -> None:
     """Nine of the sixteen threads of a head have dims of it, a tenth the padding of values."""

@@ -82,6 +82,7 @@ def check_bits(driver: ctypes.CDLL, precision: str, shape: tuple[int, int, int],
         assert found[:1].tobytes() == alone.tobytes(), f"{rows} rows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision", ["bf16", pytest.param("f16", marks=pytest.mark.slow), "f32", "w8", "w4g32", "w4g128"]
 )
@@ -96,6 +97,7 @@ BITS = [
 ]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("shape", "which", "precision"), spanning(BITS, *values(3)))
 def test_a_row_has_the_same_bits_in_any_batch(
     gpu: ctypes.CDLL, precision: str, shape: tuple[int, int, int], which: int

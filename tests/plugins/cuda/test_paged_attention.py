@@ -106,6 +106,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 MIXED = [(0, 1), (0, 65), (32, 1), (1, 16), (70, 3), (15, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "dim"),
     [
@@ -122,6 +123,7 @@ def test_mixed_steps(gpu: ctypes.CDLL, dtype: DType, heads: int, kv_heads: int, 
     check(gpu, dtype, MIXED, heads=heads, kv_heads=kv_heads, dim=dim)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("heads", "kv_heads"),
     [
@@ -172,6 +174,7 @@ def test_sinks_slopes_and_queries_that_grow(gpu: ctypes.CDLL, dtype: DType, extr
         check(gpu, dtype, [(400, 1), (3, 1)], heads=4, kv_heads=2, dim=dim, splits=3, **extras)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "window"), [(64, 0), (96, 0), (12, 33)])
 def test_scores_that_rise(gpu: ctypes.CDLL, dim: int, window: int) -> None:
     """So that prompts choose a new base several times. A token that weighs as much as all together has a weight that is
@@ -189,6 +192,7 @@ def test_splits(gpu: ctypes.CDLL, launched: list[tuple[str, int]], splits: int) 
     assert set(launched) == {(kernel, splits) for kernel in kernels}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [12, 72])
 def test_empty_splits_of_padded_heads(gpu: ctypes.CDLL, dim: int) -> None:
     """A split without tokens weighs nothing beside scores of -200, whatever else its warps write to shared memory."""

@@ -21,6 +21,7 @@ def test_nothing_that_was_recorded_spills() -> None:
     assert max(what["shared"] for _, what in kernels) <= 16 << 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [pytest.param("sm_89", marks=pytest.mark.slow), "sm_90a"])
 def test_kernels_take_what_was_recorded(architecture: str) -> None:
     """Another release of nvcc may allot other registers, but must not spill."""

@@ -98,6 +98,7 @@ def _compare(engine: Path, precision: str, count: int = 12) -> None:
         assert (chosen > logits[len(prompt) - 1 :].max(axis=-1) - 2 * tolerance).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", covering_families(CUDA_REFUSES))
 def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision="f32"), "f32")
@@ -137,6 +138,7 @@ EXPERTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "precision"),
     [each if each in EXPERTS[:2] else pytest.param(*each, marks=pytest.mark.slow) for each in EXPERTS],
@@ -206,6 +208,7 @@ def test_decode_runs_as_graphs(engine: Path, replayed: list[object]) -> None:
     assert found["output_ids"].tolist() == _generate(engine, _ref, PROMPTS, 16)["output_ids"].tolist()
 
 
+@pytest.mark.slow
 def test_crowded_and_preempted_requests(gpu: ctypes.CDLL, engine: Path) -> None:
     """More requests than blocks: each gives what it gives alone under `ref`."""
     prompts = [[int(i), 5, 3 + int(i)] * (1 + int(i)) for i in range(1, 9)]
@@ -217,6 +220,7 @@ def test_crowded_and_preempted_requests(gpu: ctypes.CDLL, engine: Path) -> None:
         assert row[0][: len(prompt) + 8] == expected
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_those_of_the_specification(gpu: ctypes.CDLL, folder: Path) -> None:
     """So few blocks that requests are preempted: their tokens come to the GPU again."""
     engine = _engine(folder, "llama", precision="f32")
@@ -242,6 +246,7 @@ def test_sampled_tokens_are_those_of_the_specification(gpu: ctypes.CDLL, folder:
     assert preemptions[0] > preemptions[1] == 0
 
 
+@pytest.mark.slow
 def test_a_step_is_submitted_while_another_computes(gpu: ctypes.CDLL, folder: Path) -> None:
     """Requests end within the device's lead, come later, and take the slots of others; penalties follow every token."""
     engine = _engine(folder, "llama", precision="f32")

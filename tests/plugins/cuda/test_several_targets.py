@@ -61,6 +61,7 @@ def build(checkpoint: Path, out: Path, target: str, *options: object) -> Result:
     return ingot("build", *given, *options)
 
 
+@pytest.mark.slow
 def test_gpus_share_weights_and_each_has_its_code(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
     manifest = read_manifest(engine)
     files = {name: manifest.of(name).files for name in manifest.targets}
@@ -81,6 +82,7 @@ def test_gpus_share_weights_and_each_has_its_code(engine: Path, checkpoint: Path
     assert codes["cuda/sm89"]["offset"] != codes["cuda/sm90"]["offset"]
 
 
+@pytest.mark.slow
 def test_codes_lie_once_for_cpus_and_gpus(gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "e"
     build(checkpoint, out, "cpu/avx2,cuda/sm90", "--precision", "w8", "--activations", "bf16").succeeds()
@@ -106,6 +108,7 @@ def test_damage_to_another_target_is_damage(engine: Path, tmp_path: Path, checkp
     ingot("run", "--engine_dir", copy, *PROMPT, "--target", "cpu").fails("a file of the engine is missing")
 
 
+@pytest.mark.slow
 def test_every_machine_takes_what_fits(gpu: ctypes.CDLL, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs of three kinds, then none; an ISA asks for the CPU."""
     taken = {}
@@ -124,6 +127,7 @@ def test_every_machine_takes_what_fits(gpu: ctypes.CDLL, engine: Path, monkeypat
     assert "runs here as cuda/sm90" in ingot("doctor", engine).succeeds().out
 
 
+@pytest.mark.slow
 def test_commands_run_on_the_gpu_unchanged(engine: Path, checkpoint: Path) -> None:
     text = ingot("run", "--engine_dir", engine, *PROMPT).succeeds().out
     assert text == ingot("run", "--engine_dir", engine, *PROMPT, "--target", "ref").succeeds().out
@@ -197,6 +201,7 @@ def test_every_command_says_in_a_line_what_is_missing(
         assert said.splitlines().count(line) == 1, said
 
 
+@pytest.mark.slow
 def test_an_engine_that_needs_a_library_is_left_to_another_target(
     gpu: ctypes.CDLL, engine: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

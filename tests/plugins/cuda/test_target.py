@@ -48,6 +48,7 @@ def test_every_target_has_kernels_of_the_same_ops() -> None:
             assert {kernel, f"{kernel}.cublaslt"} <= set(kernels)
 
 
+@pytest.mark.slow
 def test_who_multiplies_and_where_contexts_are_cut_stands_in_the_plan(gpu: ctypes.CDLL, tmp_path: Path) -> None:
     """The build says it, `inspect` and `--dump_passes` show it."""
     model = write_model(tmp_path / "m", {**TINY_LLAMA, "head_dim": 16, "max_position_embeddings": 1024})
@@ -175,6 +176,7 @@ def test_an_old_nvcc_is_named(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch)
     assert "nvcc 11.2 (on the path) does not know sm_120" in (find_target("cuda/sm120").build_blocker() or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_90a"])
 def test_a_real_compiler_gives_a_cubin(architecture: str, checkpoint: Path, tmp_path: Path) -> None:
     """The one place where nvcc itself builds an engine: an ELF file for NVIDIA GPUs, with every kernel by name."""

@@ -43,6 +43,7 @@ def _built(folder: Path, family: str, precision: str, dtype: DType | None = None
     return folder / "engine", folder / "checkpoint"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("family", "precision"), [*FAMILIES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_FAMILIES)]
 )
@@ -57,6 +58,7 @@ def test_a_sound_engine(gpu: ctypes.CDLL, family: str, precision: str, tmp_path:
         assert 0.1 < nearest["attention"] < 0.8, "neither too narrow nor as wide as the sky"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", DType.BF16), ("f16", DType.F16)])
 def test_weights_without_an_error_excuse_nothing(
     gpu: ctypes.CDLL, precision: str, dtype: DType, tmp_path: Path
@@ -68,6 +70,7 @@ def test_weights_without_an_error_excuse_nothing(
     comparison.raise_if_wrong()
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("step", ["layers.1/attention", "layers.0/gate_up", "final_norm"])
 def test_a_wrong_kernel_is_named(gpu: ctypes.CDLL, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its result is rounded to bf16 as that of a sound one: each row is shifted by one column."""

@@ -34,6 +34,7 @@ def chi_square(counts: dict[int, int], expected: dict[int, float], draws: int) -
     return sum((counts.get(t, 0) - draws * p) ** 2 / (draws * p) for t, p in expected.items())
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
     [

@@ -123,6 +123,7 @@ def test_it_is_built_on_the_gpu_that_runs_it(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_engine_with_exact_versions(
     installed: Library, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ class Runtime(emulated_builder.Runtime):
 """
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -216,6 +218,7 @@ def test_what_the_builder_made_is_read_back(
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 def test_times_are_kept_in_a_file_of_the_target(installed: Library, checkpoint: Path, tmp_path: Path) -> None:
     """Read, then written; of another GPU it is refused, and nothing is built; nothing is timed where that is asked."""
     cache, own = tmp_path / "times", tmp_path / "times.tensorrt-sm90"
@@ -243,6 +246,7 @@ class FullRuntime:
         self.deserialize_cuda_engine = EmulatedRuntime(owner).deserialize_cuda_engine
 
 
+@pytest.mark.slow
 def test_it_runs_like_any_other(
     driver: ctypes.CDLL, installed: Library, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

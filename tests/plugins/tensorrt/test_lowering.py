@@ -117,6 +117,7 @@ def _compare(built: Built, precision: str) -> None:
         assert np.abs(found - expected).max() < TOLERANCE[precision] * np.ptp(expected)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("family", covering_families(TENSORRT_REFUSES))
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     built = built_model(tmp_path, family, "f32")
@@ -136,6 +137,7 @@ def test_sixteen_bits(family: str, tmp_path: Path) -> None:
     _compare(built, "bf16")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("family", often(TENSORRT_REFUSES, covering_families()))
 def test_ops_without_kernels_are_refused(family: str, tmp_path: Path) -> None:
     words = r"no kernel (for op (moe_|causal_conv|head_matmul)|that takes attention sinks|for \w+ that)"

@@ -83,6 +83,7 @@ def _compare(built: Built, precision: str) -> Counter[str]:
     return kinds
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("family", covering_families(TENSORRT_REFUSES))
 def test_every_family_computes_what_ref_does(family: str, tmp_path: Path) -> None:
     _compare(built_model(tmp_path, family, "f32"), "f32")

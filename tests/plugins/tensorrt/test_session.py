@@ -87,6 +87,7 @@ def _generate(engine: Path, make: Callable[[Engine], Session], prompts: list[lis
     return dict(out)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("family", "precision"),
     [("llama", "f32"), ("llama", "bf16"), ("qwen3", "f32"), ("gpt2", "f32"), ("gemma3_text", "f32")],
@@ -108,6 +109,7 @@ def test_the_tokens_of_ref(rtx: Callable[..., Path], family: str, precision: str
     assert max(tokens for name, tokens in steps if name == "decode") == 4, "three sequences fill a bucket of four"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("group", [1, 32])
 def test_decode_with_any_number_of_sequences(rtx: Callable[..., Path], tmp_path: Path, group: int) -> None:
     """Whatever bucket ran in between: each has a context of its own, whose shapes its graph needs. 32 query heads of a
@@ -214,6 +216,7 @@ def test_another_gpu_is_named(rtx: Callable[..., Path], monkeypatch: pytest.Monk
         assert "this machine has Emulated GPU (sm_90)" in (find_target(name).run_blocker() or "")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("precision", "stored"), [("f32", None), ("bf16", None), ("f16", None), ("bf16", DType.BF16), ("f16", DType.F16)]
 )

@@ -59,6 +59,7 @@ def parse(talk: Conversation, prompt: Sequence[int], pieces: Sequence[str], *, c
     return built.answer()
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("splits", often((2, 12), (2,)))  # of an answer, drawn anew for every format and content
 @pytest.mark.parametrize("name", FAMILIES)
 def test_contents_come_back_and_cuts_begin_alike(tmp_path: Path, name: str, splits: int) -> None:

@@ -97,6 +97,7 @@ CASES = [
 ]
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("tokens", [(), (MARK,)], ids=["letters", "token"])
 @pytest.mark.parametrize(("text", "expected"), CASES)
 def test_elements_are_what_the_schema_says_wherever_pieces_end(
@@ -129,6 +130,7 @@ def test_strings_stream_and_calls_may_lack_all_ends() -> None:
     assert arguments_of(read(parser(), list(text))) == {"user": 1, "note": "Berlin"}
 
 
+@pytest.mark.slow
 def test_elements_within_elements_without_end_are_read() -> None:
     deep = "<n>" * 500 + "v" + "</n>" * 500
     for pieces in ([invoked(f"<free>{deep}</free>")], list(invoked(f"<free>{deep}</free>"))):

@@ -60,6 +60,7 @@ def _dsml(key: str, is_text: str, value: str, section: str = "function_calls") -
     return f"<｜DSML｜{section}>\n{invoke}\n</｜DSML｜{section}>"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
 @pytest.mark.parametrize("name", SAMPLES)
 @SOME_PLACES
@@ -79,6 +80,7 @@ def test_every_format_wherever_pieces_end(name: str, tokens: Sequence[str], stri
         assert read(parser(), ["".join(pieces[:place]), "".join(pieces[place:])]) == whole, pieces[:place]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "begin", "end", "rest"), RESPONSES)
 def test_marked_text_before_calls_is_read_wherever_tokens_end(name: str, begin: str, end: str, rest: str) -> None:
     def parser() -> AnswerParser:
@@ -102,6 +104,7 @@ def test_what_calls_nothing_passes_as_it_is(name: str | None) -> None:
         assert (read(reader(name), list(text)).content or "") == text
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
@@ -128,6 +131,7 @@ def test_calls_that_differ_a_little_from_the_template(
         assert read(reader(name, tokens=tokens), ["".join(pieces[:place]), "".join(pieces[place:])]) == whole
 
 
+@pytest.mark.daily(52)
 @pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
 @pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"harmony", "llama3_json", "pythonic", "xlam"}))
 @SOME_PLACES
@@ -295,6 +299,7 @@ def test_reasoning_then_calls() -> None:
     assert (answer.reasoning, answer.content, calls(answer)) == ("Now.", None, CALLS)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("name", "reasoning"),
     [
@@ -329,6 +334,7 @@ def test_messages_of_harmony() -> None:
         assert calls(answer) == [("get_time", {"tz": "CET"})]
 
 
+@pytest.mark.slow
 def test_deep_values_cost_no_recursion() -> None:
     deep = "[" * 50_000 + "]" * 50_000
     text = f'<tool_call>{{"name": "get_time", "arguments": {{"tz": {deep}}}}}</tool_call>'

@@ -125,6 +125,7 @@ def test_every_row_has_a_template() -> None:
     assert set(FAMILIES) == {each.name for each in WIRE_FORMATS}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "tokens"), spanning(itertools.product(FAMILIES, ["letters", "tokens"]), *values(2)))
 def test_calls_come_back(tmp_path: Path, name: str, tokens: str) -> None:
     """One, and several behind reasoning and text, where the format has such."""
@@ -139,6 +140,7 @@ def test_calls_come_back(tmp_path: Path, name: str, tokens: str) -> None:
     check(talk, called(few[1:]), family.turns[4], few[1:], halves=False)
 
 
+@pytest.mark.daily(25)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_results_are_in_the_prompt_and_make_no_tokens(tmp_path: Path, name: str) -> None:
     talk = conversation(tmp_path, FAMILIES[name], TOKENS)
@@ -149,6 +151,7 @@ def test_results_are_in_the_prompt_and_make_no_tokens(tmp_path: Path, name: str)
     assert [each for each in hostile if each in marks] == [each for each in plain if each in marks]
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_the_template_of_a_real_model(shared: Path) -> None:
     folder = shared / "tokenizers" / "qwen3"

@@ -91,6 +91,7 @@ def texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Texts(tmp_path_factory.mktemp("texts"), TOKENS if request.param == "tokens" else [])
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_grammars_take_what_the_templates_write(texts: Texts, name: str) -> None:
     sample, before = SAMPLES[name], "" if without_text(name) else "I look.\n"

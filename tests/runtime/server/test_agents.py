@@ -90,6 +90,7 @@ def events(served: Served, route: str, body: dict[str, Any]) -> tuple[list[dict[
     return found, answer.headers.get("x-ingot-skipped-tools")
 
 
+@pytest.mark.slow
 def test_codex(served: Served) -> None:
     found, skipped = events(served, "/v1/responses", {**CODEX, "max_output_tokens": 24})
     assert skipped == "web_search, custom, namespace"
@@ -132,6 +133,7 @@ def test_no_header_where_nothing_is_left_out(served: Served) -> None:
     assert skipped is None
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("route", "body"), [("/v1/responses", CODEX), ("/v1/messages", CLAUDE_CODE), ("/v1/messages/count_tokens", {})]
 )

@@ -102,6 +102,7 @@ def watch(served: Served, monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watch
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("path", "body", "beside"),
     [

@@ -164,6 +164,7 @@ def survives(served: Served, count: int, seed: int) -> None:
         assert http.post("/v1/completions", json=PATIENT).json()["choices"][0]["text"] == expected
 
 
+@pytest.mark.slow
 def test_a_few_hundred(served: Served) -> None:
     survives(served, 240, seed=1)
 

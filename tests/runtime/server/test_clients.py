@@ -21,6 +21,7 @@ def served(engine: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", client_checks.CHECKS)
 def test_a_client_gets_what_its_users_ask_for(served: Served, name: str) -> None:
     package, _ = client_checks.CHECKS[name]

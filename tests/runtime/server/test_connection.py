@@ -56,6 +56,7 @@ BOTH = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Enc
 SMUGGLED = b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("data", "status", "words"),
     [
@@ -174,6 +175,7 @@ def test_a_client_that_ends_its_side_and_leaves_later_is_cancelled(own: Served, 
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("busy", [0, 4], ids=["in the template", "before the template"])
 def test_a_client_that_leaves_early_costs_nothing_more(own: Served, busy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is noticed while the request is prepared, or waits for that; nothing is tokenized, and no step is run."""

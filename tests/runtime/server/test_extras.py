@@ -17,6 +17,7 @@ def post(served: Served, path: str, **body: Any) -> Any:
         return http.post(path, json=body)
 
 
+@pytest.mark.slow
 def test_an_answer_goes_on_from_a_message(served: Served) -> None:
     ids = post(served, "/tokenize", **GO_ON).json()["tokens"]
     text = post(served, "/detokenize", tokens=ids).json()["prompt"]

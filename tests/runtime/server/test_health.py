@@ -41,6 +41,7 @@ def is_ready(http: httpx.Client) -> bool:
     return not reason(http)
 
 
+@pytest.mark.slow
 def test_a_stuck_step_is_told_and_forgiven(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr("ingot.runtime.server.debug.time", types.SimpleNamespace(sleep=lambda _: gate.wait(60)))
@@ -59,6 +60,7 @@ def test_a_stuck_step_is_told_and_forgiven(own: Served, monkeypatch: pytest.Monk
     assert eventually(own.is_empty)
 
 
+@pytest.mark.slow
 def test_a_stuck_template_is_told_and_keeps_nobody_waiting(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(own.service.templates, "render", lambda *_, **__: str(gate.wait(60)))
@@ -77,6 +79,7 @@ def test_a_stuck_template_is_told_and_keeps_nobody_waiting(own: Served, monkeypa
     assert eventually(lambda: own.is_empty() and not own.service.active)
 
 
+@pytest.mark.slow
 def test_stuck_text_is_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     push = Detokenizer.push
@@ -89,6 +92,7 @@ def test_stuck_text_is_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> Non
         assert eventually(lambda: is_ready(http))
 
 
+@pytest.mark.slow
 def test_an_engine_thread_that_hangs_between_steps_is_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, schedule = threading.Event(), Scheduler.schedule
     monkeypatch.setattr(Scheduler, "schedule", lambda *given: schedule(*given) if gate.wait(60) else {})
@@ -120,6 +124,7 @@ def dying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
     return thread, lambda: monkeypatch.setattr(request.param, broken)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_thread_fails_its_requests_and_is_told(
     own: Served, dying: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
@@ -140,6 +145,7 @@ def test_a_dead_thread_fails_its_requests_and_is_told(
         assert http.get("/health/live").status_code == 200
 
 
+@pytest.mark.daily(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_thread_ends_the_server(
     own: Served,

@@ -58,6 +58,7 @@ def test_grammars_that_compile_for_long_hold_up_no_other_request(
     assert [each.result().json()["choices"][0]["text"] for each in guided] == [f"a{n}" for n in range(6)]
 
 
+@pytest.mark.slow
 def test_hostile_forms_beside_a_stream(
     served: Served, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_deadlines(served: Served) -> None:
     assert eventually(served.is_empty)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_stalls_nobody(served: Served) -> None:
     slow = open_socket(served, {**LONG, "stream": True, "logprobs": 20, "n": 2})
     assert eventually(lambda: bool(served.service.active)), "and so it stays, more is sent than fits its buffers"
@@ -154,6 +155,7 @@ def test_a_silent_stream_says_that_it_lives(served: Served, monkeypatch: pytest.
     assert line == "data: [DONE]" or not line
 
 
+@pytest.mark.slow
 def test_who_never_reads_is_cut_off(impatient: Served, caplog: pytest.LogCaptureFixture) -> None:
     def said() -> list[str]:
         return [each.getMessage() for each in caplog.records if getattr(each, "request_id", None) == "deaf"]
@@ -214,6 +216,7 @@ def test_bodies_have_limits(strict: Served, impatient: Served) -> None:
             assert silent.recv(1000) == b"", "a head that does not come is not waited for"
 
 
+@pytest.mark.slow
 def test_keys_open_the_door(strict: Served) -> None:
     for key in (None, "wrong", KEYS[0][:-1], KEYS[0] + "x", "ké"):
         headers = {} if key is None else {"authorization": f"Bearer {key}".encode()}
@@ -256,6 +259,7 @@ def test_other_pages_may_call_only_where_asked(strict: Served, served: Served) -
         assert exposed == (["x-request-id", "retry-after", "x-should-retry"] if allowed else [""])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1/chat/completions/", "/health/live/", "/nowhere/"])
 def test_nobody_is_sent_elsewhere(served: Served, path: str) -> None:
     """Least of all to where a Host header says."""
@@ -275,6 +279,7 @@ def test_what_only_the_engine_can_judge_is_refused_by_name(served: Served, field
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
+@pytest.mark.slow
 def test_one_request_fails_and_the_others_go_on(served: Served) -> None:
     """Every token but the last is banned by name, then that one too."""
     vocab = served.runner.model_info.vocab_size

@@ -26,6 +26,7 @@ def run(*args: object) -> int:
     return app.run(["bench", "serve", *map(str, args)])
 
 
+@pytest.mark.slow
 def test_closed_and_open_loops(behind_a_key: Served, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "latency.png"
     trace = tmp_path / "trace.jsonl"

@@ -71,6 +71,7 @@ def events(served: Served, **fields: Any) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_text(served: Served) -> None:
     whole = ask(served).json()
     (block,) = whole["content"]
@@ -88,6 +89,7 @@ def test_text(served: Served) -> None:
     assert found[-2]["delta"]["stop_reason"] == "max_tokens"
 
 
+@pytest.mark.slow
 def test_calls(served: Served) -> None:
     fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     whole = ask(served, **fields).json()

@@ -162,6 +162,7 @@ def _log_sum(row: Any) -> Any:
     return np.log(np.exp(row - row.max()).sum())
 
 
+@pytest.mark.slow
 def test_what_bears_on_the_draws(served: Served) -> None:
     client, tokenizer = served.client(), served.service.tokenizer
 
@@ -195,6 +196,7 @@ def test_what_bears_on_the_draws(served: Served) -> None:
     assert long.finish_reason == "length"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_answers_tell_what_stopped_them(served: Served, path: str, stream: bool) -> None:
@@ -286,6 +288,7 @@ def test_without_a_limit(served: Served) -> None:
     assert lengths == [16, 3], "OpenAI's default, lowered to what fits"
 
 
+@pytest.mark.slow
 def test_sixty_four_at_once(served: Served) -> None:
     prompts = text_prompts(64)
     expected = greedy(served, [served.service.tokenizer.encode(prompt) for prompt in prompts], 16)

@@ -15,6 +15,7 @@ from tests.runtime.server.served import CONFIG, Served, eventually, serving_engi
 pytestmark = pytest.mark.native
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::Warning:schemathesis", "ignore::Warning:jsonschema")
 def test_schemathesis(served: Served) -> None:
     import schemathesis  # here, since it takes as long as hundreds of tests

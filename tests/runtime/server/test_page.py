@@ -107,6 +107,7 @@ def browser() -> Iterator[Browser]:
             process.wait(20)
 
 
+@pytest.mark.slow
 def test_chat_numbers_and_cancel(served: Served, browser: Browser) -> None:
     browser.open(served.url)
     assert eventually(lambda: browser.text("#model") == "tiny" and browser.text("#ready") == "ready", 10)
@@ -127,7 +128,7 @@ def test_chat_numbers_and_cancel(served: Served, browser: Browser) -> None:
     browser.run("document.querySelector('#max_tokens').value = 300; document.querySelector('#forget').click()")
     assert browser.text(".assistant") == ""
     with served.http() as http:
-        http.post("/debug/stall", json={"seconds": 2})
+        http.post("/debug/stall", json={"seconds": 4})
     browser.write("#prompt", "And then?")
     browser.click("#send")
     assert eventually(lambda: browser.text("#requests_running") == "2" or browser.text("#requests_waiting") == "1")
@@ -210,6 +211,7 @@ def test_a_key_is_asked_for(engine: Path, browser: Browser) -> None:
         assert eventually(lambda: browser.text("#model") == "tiny")
 
 
+@pytest.mark.slow
 def test_only_its_own_script_runs(served: Served) -> None:
     answer = httpx.get(served.url)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"

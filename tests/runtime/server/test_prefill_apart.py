@@ -33,6 +33,7 @@ pytestmark = pytest.mark.native
 __all__ = ["decode", "nothing_leaks", "prefill"]  # fixtures
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("by", ["shared memory", "http"])
 @pytest.mark.parametrize(
     "more",
@@ -65,6 +66,7 @@ def test_the_answer_of_one_server(
     assert fetched(decode) == before + 1, "the blocks are there"
 
 
+@pytest.mark.slow
 def test_chats_streams_and_batches(prefill: Served, decode: Served, served: Served) -> None:
     chat = {"messages": [{"role": "user", "content": "the cat sat " * 20}], "max_tokens": 8, "temperature": 0}
     asked = body(21, temperature=0, stream=True)
@@ -130,6 +132,7 @@ def offer_of(prefill: Served, http: httpx.Client, **more: Any) -> httpx.Response
     return http.post("/kv/prefill", json=asked)
 
 
+@pytest.mark.slow
 def test_leases_are_fetched_released_and_expire(engine: Path, prefill: Served) -> None:
     with prefill.http() as http:
         offer = offer_of(prefill, http).json()
@@ -150,6 +153,7 @@ def test_leases_are_fetched_released_and_expire(engine: Path, prefill: Served) -
         assert not os.path.exists(offer["path"])
 
 
+@pytest.mark.slow
 def test_what_the_prefill_server_refuses(engine: Path, prefill: Served) -> None:
     with prefill.http() as http:
         wrong = offer_of(prefill, http, engine="0" * 64)
@@ -163,6 +167,7 @@ def test_what_the_prefill_server_refuses(engine: Path, prefill: Served) -> None:
         assert eventually(own.is_empty, 10)
 
 
+@pytest.mark.slow
 def test_the_command(engine: Path, served: Served) -> None:
     """Both servers as users start them; then the first one is killed."""
     with ServeProcess(engine, ("--role", "prefill")) as first:

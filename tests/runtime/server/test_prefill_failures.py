@@ -49,6 +49,7 @@ def check_fallback(own: Served, served: Served, seed: int, words: str, caplog: p
     assert words in caplog.text
 
 
+@pytest.mark.slow
 def test_another_engine_is_refused_in_words(
     engine: Path, tmp_path: Path, served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,6 +59,7 @@ def test_another_engine_is_refused_in_words(
         assert other.is_empty()
 
 
+@pytest.mark.slow
 def test_a_server_without_memory_for_leases(engine: Path, served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with (
         serving_engine(engine, dataclasses.replace(PREFILL, lease_memory=100)) as full,
@@ -67,6 +69,7 @@ def test_a_server_without_memory_for_leases(engine: Path, served: Served, caplog
         check_fallback(own, served, 73, "no memory for the blocks", caplog)
 
 
+@pytest.mark.slow
 def test_a_lease_that_expires_before_it_is_fetched(
     engine: Path, prefill: Served, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,6 +105,7 @@ def _other_offer(api: Any, blocks: Any, lease: Any, crc: int) -> dict[str, Any]:
     return {"lease": lease.lease_id, "first_block": 0, "blocks": blocks.count, "bytes": lease.nbytes, "last_key": "x"}
 
 
+@pytest.mark.slow
 def test_nobody_listens_and_another_server_does(
     engine: Path, prefill: Served, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,6 +122,7 @@ def test_nobody_listens_and_another_server_does(
         assert fetched(own) == 3
 
 
+@pytest.mark.slow
 def test_keys_are_sent(engine: Path, served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with serving_engine(engine, dataclasses.replace(PREFILL, api_keys=("k1", "k2"))) as locked:
         with serving_engine(engine, decoding(locked.url, api_keys=("k2",))) as own, own.http("k2") as http:
@@ -140,6 +145,7 @@ def test_a_client_that_leaves_frees_both_sides(engine: Path, prefill: Served) ->
         assert own.is_empty()
 
 
+@pytest.mark.slow
 def test_the_prefill_server_ends_a_prompt(
     engine: Path, prefill: Served, served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,6 +167,7 @@ def test_the_prefill_server_ends_a_prompt(
         ending.join()
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_not_waited_for(
     engine: Path, prefill: Served, served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +193,7 @@ async def _ended() -> AsyncIterator[bytes]:
     yield b"x"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [(_slow, "--prefill_timeout"), (_without_end, "has more than"), (_ended, "ends 999 bytes too early")],

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.native
 LONG = {"prompt": "The prince", "max_tokens": 160, "ignore_eos": True, "temperature": 0}
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_drains(engine: Path) -> None:
     open_to_all = ["--host", "0.0.0.0", "--chat_template", "chatml", "--log_json", "--drain_timeout", "120"]
     longer = {**LONG, "max_tokens": 500, "n": 2}  # no machine is through with them before the signal
@@ -59,6 +60,7 @@ def test_what_does_not_end_in_time_is_cut_short(engine: Path) -> None:
     assert "requests cut short, because they did not end within --drain_timeout: " in server.err
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(engine: Path) -> None:
     with ServeProcess(engine) as server, concurrent.futures.ThreadPoolExecutor() as pool:
         long = {**LONG, "max_tokens": 500, "n": 16, "stream": True}
@@ -86,6 +88,7 @@ def is_up(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_full_log_disk_ends_nothing_and_a_closed_terminal_drains(engine: Path) -> None:
     port = free_port()
     # below nohup SIGHUP is ignored, and the server would leave it so
@@ -167,6 +170,7 @@ def test_a_stopped_process_is_not_ready_and_comes_back(engine: Path) -> None:
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.slow
 def test_what_is_said_at_the_start(engine: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\n\none\n  # theirs\nzw\u00f6lf\n", encoding="utf-8-sig")

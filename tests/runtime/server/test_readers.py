@@ -19,6 +19,7 @@ from tests.runtime.server.test_limits import LONG, open_socket
 pytestmark = pytest.mark.native
 
 
+@pytest.mark.slow
 def test_a_reader_that_pauses_and_goes_on_misses_nothing(served: Served) -> None:
     """The server stops writing while the client does not read, and goes on when it does."""
     body = {**LONG, "max_tokens": 300, "temperature": 0, "logprobs": 20, "n": 4}

@@ -59,6 +59,7 @@ def ask(served: Served, **fields: Any) -> dict[str, Any]:
     return {**choice["message"], "finish_reason": choice["finish_reason"]}
 
 
+@pytest.mark.slow
 def test_the_budget_ends_it(served: Served) -> None:
     free = ask(served)
     assert (free["content"], free["finish_reason"]) == (None, "length"), "a model that knows no mark goes on"

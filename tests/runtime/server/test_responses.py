@@ -31,6 +31,7 @@ def served(engine: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("fields", [{}, {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}])
 def test_events_add_up_to_the_response(served: Served, fields: dict[str, Any]) -> None:
     with served.client(_strict_response_validation=True) as client:

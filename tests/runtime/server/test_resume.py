@@ -48,6 +48,7 @@ def read_until_killed(server: ServeProcess, asked: dict[str, Any]) -> tuple[list
     return tokens, text
 
 
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.parametrize("how", [{"temperature": 0}, SEEDED], ids=["greedy", "seeded"])
 def test_a_server_is_killed_in_the_middle_of_a_stream(how: dict[str, Any], engine: Path, served: Served) -> None:
@@ -64,6 +65,7 @@ def test_a_server_is_killed_in_the_middle_of_a_stream(how: dict[str, Any], engin
     assert text + "".join(choice["text"] for choice in rest) == expected["text"]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("at", [1, 17, 59])
 def test_every_rule_goes_on(at: int, served: Served, engine: Path) -> None:
     fields = body(**SEEDED, logprobs=2, min_tokens=30, structured_outputs={"regex": "[a-z ]{20,80}"})
@@ -77,6 +79,7 @@ def test_every_rule_goes_on(at: int, served: Served, engine: Path) -> None:
     assert rest["finish_reason"] == whole["finish_reason"]
 
 
+@pytest.mark.slow
 def test_a_stop_text_across_the_seam(served: Served) -> None:
     whole = answer(served, **body(temperature=0))
     stop = whole["text"][20:26]

@@ -67,6 +67,7 @@ def filling(
         assert served.is_empty()
 
 
+@pytest.mark.daily(1)
 def test_the_prompt_is_the_form_of_the_model_and_the_answer_is_its_own(filling: Filling) -> None:
     (choice,) = filling.choices(return_token_ids=True)
     assert choice["prompt_token_ids"] == filling.expected()
@@ -87,6 +88,7 @@ def test_a_stream_says_the_same(filling: Filling) -> None:
     assert chunks[-1]["finish_reason"] == whole["finish_reason"]
 
 
+@pytest.mark.daily(1)
 def test_texts_that_read_like_marks_are_text(filling: Filling) -> None:
     mark = FORMS[filling.name][-1]
     (choice,) = filling.choices(prompt=f"a{mark}b", suffix=mark, return_token_ids=True)
@@ -95,6 +97,7 @@ def test_texts_that_read_like_marks_are_text(filling: Filling) -> None:
     assert [each for each in ids if each in marks] == marks
 
 
+@pytest.mark.daily(1)
 def test_several_prompts_empty_texts_and_the_official_client(filling: Filling) -> None:
     several = filling.choices(prompt=[BEFORE, ""], return_token_ids=True)
     assert [each["prompt_token_ids"] for each in several] == [filling.expected(), filling.expected("")]

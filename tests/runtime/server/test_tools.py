@@ -40,6 +40,7 @@ def refusal(served: Served, **fields: Any) -> httpx.Response:
         return http.post("/v1/chat/completions", json={**ASKED, **fields})
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (PLACE, "stop")])
 def test_a_call_that_must_come_comes(served: Served, choice: Any, reason: str) -> None:
     with served.client() as client:

@@ -142,6 +142,7 @@ def asked(request: pytest.FixtureRequest, server: Served) -> Iterator[Asked]:
     assert server.is_empty()
 
 
+@pytest.mark.daily(1)
 def test_promises_are_kept(asked: Asked) -> None:
     assert asked.served.service.formats.names[0] == asked.name
     first = asked.call(tool_choice="required")

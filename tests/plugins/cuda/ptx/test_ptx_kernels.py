@@ -36,6 +36,7 @@ def whole(interpreted: Interpreted) -> set[str]:
     return {name.removesuffix("_half") for name in names(interpreted)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", often((DType.F32, DType.BF16, DType.F16), (DType.F32,)))
 def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     for case in [*test_kernels._embeddings(dtype)][::3] + [*test_kernels._matmuls(dtype)][::2]:
@@ -44,6 +45,7 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     assert whole(interpreted) == {"embed", "epilogue", *product}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", often(("bf16", "f16", "w8", "w4g32"), ("w4g32",)))
 def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
@@ -52,6 +54,7 @@ def test_products_without_a_library(interpreted: Interpreted, precision: str) ->
     assert whole(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), _LATER((66, 176, 1), 7), _LATER((40, 1104, 0), 2)])
 def test_a_row_has_the_same_bits_in_any_batch(
     interpreted: Interpreted, shape: tuple[int, int, int], which: int
@@ -66,6 +69,7 @@ def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted)
     assert whole(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "precision", "every"),
     [
@@ -85,6 +89,7 @@ def test_products_of_experts(interpreted: Interpreted, op: str, precision: str, 
     assert names(interpreted) >= {"group_by_expert", *kernels}
 
 
+@pytest.mark.slow
 def test_routes(interpreted: Interpreted) -> None:
     test_experts.check_routes(interpreted.driver)
     assert names(interpreted) == {"moe_route"}
@@ -96,6 +101,7 @@ def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     assert names(interpreted) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attrs", often(test_states.CONVOLUTIONS, test_states.CONVOLUTIONS[1:2]), ids=lambda attrs: str(attrs["channels"])
 )
@@ -124,6 +130,7 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
     assert names(interpreted) == {"turn_and_store"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "dim", "window"),
     [
@@ -152,6 +159,7 @@ def test_attention(interpreted: Interpreted, dtype: DType, heads: int, kv_heads:
     assert names(interpreted) - {"attention_combine"} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "dim", "extras"),
     [
@@ -237,6 +245,7 @@ BUDGETS = {  # instructions of all four warps; prefill: for 128 rows
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "head_dim"), [each if each[1] == 64 else pytest.param(*each, marks=pytest.mark.slow) for each in BUDGETS]
 )
@@ -254,6 +263,7 @@ SLAB_BUDGETS = {  # of a block's warps
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", often(SLAB_BUDGETS, ("product_8", "product_w8_8", "product_w4_8")))
 def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
     """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
@@ -279,6 +289,7 @@ def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
     assert cost.total() <= most
 
 
+@pytest.mark.slow
 def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
     """For the kernel before it, which may still run: none that stores may do so earlier."""
     types = Specialisation(
