@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
 from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
+from ingot.builder.passes.split_ranks import SplitRanks, own_heads
 from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import StepPass, run_passes, run_step_passes, target_passes
 from ingot.builder.precision import ProductChoice, products_of
@@ -31,10 +32,15 @@ class FloatModel:
 
 
 def lower_float(
-    graph: Graph, checkpoint: Checkpoint, passes: Sequence[StepPass] = (), sum_parts: int = 1
+    graph: Graph,
+    checkpoint: Checkpoint,
+    passes: Sequence[StepPass] = (),
+    sum_parts: int = 1,
+    share: tuple[int, int] = (0, 1),
 ) -> FloatModel:
-    """Rewrites `graph`, whose nodes have their names. sum_parts: as of a BuildConfig. Raises CheckpointError for
-    a weight that is not there."""
+    """Rewrites `graph`, whose nodes have their names. sum_parts: as of a BuildConfig; share: of a rank, its number and
+    how many there are. Raises CheckpointError for a weight that is not there, BuildError for a share that no rank can
+    have."""
     choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
     products = {node.name: choice for node in products_of(graph)}
     ref = find_target("ref")
@@ -42,5 +48,7 @@ def lower_float(
     lowering = Lowering(graph)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    program = run_step_passes(lowering.program, (*split_passes(lowering, ref, sum_parts), *passes))
-    return FloatModel(lowering=lowering, program=program, shape=read_shape(graph))
+    sums = split_passes(lowering, ref, sum_parts, *share)
+    ranks = tuple(SplitRanks(sums=each) for each in sums if share[1] > 1)
+    program = run_step_passes(lowering.program, (*sums, *ranks, *passes))
+    return FloatModel(lowering=lowering, program=program, shape=own_heads(read_shape(graph), ranks))

@@ -22,7 +22,7 @@ from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
 from ingot.builder.passes.keep_codes import KeepCodes, adds_up_parts
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
-from ingot.builder.passes.split_ranks import SplitRanks
+from ingot.builder.passes.split_ranks import SplitRanks, own_heads
 from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import (
     library_passes,
@@ -257,7 +257,7 @@ def _plan_rank(
     stages: list[CutStages] = []
 
     def plan_of(program: Program) -> Plan:
-        own = _own_heads(shape, ranks)
+        own = own_heads(shape, ranks)
         caches = cache_groups(own, limits, config.tokens_per_block, kv_dtype, frees_windows=target.frees_windows)
         return lowering.plan(program, limits, stages[0].caches(caches) if stages else caches, own)
 
@@ -291,13 +291,6 @@ def _library_notes(plan: Plan, target: Target) -> list[str]:
     ):
         return []
     return [f"{target.library} computes matmuls of many rows; machines without it refuse the engine"]
-
-
-def _own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:
-    """With the key heads of a rank."""
-    own = {layer: heads for each in ranks for layer, heads in each.kv_heads.items()}
-    layers = (dataclasses.replace(each, kv_heads=own.get(i, each.kv_heads)) for i, each in enumerate(shape.layers))
-    return dataclasses.replace(shape, layers=tuple(layers))
 
 
 def _sample(config: BuildConfig, checkpoint: Checkpoint, plan: Plan, target: Target, notes: list[str]) -> Sample | None:

@@ -69,8 +69,9 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]:
-    """made, target: of the engine. Raises CheckpointError, PassError or BuildError where `build` would."""
+def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, int] = (0, 1)) -> Iterator[Source]:
+    """made, target: of the engine; share: of the rank that has this plan, its number among those that divide each layer
+    and how many they are. Raises CheckpointError, PassError or BuildError where `build` would."""
     checkpoint = Checkpoint.open(directory)
     with graph_errors(checkpoint.graph_path):
         graph = Graph.load(checkpoint.graph_path)
@@ -79,7 +80,7 @@ def open_source(directory: Path, made: Plan, target: Target) -> Iterator[Source]
         name_nodes(graph)
         if apart := rearranged(made):
             _keep_codes(graph, checkpoint, apart, alike=made.sum_parts > 1)
-        model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts)
+        model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts, share)
         plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
     written = model.program.tensors()
     tensors = {step: tuple(name if name in names else "" for name in outputs) for step, outputs in written.items()}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ingot.dtypes import DType
 from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
-from ingot.step_io import Session
+from ingot.step_io import Float32, Session
 from ingot.weights_memory import NumaPlacement
 
 Progress = Callable[[str, int, int], None]
@@ -206,6 +206,11 @@ class RankSession(Session, Protocol):
 
     def follow(self) -> None:
         """Compute what the first rank is asked for, until its session closes. Raises RankError."""
+        ...
+
+    def follow_tapped(self, steps: Sequence[str]) -> Mapping[str, Mapping[str, Float32]]:
+        """Compute one step that the first rank is asked for, and give what each of the named plan steps wrote here:
+        step → buffer → [rows, cols]. Raises RankError."""
         ...
 
     def require_ranks(self) -> None:

@@ -12,11 +12,12 @@ about precision has looked at the whole model before.
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
 from ingot.builder.kept import panels_alike
-from ingot.builder.lower import Lowering
+from ingot.builder.lower import Lowering, ModelShape
 from ingot.builder.memory import Value
 from ingot.builder.pack import WeightUse
 from ingot.builder.passes.base import PassReport
@@ -50,6 +51,13 @@ class SplitRanks:
         assert program.logits is not None, "stages are cut after this"
         work.divide_logits(program.logits)
         return work.program(program), PassReport(name=NAME, fired=work.count)
+
+
+def own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:
+    """A model's shape with the key heads of a rank. ranks: the passes that have run, if any."""
+    own = {layer: heads for each in ranks for layer, heads in each.kv_heads.items()}
+    layers = (dataclasses.replace(each, kv_heads=own.get(i, each.kv_heads)) for i, each in enumerate(shape.layers))
+    return dataclasses.replace(shape, layers=tuple(layers))
 
 
 class _Work:

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <set>
 
@@ -228,10 +229,10 @@ void announce(Session& self, In<int32_t> ids, In<int32_t> query_starts, In<int32
   self.announce(view, where);
 }
 
-void follow(Session& self) {
+void follow(Session& self, int64_t most_steps) {
   try {
     const nb::gil_scoped_release release;
-    self.follow(signal_pending);
+    self.follow(signal_pending, most_steps);
   } catch (const ingot::StepInterrupted&) {
     throw nb::python_error();
   }
@@ -366,7 +367,8 @@ void bind_session(nb::module_& m) {
            "One step, or several: the fields of StepResult in order.")
       .def("draw", &draw, "slots"_a.noconvert(), "logits"_a.noconvert(), "raw"_a.noconvert(),
            "The same draws from given logits, with probabilities from raw ones.")
-      .def("follow", &follow, "Compute the steps of the first rank's session, until that closes.")
+      .def("follow", &follow, "most_steps"_a = std::numeric_limits<int64_t>::max(),
+           "Compute the steps of the first rank's session, until that closes, or as many as these.")
       .def("close", &Session::close, Released(), "Free arena and KV pools.")
       .def_prop_ro("kv_bytes", &Session::kv_bytes, "Address space of the KV pools.")
       .def_prop_ro("threads", &Session::threads, "Threads that share each step.")

@@ -3,7 +3,7 @@
 import atexit
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -112,16 +112,22 @@ class CpuSession:
         self, batch: StepBatch, steps: Sequence[str]
     ) -> tuple[StepResult, Mapping[str, Mapping[str, Float32]]]:
         """`run`, and what each of the named plan steps wrote: step → buffer → [rows, cols]."""
+        outputs: dict[str, dict[str, Float32]] = {}
+        with self._tapped(steps, outputs):
+            result = self.run(batch)
+        return result, outputs
+
+    @contextlib.contextmanager
+    def _tapped(self, steps: Sequence[str], outputs: dict[str, dict[str, Float32]]) -> Iterator[None]:
+        """outputs: gets what these steps write inside."""
         self.native.tap(steps)
         try:
-            result = self.run(batch)
+            yield
         finally:
             tapped = self.native.drain_tapped()
             self.native.tap([])
-        outputs: dict[str, dict[str, Float32]] = {}
         for step, buffer, values in tapped:
             outputs.setdefault(step, {})[buffer] = values
-        return result, outputs
 
     def run_timed(self, batch: StepBatch) -> tuple[StepResult, StepTimes]:
         """`run`, and where its time went."""
@@ -212,6 +218,13 @@ class CpuRankSession(CpuSession):
         """Compute the first rank's steps until it closes. Raises RankError."""
         with rank_errors(), contract("the session cannot follow the first rank"):
             self.native.follow()
+
+    def follow_tapped(self, steps: Sequence[str]) -> Mapping[str, Mapping[str, Float32]]:
+        """Compute one step of the first rank's. Raises RankError."""
+        outputs: dict[str, dict[str, Float32]] = {}
+        with rank_errors(), contract("the session cannot follow the first rank"), self._tapped(steps, outputs):
+            self.native.follow(1)
+        return outputs
 
     def require_ranks(self) -> None:
         """Raises RankError where a rank has ended or failed."""

@@ -2,7 +2,7 @@
 stage. So no rank waits for another one, and what they compute is what any arrangement of processes computes."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from ingot.plugins.registry import find_op
 from ingot.plugins.sequences import Sequences, step_result
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
+
+_Tapped = dict[str, dict[str, Float32]]  # step → buffer → what it wrote
 
 
 class RanksSession:
@@ -54,6 +56,22 @@ class RanksSession:
 
     def run(self, batch: StepBatch, ahead: Ahead | None = None) -> StepResult:
         """One pass over the steps of all ranks, then the draws."""
+        return self._run(batch, [()] * len(self._ranks), [{} for _ in self._ranks])
+
+    def run_ranks_tapped(
+        self, batch: StepBatch, steps: Sequence[Sequence[str]]
+    ) -> Sequence[Mapping[str, Mapping[str, Float32]]]:
+        """See `RanksTapSession`."""
+        tapped: list[_Tapped] = [{} for _ in self._ranks]
+        self._run(batch, steps, tapped)
+        return tapped
+
+    def read_rank_kv(self, rank: int, layer: int, block: int) -> tuple[Float32, Float32]:
+        """See `RanksTapSession`."""
+        return self._ranks[rank].read_kv(layer, block)
+
+    def _run(self, batch: StepBatch, wanted: Sequence[Sequence[str]], tapped: Sequence["_Tapped"]) -> StepResult:
+        """tapped: gets what the steps that are named for each rank write."""
         batch = self._sequences.complete(batch)
         begun = [rank.begin(batch) for rank in self._ranks]
         sent: dict[tuple[int, Attr], Array] = {}  # to the next stage: by place among its ranks, and message
@@ -61,6 +79,9 @@ class RanksSession:
             own = [begun[rank] for rank in ranks]
             for steps in zip(*(self._plans[rank].steps for rank in ranks), strict=True):
                 _compute(steps, own, sent)
+                for rank, step, (_, arena) in zip(ranks, steps, own, strict=True):
+                    if step.name in wanted[rank]:
+                        tapped[rank][step.name] = {name: arena[name].copy() for name in step.outputs if name}
         return step_result(self._sequences, batch, begun[0][1][self._plans[0].logits])
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:

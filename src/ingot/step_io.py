@@ -342,6 +342,21 @@ class TapSession(Session, Protocol):
         ...
 
 
+@runtime_checkable
+class RanksTapSession(Session, Protocol):
+    """The same for all ranks of an engine, by their numbers."""
+
+    def run_ranks_tapped(
+        self, batch: StepBatch, steps: Sequence[Sequence[str]]
+    ) -> Sequence[Mapping[str, Mapping[str, Float32]]]:
+        """`run`, and for each rank what the plan steps that are named for it wrote: step → buffer → [rows, cols]."""
+        ...
+
+    def read_rank_kv(self, rank: int, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values that a block of a rank holds, as `read_kv`."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
     """parts: float64, seconds of every plan step, 0 of those without a call of their own, and then of the draws;

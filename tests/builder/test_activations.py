@@ -124,7 +124,8 @@ def test_errors_of_experts_by_hand(tmp_path: Path) -> None:
     ids = np.array([sample_ids(Checkpoint.open(checkpoint), 61, 64)])
     with open_engine(tmp_path / "f") as opened:
         session = RefSession(opened.plan, opened.weights, SessionOptions(num_blocks=opened.plan.in_each(8)))
-        outputs = dict(TappedRun(session, opened.plan, ids.astype(np.int32)).steps())
+        run = TappedRun(session, [opened.plan], ids.astype(np.int32))
+        outputs = {step.name: own for step, (own,) in zip(opened.plan.steps, run.steps([0]), strict=True)}
         x, last = (next(iter(outputs[name].values())) for name in ("layers.0/mlp_norm", "final_norm"))
         plan, section = opened.plan, opened.weights.copy()
         step = next(step for step in plan.steps if step.name == "layers.0/moe_down")

@@ -17,16 +17,19 @@ Edit = Callable[[Plan, Bytes], Plan | None]
 """Changes the weights section in place, or returns another plan."""
 
 
-def replant(engine: Path, folder: Path, edit: Edit) -> Path:
-    """A copy of an engine with `edit` applied, as sound as the first by every checksum."""
-    with open_engine(engine) as opened:
-        section, plan = opened.weights.copy(), opened.plan
-    changed = edit(plan, section) or plan
+def replant(engine: Path, folder: Path, edit: Edit, rank: int = 0) -> Path:
+    """A copy of an engine with `edit` applied to one rank, as sound as the first by every checksum."""
     manifest = read_manifest(engine)
+    contents = []
+    for number in range(manifest.ranks):
+        with open_engine(engine, number) as opened:
+            section, plan = opened.weights.copy(), opened.plan
+        changed = (edit(plan, section) if number == rank else None) or plan
+        blocks = [(0, memoryview(section.tobytes()))]
+        contents.append(RankFile(plans={manifest.target: changed}, blocks=blocks, rank=number))
     files = [engine / part.name for part in manifest.parts if not part.name.endswith(".engine")]
     folder.mkdir()
-    content = RankFile(plans={manifest.target: changed}, blocks=[(0, memoryview(section.tobytes()))])
-    write_engine(folder, dataclasses.replace(manifest, parts=()), [content], files, engine)
+    write_engine(folder, dataclasses.replace(manifest, parts=()), contents, files, engine)
     return folder
 
 

@@ -12,6 +12,7 @@ import pytest
 from ingot.builder.build import build
 from ingot.builder.source import open_source
 from ingot.compare.compare import CompareOptions, compare
+from ingot.compare.ranks import Rank
 from ingot.compare.report import Comparison
 from ingot.compare.run import Run
 from ingot.compare.tokens import read_tokens
@@ -265,8 +266,9 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
         count, length = tokens.sequences.shape
         assert min(session.num_blocks) >= max(blocks_needed(plan, sequences=count, length=length))
         with open_source(checkpoint, plan, find_target("ref")) as source:
-            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
-            run.compare_group(0, tokens.sequences)
+            ranks = [Rank(opened, 0, source)]
+            run = Run(ranks=ranks, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
+            run.compare_group(tokens.sequences)
             return run.result(engine, checkpoint)
 
 
@@ -334,8 +336,9 @@ def test_what_is_right_by_itself_but_not_in_the_model_is_named(llama: Built) -> 
                 names["layers.0/attention_out"],
             )
             source = dataclasses.replace(source, tensors=names)
-            run = Run(engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
-            run.compare_group(0, tokens.sequences)
+            ranks = [Rank(opened, 0, source)]
+            run = Run(ranks=ranks, session=session, tokens=tokens, progress=lambda *_: None, threads=2)
+            run.compare_group(tokens.sequences)
             first = run.result(engine, llama.checkpoint).findings[0]
     assert (first.step, first.what.split()[0]) == ("layers.0/attention_out", "output")
     assert "the source's graph" in first.what

@@ -13,6 +13,7 @@ from ingot.checkpoint import Checkpoint
 from ingot.compare.derived import _differ
 from ingot.compare.ops import KvPools, OutputError, StepChecker
 from ingot.compare.packed import PackedWeights
+from ingot.compare.ranks import Rank
 from ingot.compare.run import Run
 from ingot.compare.tokens import read_tokens
 from ingot.compare.walk import TensorError
@@ -202,15 +203,14 @@ def test_what_is_beyond_a_bound_is_a_finding(llama: Built) -> None:
         session = RefSession(plan, opened.weights, SessionOptions(num_blocks=(8,)))
         with open_source(llama.checkpoint, plan, find_target("ref")) as source:
             for share, count in ((0.99, 0), (1.01, 1), (float("nan"), 1), (float("inf"), 1)):
-                run = Run(
-                    engine=opened, source=source, session=session, tokens=tokens, progress=lambda *_: None, threads=1
-                )
+                rank = Rank(opened, 0, source)
+                run = Run(ranks=[rank], session=session, tokens=tokens, progress=lambda *_: None, threads=1)
                 step, own = plan.steps[0], np.zeros((1, 1))
                 run._check_model(step, TensorError(buffer="b", tensor="t", error=2 * share, bound=2, own=own))
                 assert len(run._findings[step.name]) == count
                 ratio = float(np.nan_to_num(share, nan=np.inf))
                 error = OutputError(what="output", place="here", got=share, expected=0, bound=1, ratio=ratio)
-                run._check_kernel(step, error)
+                run._check_kernel(rank, step, error)
                 assert len(run._findings[step.name]) == 2 * count
 
 

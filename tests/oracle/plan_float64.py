@@ -57,7 +57,7 @@ def compare_with_float64(engine: Engine, ids: npt.NDArray[np.int32]) -> Figures:
     session = find_target(engine.manifest.target).open_session(engine.plan, engine.weights, options)
     assert isinstance(session, TapSession)
     try:
-        return _PlanFloat64(engine, TappedRun(session, engine.plan, sequences)).figures()
+        return _PlanFloat64(engine, TappedRun(session, [engine.plan], sequences)).figures()
     finally:
         session.close()
 
@@ -82,7 +82,7 @@ class _PlanFloat64:
             "paged_attention": self._paged_attention,
             "gather_rows": lambda step: (self._values[step.inputs[0]],),  # the logits of every row are wanted
         }
-        for step, (_, outputs) in zip(self._plan.steps, self._run.steps(), strict=True):
+        for step, (outputs,) in zip(self._plan.steps, self._run.steps([0]), strict=True):
             results = compute[step.op](step)
             if step.op == "paged_attention" and step.kernel.endswith(MATRIX_UNITS):
                 results = (self._stored_choice(results[0], outputs[step.outputs[0]]),)
@@ -157,7 +157,7 @@ class _PlanFloat64:
         cos, sin = np.split(self._values[cos_sin][:, None, :], 2, axis=-1)
         assert not step.attrs["interleaved"], "as llamas rotate them"
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
-        keys, values = self._run.kv(int(step.attrs["layer"]))
+        keys, values = self._run.kv(0, int(step.attrs["layer"]))
         self._kv = self._in_cache(k, keys), self._in_cache(v, values)
         return (q.reshape(len(q), -1),)
 

@@ -233,12 +233,12 @@ void Session::compute_announced() {
   }
 }
 
-void Session::follow(const std::function<bool()>& interrupted) {
+void Session::follow(const std::function<bool()>& interrupted, int64_t most_steps) {
   const auto held = lock();
   require_open();
   if (group_ == nullptr || group_->rank() == 0) throw std::invalid_argument("only ranks after the first follow it");
   try {
-    for (;;) {
+    for (int64_t step = 0; step < most_steps; ++step) {
       const NextStep next = group_->next_step(packed_, interrupted);
       if (next == NextStep::kInterrupted) throw StepInterrupted{};
       if (next == NextStep::kNone) return;

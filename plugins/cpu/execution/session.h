@@ -68,9 +68,9 @@ class Session {
   void announce(const BatchView& view, std::span<const int32_t> slots);
   // Computes what has been announced and has not run. Nothing is drawn.
   void settle();
-  // For ranks after the first: computes what the first rank's session is asked for, until that closes. Throws
-  // RankError, StepInterrupted.
-  void follow(const std::function<bool()>& interrupted);
+  // For ranks after the first: computes what the first rank's session is asked for, until that closes, but no more than
+  // `most_steps`. Throws RankError, StepInterrupted.
+  void follow(const std::function<bool()>& interrupted, int64_t most_steps);
   // Draws for the sequences in `slots` from given logits, probabilities from raw ones: both [slots, logit_cols()].
   DrawResult draw(std::span<const int32_t> slots, const float* logits, const float* raw);
   int64_t logit_cols() const { return plan_.limits.vocab_size; }

@@ -14,13 +14,15 @@ of a session without taps: the weights, and of the outputs the logits alone
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ingot.builder.parallel_map import cores
 from ingot.builder.source import open_source
 from ingot.checkpoint import is_checkpoint
 from ingot.compare.blas import one_thread_per_product
+from ingot.compare.rank_processes import RankProcesses
+from ingot.compare.ranks import Rank, in_stages, join_stages
 from ingot.compare.report import Comparison
 from ingot.compare.run import Progress, Run
 from ingot.compare.structure import require_same_structure
@@ -34,7 +36,7 @@ from ingot.errors import UsageError
 from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan
 from ingot.plugins.registry import Fit, fit_targets
-from ingot.plugins.target import SessionOptions, Target
+from ingot.plugins.target import JoinsRanks, RunsRanks, SessionOptions, Target
 from ingot.step_io import Int32, Session
 
 DEFAULT_TOKENS = 128
@@ -68,39 +70,43 @@ def compare(
     directory: Path, against: Path, options: CompareOptions, progress: Progress = lambda what, done, total: None
 ) -> Comparison:
     """Raises IngotErrors for what cannot be compared; what is wrong in numbers is in the result."""
-    if (ranks := read_manifest(directory).ranks) > 1:
-        raise UsageError(
-            "--against is not supported for engines of several ranks",
-            where=str(directory),
-            expected="an engine of one rank",
-            got=f"{ranks} ranks",
-            hint="compare an engine of one rank, built with the same --sum_parts: it has the same bits",
-        )
     target = comparable_targets(directory, options).best()
-    with (
-        one_thread_per_product(),
-        open_engine(directory, target=target.name) as engine,
-        _checkpoint_of(against, progress) as checkpoint,
-    ):
-        plan = engine.plan
-        with open_source(checkpoint, plan, target) as source:
-            require_same_structure(plan, source.plan, source.same, str(directory), str(against))
-            group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
-            longest = min(longest_sequence(plan), group)
-            tokens = read_tokens(directory, plan.vocab_size, options.tokens, options.text, longest)
-            at_once = max(1, group // tokens.sequences.shape[1])
-            with _session(engine, target, tokens.sequences[:at_once], options) as session:
-                run = Run(
-                    engine=engine,
-                    source=source,
-                    session=session,
-                    progress=progress,
-                    tokens=tokens,
-                    threads=options.threads or cores(),
-                )
-                for begin in range(0, len(tokens.sequences), at_once):
-                    run.compare_group(begin, tokens.sequences[begin : begin + at_once])
+    with one_thread_per_product(), _checkpoint_of(against, progress) as checkpoint, contextlib.ExitStack() as opened:
+        engines = [
+            opened.enter_context(open_engine(directory, rank, target=target.name))
+            for rank in range(read_manifest(directory).ranks)
+        ]
+        ranks = opened.enter_context(_ranks(engines, checkpoint, target, against))
+        plan = engines[0].plan
+        group = max(2, min(512, GROUP_BYTES // (8 * plan.vocab_size)))
+        longest = min(longest_sequence(plan), group)
+        tokens = read_tokens(directory, plan.vocab_size, options.tokens, options.text, longest)
+        at_once = max(1, group // tokens.sequences.shape[1])
+        with _session(engines, target, tokens.sequences[:at_once], options) as session:
+            run = Run(
+                ranks=ranks, session=session, progress=progress, tokens=tokens, threads=options.threads or cores()
+            )
+            for begin in range(0, len(tokens.sequences), at_once):
+                run.compare_group(tokens.sequences[begin : begin + at_once])
         return run.result(directory, against)
+
+
+@contextlib.contextmanager
+def _ranks(engines: Sequence[Engine], checkpoint: Path, target: Target, against: Path) -> Iterator[list[Rank]]:
+    """Every rank with its source. Raises EngineError where the engine was made of something else."""
+    stages = in_stages([engine.plan for engine in engines])
+    places = len(stages[0])
+    ranks: dict[int, Rank] = {}
+    with contextlib.ExitStack() as opened:
+        for place in range(places):
+            numbers = [stage[place] for stage in stages]
+            plans = [engines[number].plan for number in numbers]
+            source = opened.enter_context(open_source(checkpoint, join_stages(plans).plan, target, (place, places)))
+            names = str(engines[0].directory), str(against)
+            joined = join_stages(plans, source.plan).plan
+            require_same_structure(joined, source.plan, source.same, *names, in_stages=len(stages) > 1)
+            ranks.update({number: Rank(engines[number], number, source) for number in numbers})
+        yield [ranks[number] for number in range(len(engines))]
 
 
 @contextlib.contextmanager
@@ -124,9 +130,19 @@ def _checkpoint_of(against: Path, progress: Progress) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _session(engine: Engine, target: Target, sequences: Int32, options: CompareOptions) -> Iterator[Session]:
+def _session(engines: Sequence[Engine], target: Target, sequences: Int32, options: CompareOptions) -> Iterator[Session]:
+    """For all ranks, whose processes are on this machine, or are this one."""
     count, length = sequences.shape
-    num_blocks = blocks_needed(engine.plan, sequences=count, length=length)
-    wanted = SessionOptions(num_blocks=num_blocks, threads=options.threads, directory=engine.directory)
-    with contextlib.closing(target.open_session(engine.plan, engine.weights, wanted)) as session:
+    first = engines[0]
+    num_blocks = blocks_needed(first.plan, sequences=count, length=length)
+    wanted = SessionOptions(num_blocks=num_blocks, threads=options.threads, directory=first.directory)
+    session: Session
+    if len(engines) == 1:
+        session = target.open_session(first.plan, first.weights, wanted)
+    elif isinstance(target, JoinsRanks):
+        session = RankProcesses(target, first, wanted)
+    else:
+        assert isinstance(target, RunsRanks), "no other target has kernels for several ranks"
+        session = target.open_ranks([each.plan for each in engines], [each.weights for each in engines], wanted)
+    with contextlib.closing(session):
         yield session

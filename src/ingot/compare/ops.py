@@ -62,6 +62,20 @@ class KvPools:
     values: Array
 
 
+def same_bits(what: str, got: Array, expected: Array) -> OutputError:
+    """For what is handed over, or added up in a fixed order: nothing may be off."""
+    other = np.argwhere((got != expected) & ~(np.isnan(got) & np.isnan(expected)))
+    row, col = other[0] if len(other) else (0, 0)
+    return OutputError(
+        what=what,
+        place=f"token {row}, column {col}",
+        got=float(got[row, col]),
+        expected=float(expected[row, col]),
+        bound=0.0,
+        ratio=float("inf") if len(other) else 0.0,
+    )
+
+
 class StepChecker:
     """batch: the step that all tapped outputs belong to."""
 

@@ -22,15 +22,18 @@ class _Outline:
 
 
 def require_same_structure(
-    plan: Plan, source: Plan, same: Mapping[str, str], engine_name: str, source_name: str
+    plan: Plan, source: Plan, same: Mapping[str, str], engine_name: str, source_name: str, *, in_stages: bool = False
 ) -> None:
     """Raises EngineError for the first step that differs. same: weight → the name that all weights have that are one in
-    the source."""
+    the source; in_stages: pipeline stages take the steps, and what each makes for itself it makes first."""
     sizes, wanted_sizes = _sizes(plan), _sizes(source)
     for name, size in sizes.items():
         if size != wanted_sizes[name]:
             raise _foreign(engine_name, name, str(wanted_sizes[name]), str(size), source_name)
     ours, reference = list(_outlines(plan, same)), list(_outlines(source, same))
+    if in_stages:  # who makes what a step reads is compared, whatever the order
+        places = {step.name: place for place, step in enumerate(reference)}
+        ours.sort(key=lambda step: places.get(step.name, len(places)))
     for mine, wanted in zip(ours, reference, strict=False):
         for field in ("name", "op", "inputs", "outputs", "attrs"):
             got, expected = getattr(mine, field), getattr(wanted, field)

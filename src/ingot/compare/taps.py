@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from ingot.fixed_tables import fixed_tables
-from ingot.plan import Plan
+from ingot.plan import Plan, Step
 from ingot.plugins.registry import find_op
-from ingot.step_io import Float32, Int32, Session, StepBatch, TapSession
+from ingot.step_io import Float32, Int32, RanksTapSession, Session, StepBatch, TapSession
 
 TAP_BYTES = 256 << 20  # of outputs that are kept at a time
 
@@ -57,12 +57,21 @@ class PlainRun:
             )
 
 
-class TappedRun(PlainRun):
-    """The same of a session whose inside can be looked at."""
+class OneRank:
+    """A session of an engine's only rank, as that of all its ranks."""
 
-    def __init__(self, session: TapSession, plan: Plan, sequences: Int32) -> None:
-        super().__init__(session, plan, sequences)
-        self._taps = session
+    def __init__(self, session: TapSession) -> None:
+        self.run_ranks_tapped = lambda batch, steps: [session.run_tapped(batch, steps[0])[1]]
+        self.read_rank_kv = lambda rank, layer, block: session.read_kv(layer, block)
+
+
+class TappedRun(PlainRun):
+    """The same of a session whose inside can be looked at. plans: of all ranks, by number."""
+
+    def __init__(self, session: TapSession | RanksTapSession, plans: Sequence[Plan], sequences: Int32) -> None:
+        super().__init__(session, plans[0], sequences)
+        self._plans = plans
+        self._taps = session if isinstance(session, RanksTapSession) else OneRank(session)
 
     @property
     def batch(self) -> StepBatch:
@@ -78,39 +87,56 @@ class TappedRun(PlainRun):
             draws=np.empty(0, np.int32),
         )
 
-    def steps(self) -> Iterator[tuple[str, Outputs]]:
-        """Every step of the plan in order, with what it wrote."""
-        pending: list[str] = []
+    def steps(self, ranks: Sequence[int]) -> Iterator[list[Outputs]]:
+        """What every step of these ranks' plans has written in each of them, in order. All have as many steps."""
+        pending: list[Sequence[Step]] = []
         size, rows = 0, self._sequences.size
-        cols = {buffer.name: buffer.cols for buffer in self._plan.buffers}
-        for step in self._plan.steps:
-            nbytes = 4 * rows * sum(cols[name] for name in step.outputs if name)
+        cols = [{buffer.name: buffer.cols for buffer in self._plans[rank].buffers} for rank in ranks]
+        for steps in zip(*(self._plans[rank].steps for rank in ranks), strict=True):
+            nbytes = sum(
+                4 * rows * own[name] for own, step in zip(cols, steps, strict=True) for name in step.outputs if name
+            )
             if pending and size + nbytes > TAP_BYTES:
-                yield from self._run(pending)
+                yield from self._run(ranks, pending)
                 pending, size = [], 0
-            pending.append(step.name)
+            pending.append(steps)
             size += nbytes
-        yield from self._run(pending)
+        yield from self._run(ranks, pending)
 
-    def routes(self) -> dict[str, Float32]:
-        """The experts that every token takes, [tokens, taken], by the name of the step that chooses them."""
-        choosing = {step.name: step.outputs[0] for step in self._plan.steps if find_op(step.op).routes}
-        return {name: outputs[choosing[name]] for name, outputs in self._run(list(choosing))} if choosing else {}
+    def routes(self, ranks: Sequence[int]) -> dict[str, Float32]:
+        """The experts that every token takes, [tokens, taken], by the name of the step that chooses them. ranks: one of
+        each pipeline stage."""
+        found: dict[str, Float32] = {}
+        for rank in ranks:
+            choosing = [(step,) for step in self._plans[rank].steps if find_op(step.op).routes]
+            if choosing:
+                for (step,), (outputs,) in zip(choosing, self._run([rank], choosing), strict=True):
+                    found[step.name] = outputs[step.outputs[0]]
+        return found
 
-    def kv(self, layer: int) -> tuple[Float32, Float32]:
+    def kv(self, rank: int, layer: int) -> tuple[Float32, Float32]:
         """Keys and values in the cache, each [blocks, kv_heads, tokens_per_block, head_dim]; after the first step."""
-        blocks = [self._taps.read_kv(layer, block) for block in range(self._tables[0].size)]
+        blocks = [self._taps.read_rank_kv(rank, layer, block) for block in range(self._tables[0].size)]
         return np.stack([keys for keys, _ in blocks]), np.stack([values for _, values in blocks])
 
-    def _run(self, names: Sequence[str]) -> Iterator[tuple[str, Outputs]]:
-        pieces: dict[str, dict[str, list[Float32]]] = {name: {} for name in names}
+    def _run(self, ranks: Sequence[int], calls: Sequence[Sequence[Step]]) -> Iterator[list[Outputs]]:
+        """calls: the same step of each of these ranks, one after another."""
+        pieces: list[dict[str, dict[str, list[Float32]]]] = [{} for _ in ranks]
+        wanted: list[list[str]] = [[] for _ in self._plans]
+        for place, rank in enumerate(ranks):
+            wanted[rank] = [steps[place].name for steps in calls]
         for number in range(len(self._sequences)):
             for batch in self._chunks(number):
-                for step, outputs in self._taps.run_tapped(batch, names)[1].items():
-                    for buffer, values in outputs.items():
-                        pieces[step].setdefault(buffer, []).append(values)
-        for name in names:
-            yield name, {buffer: np.concatenate(parts) for buffer, parts in pieces.pop(name).items()}
+                tapped = self._taps.run_ranks_tapped(batch, wanted)
+                for own, rank in zip(pieces, ranks, strict=True):
+                    for step, outputs in tapped[rank].items():
+                        for buffer, values in outputs.items():
+                            own.setdefault(step, {}).setdefault(buffer, []).append(values)
+        for steps in calls:
+            yield [
+                {buffer: np.concatenate(parts) for buffer, parts in own.pop(step.name, {}).items()}
+                for own, step in zip(pieces, steps, strict=True)
+            ]
 
 
 def longest_sequence(plan: Plan) -> int:
