@@ -2,8 +2,9 @@
 
 python -m tests.programs.compare_commits BASE [COMMIT] --work DIR [--model qwen2.5-0.5b] [--rounds 7] [--only w4g128]
 
-Each commit gets a worktree, a native module and engines of its own below --work, which are used again. Ends with code 1
-where COMMIT (HEAD) has lost more than 3 % of the speed of BASE in three rounds of four.
+Each commit gets a worktree, a native module and engines of its own below --work, which are used again. The build
+of BASE times the kernels for both. Ends with code 1 where COMMIT (HEAD) has lost more than 3 % of the speed of BASE in
+three rounds of four.
 """
 
 import argparse
@@ -112,7 +113,8 @@ def _engine(root: Path, model: Path, work: Path, precision: str) -> Path:
     if not checkpoint.exists():
         _ingot(root, "convert", "--model_dir", model, "--output_dir", checkpoint)
     if not engine.exists():
-        _ingot(root, "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--precision", precision)
+        timed = ("--timing_cache", work / f"{model.name}-{precision}.times")  # a busy minute decides for both
+        _ingot(root, "build", "--checkpoint_dir", checkpoint, "--output_dir", engine, "--precision", precision, *timed)
     return engine
 
 
