@@ -20,7 +20,7 @@ from tests.peers.adapters.protocol import Job
 from tests.peers.load import RUNNING
 from tests.peers.mixed import MixedOptions, run_mixed
 from tests.peers.models import SHAPES
-from tests.peers.peers import CLASSES, INGOT, ISAS, PEERS, Peer, Variant, cap, variants
+from tests.peers.peers import CLASSES, GGUF, INGOT, ISAS, PEERS, Peer, Variant, cap, variants
 from tests.peers.picture import draw
 from tests.peers.record import record_of, written
 from tests.peers.regimes import DEFAULT, Regime, parse_regimes
@@ -86,7 +86,11 @@ def parse(arguments: Sequence[str], offered: Sequence[str]) -> Options:
     parser.add_argument("--work", type=Path, required=True, help="folder for environments, checkpoints and results")
     parser.add_argument("--model", required=True, choices=SHAPES, help="whose shape; the weights are random")
     parser.add_argument("--peers", default="all", help="names, comma between them; all; none")
-    parser.add_argument("--precisions", default=",".join(CLASSES), help="classes of weights (%(default)s)")
+    parser.add_argument(
+        "--precisions",
+        default=",".join(CLASSES),
+        help=f"classes of weights (%(default)s); for the same GGUF file in several engines: {', '.join(GGUF)}",
+    )
     parser.add_argument(
         "--regimes",
         default=DEFAULT,
@@ -101,7 +105,7 @@ def parse(arguments: Sequence[str], offered: Sequence[str]) -> Options:
     given = parser.parse_args(arguments)
     try:
         peers = [] if given.peers == "none" else _chosen(given.peers, names, "peer")
-        precisions = _chosen(given.precisions, dict.fromkeys(CLASSES, ""), "precision")
+        precisions = _chosen(given.precisions, dict.fromkeys((*CLASSES, *GGUF), ""), "precision")
         regimes, mixed = parse_regimes(given.regimes), _mixed(given)
         if min(given.rounds, given.threads) < 1:
             raise ValueError("--rounds and --threads must be at least 1")

@@ -5,9 +5,12 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from ingot.configs.runtime import ISA_LEVELS
+from tests.peers.adapters.protocol import FILE
 
 SCREENED = "w4g128-screened"  # ingot with a screened lm_head, beside what w4g128 is beside
 CLASSES = ("w4g128", SCREENED, "w8", "bf16")  # of ingot; every peer's weights stand beside the nearest of them
+GGUF = {f"gguf-{kind.lower()}": f"{kind}{FILE}" for kind in ("Q4_K_M", "Q4_0", "Q8_0", "Q6_K", "IQ4_XS")}
+"""class → weights: the same GGUF file for every engine, which llama.cpp makes; measured where they are asked for"""
 ISAS = ISA_LEVELS
 
 
@@ -47,7 +50,7 @@ class Variant:
     """One row of the table."""
 
     peer: Peer
-    precision: str  # of CLASSES
+    precision: str  # of CLASSES or GGUF
     weights: str
 
     @property
@@ -63,7 +66,7 @@ _CAPABILITY = {"avx2": "avx2", "avx512": "avx512", "avx512bf16": "avx512"}
 INGOT = Peer(
     name="ingot",
     adapter="ingot",
-    weights=[(name, name) for name in CLASSES],
+    weights=[*((name, name) for name in CLASSES), *GGUF.items()],
     environment=None,
     lengthens=True,
     serving=Serving.HTTP,
@@ -73,11 +76,19 @@ PEERS = (
     Peer(
         name="llama.cpp",
         adapter="llama_cpp",
-        weights=[("w4g128", "Q4_0"), (SCREENED, "Q4_0"), ("w8", "Q8_0"), ("bf16", "BF16")],
+        weights=[("w4g128", "Q4_0"), (SCREENED, "Q4_0"), ("w8", "Q8_0"), ("bf16", "BF16"), *GGUF.items()],
         requirements=(*_TORCH, "gguf", "cmake", "ninja"),
         installs=True,
         builds_server=True,
         serving=Serving.HTTP,
+        caps={isa: {} for isa in ISAS},
+    ),
+    Peer(
+        name="ik_llama.cpp",
+        adapter="ik_llama_cpp",
+        weights=[*GGUF.items()],
+        requirements=("cmake", "ninja"),
+        installs=True,
         caps={isa: {} for isa in ISAS},
     ),
     Peer(

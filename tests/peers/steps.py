@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.peers.adapters.protocol import Job
-from tests.peers.peers import INGOT, Peer, Variant
+from tests.peers.peers import INGOT, PEERS, Peer, Variant
 from tests.peers.regimes import parse_regimes
 
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder of the package tests
@@ -53,10 +53,11 @@ def adapter_environment(peer: Peer, threads: int, caps: Mapping[str, str]) -> di
 def steps_of(variant: Variant, job: Job, caps: Mapping[str, str], *, mixed: bool = False) -> list[Step]:
     """All steps of a variant in order; variants share those that are equal. mixed: its server is wanted too."""
     peer, work, threads = variant.peer, job.work, job.threads
+    made = _file_steps(variant, job, caps)
     long = any(regime.long for regime in parse_regimes(job.regimes))
     job = dataclasses.replace(job, regimes="", threads=0)  # nothing that is kept depends on them
     environment = adapter_environment(peer, threads, caps)
-    steps = []
+    steps = list(made)
     if peer.environment is not None:
         python = interpreter(peer, work)
         make = [sys.executable, "-m", "venv", str(work / peer.environment)]
@@ -79,6 +80,14 @@ def steps_of(variant: Variant, job: Job, caps: Mapping[str, str], *, mixed: bool
         command = adapter_command(peer, "lengthen", job)
         steps.append(Step(what=f"{what}, long prompts", command=command, environment=environment))
     return steps
+
+
+def _file_steps(variant: Variant, job: Job, caps: Mapping[str, str]) -> list[Step]:
+    """How llama.cpp makes the GGUF file that a variant reads; nothing where it reads none, or makes it itself."""
+    maker = next(peer for peer in PEERS if peer.adapter == "llama_cpp")
+    if not job.of_file or variant.peer is maker:
+        return []
+    return steps_of(dataclasses.replace(variant, peer=maker), dataclasses.replace(job, peer=maker.name), caps)
 
 
 class Workshop:

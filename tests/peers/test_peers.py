@@ -14,15 +14,18 @@ from ingot.bench.bytes_read import decode_bytes
 from ingot.configs.runtime import isa_includes
 from ingot.engine import read_plan
 from ingot.plugins.registry import find_op
+from tests.convert.gguf.test_blocks import write_llama
+from tests.gguf_files import byte_tokens
 from tests.house.project import ROOT
 from tests.peers.__main__ import parse
+from tests.peers.adapters import ik_llama_cpp as ik_adapter
 from tests.peers.adapters import ingot as ingot_adapter
 from tests.peers.adapters import llama_cpp as llama_adapter
 from tests.peers.adapters.llama_cpp import cmake_switches
 from tests.peers.adapters.protocol import Job, Prompts, time_regimes
 from tests.peers.limits import Limits, limit, take_limits
 from tests.peers.models import SHAPES, tensors, to_bf16, write_model
-from tests.peers.peers import CLASSES, ISAS, PEERS, SCREENED, cap, variants
+from tests.peers.peers import CLASSES, GGUF, ISAS, PEERS, SCREENED, cap, variants
 from tests.peers.picture import draw
 from tests.peers.regimes import DEFAULT, parse_regimes
 from tests.peers.report import Heading, against_best, markdown, median_fraction
@@ -197,7 +200,7 @@ def test_every_peer_has_an_adapter_and_its_steps_hide_our_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "somewhere")
-    for variant in variants(PEERS, CLASSES):
+    for variant in variants(PEERS, (*CLASSES, *GGUF)):
         assert (ROOT / f"tests/peers/adapters/{variant.peer.adapter}.py").exists()
         last = steps_of(variant, job(tmp_path, peer=variant.peer.name, weights=variant.weights), {})[-1]
         assert ("somewhere" in last.environment["PYTHONPATH"]) == (variant.peer.name == "ingot")
@@ -266,13 +269,80 @@ def test_llama_cpp_is_asked_with_both_kinds_of_attention(tmp_path: Path, monkeyp
         speeds = {"auto": 7.0, "on": 10.0, "off": 12.0}
         return "words\n" + "\n".join(json.dumps({"pl": int(size), "speed_tg": speeds[kind]}) for size in sizes)
 
-    monkeypatch.setattr(llama_adapter, "_output", output)
+    monkeypatch.setattr(llama_adapter, "output", output)
     task = job(tmp_path, regimes="decode:1,decode:2,decode:2@600,prefill:512,prefill:3000")
     _, speeds = llama_adapter.measure(task)
     assert speeds == {"decode:1": 7.0, "decode:2": 7.0, "decode:2@600": 12.0, "prefill:512": 40.0, "prefill:3000": 40.0}
     long = next(words for words in asked if "off" in words)
     assert [long[long.index(name) + 1] for name in ("-c", "-npp", "-ntg")] == ["1200", str(600 - 64), "64"]
     assert ["--no-warmup" in words for words in asked if "llama-bench" in words[0]] == [False, True]
+
+
+def test_ik_llama_cpp_is_asked_with_tensors_repacked_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |"
+
+    def output(*command: object) -> str:
+        words = [str(part) for part in command]
+        assert words[words.index("-m") + 1] == str(tmp_path / "tiny/gguf/Q4_K_M.gguf")
+        if "llama-bench" in words[0]:
+            return json.dumps([{"avg_ts": 40.0 if words[words.index("-rtr") + 1] == "1" else 30.0}, {"avg_ts": 20.0}])
+        speed = 12.5 if "-rtr" in words else 11.0
+        row = (
+            f"|    64 |     64 |    1 |    128 |    1.000 |    64.00 |    4.000 | {speed:8.2f} |    5.000 |     9.00 |"
+        )
+        return f"words\n{head}\n|-------|\n{row}\nllama_print_timings:"
+
+    monkeypatch.setattr(ik_adapter, "output", output)
+    task = job(tmp_path, peer="ik_llama.cpp", weights="Q4_K_M file", regimes="decode:1,prefill:512")
+    version, speeds = ik_adapter.measure(task)
+    assert version.startswith("ik_llama.cpp ")
+    assert speeds == {"decode:1": 12.5, "prefill:512": 40.0}
+    with pytest.raises(ValueError, match="printed 0 rows"):
+        ik_adapter.decode_speed(head)
+    with pytest.raises(FileNotFoundError, match=r"which the adapter of llama\.cpp makes"):
+        ik_adapter.prepare(task)
+
+
+def test_engines_that_read_the_same_file_wait_for_llama_cpp_to_make_it(tmp_path: Path) -> None:
+    assert list(GGUF) == ["gguf-q4_k_m", "gguf-q4_0", "gguf-q8_0", "gguf-q6_k", "gguf-iq4_xs"]
+    found = variants(PEERS, ["gguf-q6_k"])
+    assert [each.peer.name for each in found] == ["ingot", "llama.cpp", "ik_llama.cpp"]
+    whats = []
+    for variant in found:
+        task = job(tmp_path, peer=variant.peer.name, weights=variant.weights)
+        assert task.file == tmp_path / "tiny/gguf/Q6_K.gguf"
+        whats.append([step.what for step in steps_of(variant, task, {})])
+    made = "tiny for llama.cpp Q6_K file on avx2"
+    assert [each.count(made) for each in whats] == [1, 1, 1]
+    assert whats[1][-1] == made
+    assert [each[-1] for each in (whats[0], whats[2])] == [
+        f"tiny for {name} Q6_K file on avx2" for name in ("ingot", "ik_llama.cpp")
+    ]
+    assert whats[0][: len(whats[1])] == whats[1]
+    assert job(tmp_path).of_file == ""
+
+
+def test_llama_cpp_makes_files_as_users_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(llama_adapter, "run", lambda *command, cwd=None: ran.append([str(part) for part in command]))
+    task = job(tmp_path, peer="llama.cpp", weights="IQ4_XS file")
+    task.folder.mkdir(parents=True)
+    (task.folder / "bf16.gguf").write_bytes(b"")
+    llama_adapter.prepare(task)
+    assert ran[0][1:] == [str(task.folder / "bf16.gguf"), str(task.file), "IQ4_XS"]
+    llama_adapter.prepare(dataclasses.replace(task, weights="Q4_0"))
+    assert "--output-tensor-type" in ran[1]
+
+
+@pytest.mark.native
+def test_ingot_keeps_the_codes_of_a_file(tmp_path: Path) -> None:
+    task = job(tmp_path, weights="Q4_0 file", regimes="decode:1")
+    task.file.parent.mkdir(parents=True)
+    values = write_llama(tmp_path, 2, vocab=259, tokenizer=byte_tokens())
+    (tmp_path / "model.gguf").rename(task.file)
+    ingot_adapter.prepare(task)
+    assert len(values) == 11
+    assert any(step.kernel.startswith("matmul.w4t") for step in read_plan(ingot_adapter.engine_dir(task)).steps)
 
 
 def test_isas() -> None:
@@ -282,6 +352,7 @@ def test_isas() -> None:
     with pytest.raises(ValueError, match="cannot be held to avx2 on this machine, which has amx"):
         cap(by_name["openvino"], "avx2", "amx")
     for isa in ISAS:
+        assert ("-DGGML_AVX512=ON" in ik_adapter.cmake_switches(isa)) == ("avx512" in isa_includes(isa))
         assert ("-DGGML_AVX512=ON" in cmake_switches(isa)) == ("avx512" in isa_includes(isa))
         assert ("-DGGML_AVX_VNNI=ON" in cmake_switches(isa)) == (isa == "avxvnni")
     assert {"-DGGML_AVX2=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_NATIVE=OFF"} <= set(cmake_switches("avx512"))

@@ -1,5 +1,7 @@
 """The programs that a test can run: on the shipped model, small."""
 
+import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.emulation import Emulation
-from tests.programs import compare_commits, random_quantised
+from tests.programs import compare_commits, gguf_tokens, random_quantised
 
 TINY = {
     **SHAPES["tinyllama"],
@@ -236,6 +238,30 @@ def test_a_random_quantised_checkpoint_has_the_numbers_that_were_written(tmp_pat
 def test_random_quantised_checkpoints_have_the_numbers_that_were_written() -> None:
     lines = run("random_quantised", "--count", 2, "--seed", 100).splitlines()
     assert [line.partition(": ")[2] for line in lines] == ["2 of 2 equal"] * (len(random_quantised.FORMATS) + 1)
+
+
+def test_tensors_of_a_gguf_file_have_the_types_of_its_mixture() -> None:
+    def types(kind: str, columns: int, *, tied: bool = True) -> list[str]:
+        names = ["token_embd", "output", "blk.0.attn_v", "blk.3.ffn_down", "blk.2.ffn_down", "blk.2.attn_norm"]
+        return [gguf_tokens.tensor_type(kind, f"{name}.weight", columns, 8, tied=tied) for name in names]
+
+    assert types("Q4_K_M", 256) == ["Q6_K", "Q6_K", "Q6_K", "Q6_K", "Q4_K", "F32"]
+    assert types("IQ4_XS", 256, tied=False) == ["IQ4_XS", "Q6_K", "IQ4_XS", "IQ4_XS", "IQ4_XS", "F32"]
+    assert types("Q4_K_M", 96) == ["Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q5_0", "F32"]
+    assert types("Q8_0", 172) == ["F16"] * 5 + ["F32"]
+
+
+@pytest.mark.slow
+def test_llama_cpp_reads_the_same_files(tmp_path: Path) -> None:
+    for name in ("gguf", "xllamacpp"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs the package {name}")
+    text = tmp_path / "text.json"
+    text.write_text(json.dumps([SAMPLE_TEXT.read_text()[at : at + 250] for at in range(0, 280, 70)]))
+    numbers = ("--prompts", 4, "--tokens", 4)
+    plain, mixed = run("gguf_tokens", SHIPPED, text, "F32", "Q4_K_M", *numbers).splitlines()[2:]
+    assert plain.split(" | ")[1:6] == ["f32", "4 of 4", "4 of 4", "4, 4", "4, 4"]
+    assert mixed.startswith("| Q4_K_M (")
 
 
 @pytest.mark.slow

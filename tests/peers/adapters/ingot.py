@@ -22,24 +22,27 @@ LONGEST = 8192  # tokens of a prompt
 
 
 def prepare(job: Job) -> None:
-    """Checkpoint once for all precisions, then the Engine."""
-    checkpoint = job.folder / "checkpoint"
+    """Checkpoint once for all precisions, or once for a GGUF file; then the Engine."""
+    checkpoint = _checkpoint(job)
     if not checkpoint.exists():
-        convert(ConvertOptions(model_dir=job.checkpoint, output_dir=checkpoint))
+        convert(ConvertOptions(model_dir=job.file if job.of_file else job.checkpoint, output_dir=checkpoint))
     build(_config(job), checkpoint, engine_dir(job))
+
+
+def _checkpoint(job: Job) -> Path:
+    return job.folder / (f"checkpoint-{job.of_file.lower()}" if job.of_file else "checkpoint")
 
 
 def lengthen(job: Job) -> None:
     """An Engine beside, which takes prompts as long as the model's positions allow."""
     longest = min(read_plan(engine_dir(job)).max_positions, LONGEST)
     config = dataclasses.replace(_config(job), max_input_len=longest, max_seq_len=longest + 1)
-    build(config, job.folder / "checkpoint", engine_dir(job, long=True))
+    build(config, _checkpoint(job), engine_dir(job, long=True))
 
 
 def _config(job: Job) -> BuildConfig:
-    return BuildConfig(
-        target=f"cpu/{job.isa}", precision=job.weights.removesuffix("-screened"), screen_lm_head=job.weights == SCREENED
-    )
+    precision = "auto" if job.of_file else job.weights.removesuffix("-screened")
+    return BuildConfig(target=f"cpu/{job.isa}", precision=precision, screen_lm_head=job.weights == SCREENED)
 
 
 def engine_dir(job: Job, *, long: bool = False) -> Path:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.peers.adapters.protocol import WARM_UP, Job, become, regimes_of, serve
@@ -60,25 +61,29 @@ def install(job: Job) -> None:
     source, binaries = root / "src", root / f"build-{job.isa}"
     if not (source / "CMakeLists.txt").exists():
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE.split("==")[0]]
-        _run(*pip, PACKAGE, "-d", root)
+        run(*pip, PACKAGE, "-d", root)
         unpack(next(root.glob("llama_cpp_python-*.tar.gz")), source)
+    build_tools(source, binaries, [*compilers(job.isa), *cmake_switches(job.isa)], TOOLS)
+
+
+def build_tools(source: Path, binaries: Path, switches: Sequence[str], tools: Sequence[str]) -> None:
+    """Configure and compile with this environment's cmake and ninja."""
     programs = Path(sys.executable).parent
     configure = [programs / "cmake", "-S", source, "-B", binaries, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
-    ninja = f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"
-    _run(*configure, ninja, *compilers(job.isa), *cmake_switches(job.isa))
-    _compile(binaries, *TOOLS)
+    run(*configure, f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}", *switches)
+    _compile(binaries, *tools)
 
 
 def install_server(job: Job) -> None:
     """In the same folder: what its server has beyond the tools."""
     binaries = job.work / "llama.cpp" / f"build-{job.isa}"
-    _run(Path(sys.executable).parent / "cmake", "-DLLAMA_BUILD_SERVER=ON", binaries)
+    run(Path(sys.executable).parent / "cmake", "-DLLAMA_BUILD_SERVER=ON", binaries)
     _compile(binaries, SERVER)
 
 
 def _compile(binaries: Path, *targets: str) -> None:
     parallel = ["--parallel", str(len(os.sched_getaffinity(0)))]
-    _run(Path(sys.executable).parent / "cmake", "--build", binaries, *parallel, "--target", *targets)
+    run(Path(sys.executable).parent / "cmake", "--build", binaries, *parallel, "--target", *targets)
 
 
 def compilers(isa: str) -> list[str]:
@@ -103,17 +108,20 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def prepare(job: Job) -> None:
-    """Checkpoint → GGUF in bf16 → quantised."""
+    """Checkpoint → GGUF in bf16 → quantised; files that others read too are mixtures as llama-quantize makes them."""
     plain = job.folder / "bf16.gguf"
     if not plain.exists():
         job.folder.mkdir(parents=True, exist_ok=True)
         partly = plain.with_name("bf16.partly")
         arguments = [job.checkpoint, "--outfile", partly, "--outtype", "bf16"]
-        _run(sys.executable, "-c", _CONVERT, *arguments, cwd=job.work / "llama.cpp/src")
+        run(sys.executable, "-c", _CONVERT, *arguments, cwd=job.work / "llama.cpp/src")
         partly.rename(plain)
-    if job.weights != "BF16":
+    if job.of_file:
+        job.file.parent.mkdir(parents=True, exist_ok=True)
+        run(_tool(job, "llama-quantize"), plain, job.file, job.of_file)
+    elif job.weights != "BF16":
         heads = ["--output-tensor-type", "q8_0", "--token-embedding-type", "q8_0"]
-        _run(_tool(job, "llama-quantize"), *heads, plain, _gguf(job), job.weights)
+        run(_tool(job, "llama-quantize"), *heads, plain, _gguf(job), job.weights)
 
 
 def measure(job: Job) -> tuple[str, dict[str, float]]:
@@ -137,7 +145,7 @@ def _decode(job: Job, regimes: list[Regime]) -> dict[str, float]:
     prompt, tokens = _lengths(regimes[0])
     speeds: dict[str, float] = {}
     for attention in ("auto",) if regimes[0].context is None else ("on", "off"):
-        text = _output(
+        text = output(
             _tool(job, "llama-batched-bench"),
             "-m",
             _gguf(job),
@@ -171,7 +179,7 @@ def _json_lines(text: str) -> list[str]:
 def _prefill(job: Job, regime: Regime) -> float:
     """It would warm up with a prompt of the same length: beyond a length that only costs minutes."""
     warm_up = ["--no-warmup"] if regime.prompt > WARM_UP else []
-    text = _output(
+    text = output(
         _tool(job, "llama-bench"),
         "-m",
         _gguf(job),
@@ -219,11 +227,11 @@ def start_server(job: Job) -> None:
     )
 
 
-def _run(*command: object, cwd: Path | None = None) -> None:
+def run(*command: object, cwd: Path | None = None) -> None:
     subprocess.run([str(part) for part in command], cwd=cwd, check=True)
 
 
-def _output(*command: object) -> str:
+def output(*command: object) -> str:
     return subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -232,7 +240,7 @@ def _tool(job: Job, name: str) -> Path:
 
 
 def _gguf(job: Job) -> Path:
-    return job.folder / f"{job.weights.lower()}.gguf"
+    return job.file if job.of_file else job.folder / f"{job.weights.lower()}.gguf"
 
 
 if __name__ == "__main__":

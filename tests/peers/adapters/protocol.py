@@ -30,6 +30,7 @@ Generate = Callable[[Prompts, int], tuple[float, float]]
 """(prompts, tokens to generate for each) → (seconds until all have their first token, seconds from there to the end)"""
 
 WARM_UP = 512  # tokens at most of a prompt that does not count
+FILE = " file"  # what follows the kind of a GGUF file in a job's weights
 FIRST_ID, LAST_ID = 301, 31_000  # ordinary tokens of every model's vocabulary
 
 
@@ -59,6 +60,16 @@ class Job:
     def prepared(self) -> Path:
         """For the engine's own files of this model in this precision."""
         return self.folder / self.weights.lower().replace(" ", "-")
+
+    @property
+    def of_file(self) -> str:
+        """Where weights are a GGUF file that several engines read: its kind, such as Q4_K_M; else nothing."""
+        return self.weights.removesuffix(FILE) if self.weights.endswith(FILE) else ""
+
+    @property
+    def file(self) -> Path:
+        """That file, the same for all engines."""
+        return self.work / self.model / "gguf" / f"{self.of_file}.gguf"
 
     def as_json(self) -> str:
         """What `serve` reads."""

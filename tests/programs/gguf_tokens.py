@@ -1,0 +1,190 @@
+"""The same GGUF file in ingot and in llama.cpp: after real prompts, do both choose the same tokens?
+
+    python -m tests.programs.gguf_tokens MODEL_DIR TEXT [TYPE ...] [--prompts N] [--tokens N]
+
+Needs the packages gguf and xllamacpp, which is llama.cpp as a wheel. llama.cpp's own quantiser makes the tensors of
+each file; which tensor has which type follows its mixtures. TEXT: plain, or a JSON list of texts; prompts are the
+beginnings of paragraphs or texts. A row counts the prompts after which both choose the same first token, and the
+same N tokens; and how often each agrees with an engine of f32, which has the file's exact values. Where the first
+tokens of the two differ, the last column tells how far the best logit of f32 is above the next one, at most.
+"""
+
+import argparse
+import ctypes
+import importlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.builder.build import build
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.export.export import export
+from ingot.runtime import ModelRunner
+from ingot.runtime.tokenizer import Tokenizer
+
+FILE_TYPES = {"Q4_K_M": 15, "Q4_0": 2, "Q8_0": 7, "Q6_K": 18, "IQ4_XS": 30, "F32": 0}  # general.file_type
+FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # where 256 does not divide the columns
+SHORTEST, LONGEST = 8, 40  # tokens of a prompt
+
+Ids = list[list[int]]
+
+
+def tensor_type(kind: str, name: str, columns: int, layers: int, *, tied: bool) -> str:
+    """The type of a tensor in a file of this kind, about as llama.cpp mixes them."""
+    if not name.endswith(".weight") or "norm" in name or kind == "F32":
+        return "F32"
+    found = kind.removesuffix("_M")
+    if kind != "Q8_0" and (name == "output.weight" or (tied and name == "token_embd.weight")):
+        found = "Q6_K"
+    elif kind == "Q4_K_M" and ("attn_v" in name or "ffn_down" in name):
+        layer = int(name.split(".")[1])
+        more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+        found = "Q6_K" if more else found
+    if columns % 256:
+        found = FALLBACK.get(found, found)
+    return found if columns % 32 == 0 else "F16"
+
+
+def write_file(plain: Path, kind: str, path: Path) -> Counter[str]:
+    """A file of floats → one of this kind; how many tensors have which type."""
+    gguf, quants, llama = (importlib.import_module(name) for name in ("gguf", "gguf.quants", "xllamacpp.xllamacpp"))
+    pack = ctypes.CDLL(llama.__file__).ggml_quantize_chunk
+    pack.restype = ctypes.c_size_t
+    reader = gguf.GGUFReader(plain)
+    settings = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    architecture = settings["general.architecture"].contents()
+    layers = int(settings[f"{architecture}.block_count"].contents())
+    tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
+    writer, kinds = gguf.GGUFWriter(path, architecture), Counter[str]()
+    for key, field in settings.items():
+        value = FILE_TYPES[kind] if key == "general.file_type" else field.contents()
+        if key != "general.architecture":
+            writer.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        values = np.ascontiguousarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        own = tensor_type(kind, tensor.name, values.shape[-1], layers, tied=tied)
+        kinds[own] += 1
+        if own in ("F32", "F16"):
+            writer.add_tensor(tensor.name, values.astype(np.float32 if own == "F32" else np.float16))
+            continue
+        number = gguf.GGMLQuantizationType[own]
+        size, nbytes = gguf.GGML_QUANT_SIZES[number]
+        rows, columns = values.reshape(-1, values.shape[-1]).shape
+        stored = np.empty((rows, columns // size * nbytes), np.uint8)
+        pointers = (ctypes.c_void_p(each.ctypes.data) for each in (values, stored))
+        counts = (ctypes.c_int64(each) for each in (0, rows, columns))
+        written = pack(ctypes.c_int(int(number)), *pointers, *counts, None)
+        assert written == stored.nbytes, f"{tensor.name}: {written} bytes, expected {stored.nbytes}"
+        writer.add_tensor(tensor.name, stored, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return kinds
+
+
+def llama_tokens(path: Path, prompts: Ids, count: int) -> Ids:
+    """What llama.cpp chooses after each prompt, the likeliest token each time."""
+    llama = importlib.import_module("xllamacpp")
+    options = llama.CommonParams()
+    options.model.path = str(path)
+    options.n_ctx, options.n_parallel, options.warmup = 512, 1, False
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
+    server = llama.Server(options)
+    asked: Mapping[str, Any] = {"n_predict": count, "temperature": 0.0, "n_probs": 1, "ignore_eos": True}
+    found = []
+    for prompt in prompts:
+        answer = server.handle_completions({**asked, "prompt": prompt, "cache_prompt": False})
+        answer = json.loads(answer) if isinstance(answer, str) else answer
+        assert answer["usage"]["prompt_tokens"] == len(prompt), "llama.cpp adds no token to ids"
+        found.append([int(each["id"]) for each in answer["choices"][0]["logprobs"]["content"]])
+    return found
+
+
+def ingot_tokens(engine: Path, prompts: Ids, count: int) -> Ids:
+    """The same of an engine."""
+    with ModelRunner.from_dir(engine) as runner:
+        found = [runner.generate([prompt], max_new_tokens=count, end_id=-1)[0, 0, len(prompt) :] for prompt in prompts]
+    return [each.tolist() for each in found]
+
+
+def gaps(engine: Path, prompts: Ids) -> list[float]:
+    """How far the best logit after each prompt is above the next one."""
+    with ModelRunner.from_dir(engine) as runner:
+        out = runner.generate(prompts, max_new_tokens=1, end_id=-1, return_dict=True, output_context_logits=True)
+    best = [np.sort(logits[-1])[-2:] for logits in out["context_logits"]]
+    return [float(high - low) for low, high in best]
+
+
+def prompts_of(model: Path, text: Path, count: int) -> Ids:
+    """Beginnings of different lengths, each with the model's first token before it."""
+    tokenizer = Tokenizer.from_dir(model)
+    first = json.loads((model / "generation_config.json").read_text())["bos_token_id"]
+    words = text.read_text()
+    texts = json.loads(words) if text.suffix == ".json" else words.split("\n\n")
+    found: Ids = []
+    for each in texts:
+        ids = tokenizer.encode(" ".join(each.split()), add_special_tokens=False)
+        length = SHORTEST + len(found) % (LONGEST - SHORTEST)
+        if len(ids) > LONGEST:
+            found.append([first, *ids[:length]])
+        if len(found) == count:
+            break
+    return found
+
+
+def same(one: Ids, other: Ids, count: int) -> int:
+    """Prompts after which the first tokens, so many, are equal."""
+    return sum(a[:count] == b[:count] for a, b in zip(one, other, strict=True))
+
+
+def row(kind: str, work: Path, prompts: Ids, count: int) -> str:
+    """One file in both."""
+    path = work / f"{kind.lower()}.gguf"
+    kinds = write_file(work / "plain.gguf", kind, path)
+    convert(ConvertOptions(model_dir=path, output_dir=work / kind))
+    report = build(BuildConfig(), work / kind, work / f"{kind}.engine")
+    build(BuildConfig(precision="f32"), work / kind, work / f"{kind}.f32")
+    ours, exact = (ingot_tokens(work / f"{kind}.{each}", prompts, count) for each in ("engine", "f32"))
+    theirs = llama_tokens(path, prompts, count)
+    apart = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a[0] != b[0]]
+    widest = max(gaps(work / f"{kind}.f32", [prompts[i] for i in apart]), default=0.0) if apart else 0.0
+    cells = (
+        f"{kind} ({', '.join(f'{number} {name}' for name, number in kinds.most_common())})",
+        report.precision,
+        *(f"{same(ours, theirs, each)} of {len(prompts)}" for each in (1, count)),
+        *(f"{same(each, exact, 1)}, {same(each, exact, count)}" for each in (ours, theirs)),
+        f"{widest:.3f}" if apart else "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a Hugging Face directory")
+    parser.add_argument("text", type=Path, metavar="TEXT", help="where prompts come from")
+    parser.add_argument("types", nargs="*", metavar="TYPE", help=f"of {', '.join(FILE_TYPES)}; default: all but F32")
+    parser.add_argument("--prompts", type=int, default=100, help="how many (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=16, help="after each prompt (%(default)s)")
+    options = parser.parse_args(arguments)
+    prompts = prompts_of(options.model, options.text, options.prompts)
+    head = ["file (tensors)", "engine", "same first token", f"same {options.tokens} tokens"]
+    head += ["ingot as f32: first, all", "llama.cpp as f32: first, all", "widest gap where the first differ"]
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        convert(ConvertOptions(model_dir=options.model, output_dir=work / "checkpoint"))
+        export(work / "checkpoint", work / "plain.gguf", "gguf")
+        for kind in options.types or [each for each in FILE_TYPES if each != "F32"]:
+            print(row(kind, work, prompts, options.tokens), flush=True)
+
+
+if __name__ == "__main__":
+    main()
