@@ -109,20 +109,7 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
         yield "the layers are", "the graph", f"at most {limits.layers:,}", f"{len(attentions):,}"
     for node in attentions:
         yield from _of_attention(node, limits)
-    for node in filter(attends_to_latents, graph.nodes):
-        for key in ("head_dim", "rank"):
-            size = int(node.attrs[key])
-            if size % limits.head_dim_multiple:
-                multiple = f"a multiple of {limits.head_dim_multiple}"
-                yield f"the {key} of latent attention is", node.name, multiple, f"{size:,}"
-    for node in filter(keeps_state, graph.nodes):
-        if (dim := int(node.attrs.get("key_dim", 0))) > limits.key_dim:
-            yield (
-                "the dimensions of a key of linear attention are",
-                node.name,
-                f"at most {limits.key_dim:,}",
-                f"{dim:,}",
-            )
+    yield from _of_latents(graph, limits)
     groups = {node.attrs["heads"] // node.attrs["kv_heads"] for node in attentions}
     if limits.one_group and len(groups) > 1:
         yield (
@@ -142,6 +129,26 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
     for node in graph.nodes:
         if is_product(node) or reads_table(node):
             yield from _of_weight(node, limits)
+
+
+def _of_latents(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
+    """And of states."""
+    for node in filter(attends_to_latents, graph.nodes):
+        for key, largest in (("head_dim", limits.latent_dim), ("rank", limits.rank)):
+            size = int(node.attrs[key])
+            if size > largest:
+                yield f"the {key} of latent attention is", node.name, f"at most {largest:,}", f"{size:,}"
+            if size % limits.head_dim_multiple:
+                multiple = f"a multiple of {limits.head_dim_multiple}"
+                yield f"the {key} of latent attention is", node.name, multiple, f"{size:,}"
+    for node in filter(keeps_state, graph.nodes):
+        if (dim := int(node.attrs.get("key_dim", 0))) > limits.key_dim:
+            yield (
+                "the dimensions of a key of linear attention are",
+                node.name,
+                f"at most {limits.key_dim:,}",
+                f"{dim:,}",
+            )
 
 
 def _of_attention(node: gs.Node, limits: KernelLimits) -> Iterator[Excess]:

@@ -85,10 +85,10 @@ class KernelLimits:
     extent             rows or columns of a weight or a buffer, tokens of a sliding window
     experts            of a layer
     taken_experts      that the rows of a step take in all
-    sinks              whether attention takes them
-    slopes             likewise, of ALiBi
+    sinks, slopes      whether attention takes them; slopes of ALiBi
     growth             whether queries may grow with their position
     made_values        values that are normed, made of keys, or another layer's
+    latent_dim, rank   numbers of a row of a cache of latents; of these, those that are its value
     key_dim            numbers of a key of linear attention
     activations        names of activation functions; empty: all
     """
@@ -106,6 +106,8 @@ class KernelLimits:
     slopes: bool = True
     growth: bool = True
     made_values: bool = True
+    latent_dim: int = NO_LIMIT
+    rank: int = NO_LIMIT
     key_dim: int = NO_LIMIT
     activations: frozenset[str] = frozenset()
 
@@ -315,6 +317,7 @@ class SplitRules:
     least_tokens  of a part
     dtypes        of a KV cache that kernels read in parts
     group         query heads of a KV head, at most
+    latent_rows   query heads of latent attention, where any number is, that a thread block computes
     """
 
     blocks: int
@@ -322,6 +325,7 @@ class SplitRules:
     least_tokens: int
     dtypes: frozenset[DType]
     group: int
+    latent_rows: int
 
 
 @runtime_checkable

@@ -19,9 +19,11 @@ def split_contexts(plan: Plan, rules: SplitRules) -> tuple[Plan, PassReport]:
     """fired: attention calls of a plan whose contexts are cut."""
     attention = [step for step in plan.steps if find_op(step.op).reads_kv]
     groups = [int(step.attrs["heads"]) // int(step.attrs["kv_heads"]) for step in attention]
-    if (reason := _refusal(plan, rules, max(groups, default=1))) is not None:
+    latent = plan.caches[0].latent > 0
+    if (reason := _refusal(plan, rules, 1 if latent else max(groups, default=1))) is not None:
         return plan, PassReport(name=NAME, fired=0, refused={reason: len(attention)})
-    made = dataclasses.replace(plan, splits=_splits(plan, rules))
+    tiles = -(-max(groups) // rules.latent_rows) if latent else plan.caches[0].kv_heads
+    made = dataclasses.replace(plan, splits=_splits(plan, rules, tiles))
     return made, PassReport(name=NAME, fired=len(attention))
 
 
@@ -37,11 +39,11 @@ def _refusal(plan: Plan, rules: SplitRules, group: int) -> str | None:
     return None
 
 
-def _splits(plan: Plan, rules: SplitRules) -> tuple[Split, ...]:
-    """A line for each number of parts, from many to one."""
-    heads, longest = plan.caches[0].kv_heads, plan.limits.max_seq_len
+def _splits(plan: Plan, rules: SplitRules, tiles: int) -> tuple[Split, ...]:
+    """A line for each number of parts, from many to one. tiles: thread blocks that compute an item which is whole."""
+    longest = plan.limits.max_seq_len
     most: dict[int, int] = {}  # parts → the largest number of items that are cut into as many
     for items in range(1, plan.limits.max_batch_size + 1):
-        wanted = min(rules.blocks // (items * heads), rules.parts, longest // rules.least_tokens)
+        wanted = min(rules.blocks // (items * tiles), rules.parts, longest // rules.least_tokens)
         most[max(1, wanted)] = items
     return tuple(Split(most_items=items, parts=parts, least_tokens=rules.least_tokens) for parts, items in most.items())

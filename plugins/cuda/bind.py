@@ -13,8 +13,9 @@ from ingot.plan import Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
 from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sum_launch
+from ingot.plugins.cuda.latent import HeadProduct, head_launches, latent_attention_launches, write_latent_launch
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
-from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library
+from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library, tiles_of
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
 from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launch
 from ingot.plugins.cuda.stored_types import check_types
@@ -267,6 +268,55 @@ class _Binder(PlanPlaces):
         )
         return [launch]
 
+    def latent_kv_write(self, step: Step, narrow: bool) -> list[Work]:
+        x, latent, cos_sin, norm, positions, sequences, _ = step.inputs
+        places, _ = self._places(step, q=step.outputs[0])
+        launch = write_latent_launch(
+            places,
+            step.attrs,
+            x=self._buffer(x),
+            latent=self._buffer(latent),
+            cos_sin=self._any(cos_sin),
+            norm=self._weight(norm),
+            positions=self._table_at(positions),
+            sequences=self._table_at(sequences),
+            columns=self._buffers[x].cols // int(step.attrs["heads"]),
+            rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0,
+        )
+        return [launch]
+
+    def latent_attention(self, step: Step, narrow: bool) -> list[Work]:
+        launches = latent_attention_launches(
+            *self._places(step, q=step.inputs[0]),
+            tiles_of(self._plan),
+            y=self._buffer(step.outputs[0]),
+            heads=int(step.attrs["heads"]),
+            scale=float(step.attrs["scale"]),
+            narrow=narrow,
+        )
+        return [*launches]
+
+    def head_matmul(self, step: Step, narrow: bool) -> list[Work]:
+        x, name = step.inputs
+        weight, buffer = self._weights[name], self._buffers[step.outputs[0]]
+        source, work = self._product_input(x)
+        heads, n, k = weight.shape
+        product = HeadProduct(
+            y=self._buffer(buffer.name),
+            x=source,
+            kept_from=self._buffer(x),
+            weight=self._weight(name),
+            counts=self._counts(buffer.rows),
+            heads=heads,
+            n=n,
+            k=k,
+            kept=int(step.attrs["kept"]),
+            narrow=narrow,
+            dtype=weight.dtype,
+            rows=buffer.rows,
+        )
+        return [*work, *head_launches(product)]
+
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
         x, rows = step.inputs
@@ -327,6 +377,9 @@ _STEPS: dict[str, _StepKernels] = {
     "moe_down": _StepKernels(_Binder.moe_down, alone=True),
     "add_gated": _StepKernels(_Binder.add_gated, alone=True),
     "sigmoid_gate": _StepKernels(_Binder.sigmoid_gate, narrow=True, alone=True),
+    "latent_kv_write": _StepKernels(_Binder.latent_kv_write, alone=True),
+    "latent_attention": _StepKernels(_Binder.latent_attention, narrow=True, alone=True),
+    "head_matmul": _StepKernels(_Binder.head_matmul, narrow=True, alone=True),
     "causal_conv": _StepKernels(_Binder.causal_conv, alone=True),
     "linear_attention": _StepKernels(_Binder.linear_attention, alone=True),
     "gated_norm": _StepKernels(_Binder.gated_norm, narrow=True, alone=True),

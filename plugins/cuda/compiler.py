@@ -43,7 +43,8 @@ class Compiler:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Specialisation:
     """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: there are
-    quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one."""
+    quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
+    latent: where attention is latent, how many numbers of a row of the cache are its value."""
 
     weight: DType
     kv: DType
@@ -52,6 +53,7 @@ class Specialisation:
     codes: bool = False
     experts: bool = False
     states: bool = False
+    latent: int = 0
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -66,6 +68,7 @@ class Specialisation:
             *(("-DINGOT_CODES",) if self.codes else ()),
             *(("-DINGOT_EXPERTS",) if self.experts else ()),
             *(("-DINGOT_STATES",) if self.states else ()),
+            *((f"-DINGOT_LATENT={self.latent}",) if self.latent else ()),
         )
 
 

@@ -6,7 +6,16 @@ from ingot.errors import EngineError
 from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.experts import group_bytes
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_SPLITS, Tiles, attention_tiles
+from ingot.plugins.cuda.shapes import (
+    MAX_GROUP,
+    MAX_HEAD_DIM,
+    MAX_LATENT_DIM,
+    MAX_RANK,
+    MAX_SPLITS,
+    Tiles,
+    attention_tiles,
+    latent_tiles,
+)
 from ingot.plugins.cuda.work import ScratchBytes
 from ingot.plugins.ops import moe_down
 from ingot.plugins.registry import find_op
@@ -39,12 +48,19 @@ def specialisation(plan: Plan) -> Specialisation:
             else "build with one --precision, or make the types in the recipe of --config equal",
         )
     groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
-    kv, sizes = heads_of(plan), {(each.kv_heads, each.head_dim) for each in plan.caches if not each.state}
-    if kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP or len(groups) > 1 or len(sizes) > 1:
+    kv, sizes = heads_of(plan), {(each.kv_heads, each.head_dim, each.latent) for each in plan.caches if not each.state}
+    if kv.latent > MAX_RANK or kv.head_dim > MAX_LATENT_DIM:
+        raise EngineError(
+            "latent attention with rows of this size is not supported on cuda targets",
+            expected=f"at most {MAX_LATENT_DIM} numbers, of which at most {MAX_RANK} are the value",
+            got=f"{kv.head_dim}, {kv.latent}",
+        )
+    large = not kv.latent and (kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP)
+    if large or len(groups) > 1 or len(sizes) > 1:
         raise EngineError(
             "attention with heads of these sizes is not supported on cuda targets",
             expected=f"at most {MAX_HEAD_DIM} dims and {MAX_GROUP} query heads per KV head, the same in all layers",
-            got=f"KV heads and their dims {sorted(sizes)}, groups of {sorted(groups)}",
+            got=f"KV heads and their dims {sorted(each[:2] for each in sizes)}, groups of {sorted(groups)}",
         )
     if (parts := max((each.parts for each in plan.splits), default=1)) > MAX_SPLITS:
         raise EngineError(
@@ -62,6 +78,7 @@ def specialisation(plan: Plan) -> Specialisation:
         codes=codes,
         experts=any(find_op(s.op).routes or find_op(s.op).experts for s in plan.steps),
         states=any(each.state for each in plan.caches),
+        latent=kv.latent,
     )
 
 
@@ -91,7 +108,8 @@ def group_of(plan: Plan) -> int:
 
 def tiles_of(plan: Plan) -> Tiles:
     """How its attention cuts sequences into items."""
-    return attention_tiles(group_of(plan), heads_of(plan).head_dim)
+    kv = heads_of(plan)
+    return latent_tiles(group_of(plan)) if kv.latent else attention_tiles(group_of(plan), kv.head_dim)
 
 
 def scratch_bytes(plan: Plan) -> ScratchBytes:

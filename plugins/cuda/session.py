@@ -249,16 +249,18 @@ class CudaSession:
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
         kv, *places = cache_places(self._plan.caches, self.addresses, layer)
+        if kv.latent:
+            places.pop()  # values are parts of keys
         self.device.enter()
         found: list[Float32] = []
         for place, block_bytes, dim in zip(
-            places, (kv.k_block_bytes, kv.v_block_bytes), (kv.head_dim, kv.padded_dim), strict=True
+            places, (kv.k_block_bytes, kv.v_block_bytes), (kv.head_dim, kv.padded_dim), strict=False
         ):
             stored = np.empty((kv.kv_heads, kv.tokens_per_block, dim), kv.dtype.storage)
             self.device.fetch(stored, place + block * block_bytes)
             self.device.wait()
             found.append(to_float32(stored, kv.dtype)[..., : kv.head_dim])
-        return found[0], found[1]
+        return found[0], found[0][..., : kv.latent] if kv.latent else found[1]
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""

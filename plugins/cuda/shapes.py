@@ -4,6 +4,7 @@ import dataclasses
 
 from ingot.dtypes import DType
 from ingot.plan import Plan
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import SplitRules
 
 MAX_HEAD_DIM = 256
@@ -11,6 +12,9 @@ MAX_GROUP = 64  # query heads of one KV head
 MAX_DECODE_GROUP = 16  # of these, in the kernel whose tile has 16 rows; larger groups take that of prefill
 SPLIT_TOKENS = 64  # one tile of decode
 MAX_SPLITS = 64
+LATENT_ROWS = 32  # heads of tokens that a block of latent attention computes
+MAX_LATENT_DIM, MAX_RANK = 640, 512  # of a row of the cache, and of its value: what fits shared memory and registers
+_LATENT_TOKENS = 32  # of a tile
 _SPLIT_ROWS = 16  # of an item and a KV head, whose partial sums a part leaves
 
 
@@ -29,6 +33,16 @@ class Tiles:
 def attention_tiles(group: int, head_dim: int) -> Tiles:
     """group: query heads of one KV head, at most MAX_GROUP."""
     return Tiles(decode=MAX_DECODE_GROUP // group, prefill=prefill_rows(head_dim) // group)
+
+
+def latent_tiles(heads: int) -> Tiles:
+    """The same of latent attention: a decode item is a token, a prompt's has the tokens whose heads fill a tile."""
+    return Tiles(decode=1, prefill=max(1, LATENT_ROWS // heads))
+
+
+def latent_shared_bytes(head_dim: int) -> int:
+    """Dynamic shared memory of latent attention over a 16-bit cache: queries, then a tile of the cache."""
+    return 2 * (-(-head_dim // 16) * 16 + 8) * (LATENT_ROWS + _LATENT_TOKENS)
 
 
 def prefill_rows(head_dim: int) -> int:
@@ -56,13 +70,22 @@ def split_rules(multiprocessors: int) -> SplitRules:
         least_tokens=2 * SPLIT_TOKENS,
         dtypes=frozenset({DType.BF16, DType.F16}),
         group=MAX_DECODE_GROUP,
+        latent_rows=LATENT_ROWS,
     )
+
+
+def rows_of_item(plan: Plan) -> int:
+    """Rows of partial sums that a part of a decode item leaves."""
+    if any(each.latent for each in plan.caches):
+        heads = max((int(step.attrs["heads"]) for step in plan.steps if find_op(step.op).reads_kv), default=1)
+        return -(-heads // LATENT_ROWS) * LATENT_ROWS
+    return _SPLIT_ROWS * max(each.kv_heads for each in plan.caches)
 
 
 def partial_rows(plan: Plan) -> int:
     """Rows of partial sums that any step may need."""
     blocks = (each.most_items * each.parts for each in plan.splits if each.parts > 1)
-    return _SPLIT_ROWS * max(each.kv_heads for each in plan.caches) * max(blocks, default=0)
+    return rows_of_item(plan) * max(blocks, default=0)
 
 
 def product_rows(rows: int, most: int) -> int:

@@ -18,7 +18,7 @@ from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, LIBRARY, code_weight, nee
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, split_rules
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_RANK, split_rules
 from ingot.plugins.cuda.states import MAX_KEY_DIM
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
@@ -33,6 +33,8 @@ LIMITS = KernelLimits(
     extent=(1 << 31) - 1,
     experts=MAX_EXPERTS,
     made_values=False,
+    latent_dim=MAX_LATENT_DIM,
+    rank=MAX_RANK,
     key_dim=MAX_KEY_DIM,
     activations=frozenset(ACTIVATIONS),
 )
@@ -73,7 +75,7 @@ CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # targ
 
 def _dtypes(op: Op) -> tuple[str, ...]:
     """Types of weights or of the KV cache for which an op has kernels."""
-    codes = _CODES if op.packed is not None else _TABLE_CODES if op.tables else ()
+    codes = _CODES if op.packed is not None and not op.stacked else _TABLE_CODES if op.tables else ()
     return (*(_DTYPES if op.by_dtype else ("f32",)), *codes)
 
 

@@ -15,7 +15,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SplitRules
 from tests.builder.test_schedule import LAYER, plan_of
 
-RULES = SplitRules(blocks=256, parts=64, least_tokens=128, dtypes=frozenset({DType.BF16}), group=16)
+RULES = SplitRules(blocks=256, parts=64, least_tokens=128, dtypes=frozenset({DType.BF16}), group=16, latent_rows=32)
 
 
 def plan(*, batch: int = 40, longest: int = 1 << 20, kv_heads: int = 8, dtype: DType = DType.BF16) -> Plan:
@@ -47,6 +47,21 @@ def test_no_part_is_tiny_and_none_is_beyond_what_is_merged() -> None:
     assert [made.parts_of(1, tokens) for tokens in (0, 127, 255, 256, 1024)] == [1, 1, 1, 2, 8]
     short, _ = split_contexts(plan(longest=1000), RULES)
     assert short.splits[0].parts == 7
+
+
+def test_latents_are_cut_whatever_the_number_of_heads() -> None:
+    """A thread block computes 32 heads of one token."""
+    given = plan(kv_heads=1)
+    cache = dataclasses.replace(given.caches[0], head_dim=576, latent=512)
+    steps = [
+        dataclasses.replace(each, op="latent_attention", attrs={**each.attrs, "heads": 40})
+        if each.op == "paged_attention"
+        else each
+        for each in given.steps
+    ]
+    made, report = split_contexts(dataclasses.replace(given, caches=(cache,), steps=tuple(steps)), RULES)
+    assert report.refused == {}
+    assert [made.parts_of(items, 1 << 20) for items in (1, 2, 4, 40)] == [64, 64, 32, 3]
 
 
 def test_steps_without_items_have_whole_contexts() -> None:

@@ -1,13 +1,13 @@
 """Which families cuda and TensorRT targets refuse."""
 
 CUDA_REFUSES = (
-    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),  # latent attention
-    *("kimi_k2", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "youtu"),  # latent attention
     "gemma3n_text",  # residual streams
     "gemma4_text",  # two kinds of heads, values that are normed
 )
 TENSORRT_REFUSES = (
     *CUDA_REFUSES,
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),  # latent attention
+    *("kimi_k2", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "youtu"),  # latent attention
     "afmoe",  # output gates
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
     *("falcon_h1", "nemotron_h"),  # states

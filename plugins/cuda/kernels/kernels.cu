@@ -1,8 +1,14 @@
 // All kernels of an engine, compiled as one piece.
 #include "draw.cu"
 #include "experts.cu"
-#include "paged_attention.cu"
 #include "products.cu"
-#include "rope_kv_write.cu"
 #include "rows.cu"
 #include "states.cu"
+
+// Attention of one kind: heads of other sizes are no matter of these kernels.
+#ifdef INGOT_LATENT
+#include "latent.cu"
+#else
+#include "paged_attention.cu"
+#include "rope_kv_write.cu"
+#endif

@@ -253,19 +253,6 @@ INGOT_DEVICE void merge_warps(const Tile<1>& tile, float* shared, const Attentio
   }
 }
 
-// How the tiles of an item are shared: the first `used` of `splits` have some.
-template <int kTile>
-struct Splits {
-  int first_tile, tiles, share, used;
-
-  INGOT_DEVICE Splits(int begin, int end, int splits) {
-    first_tile = begin / kTile;
-    tiles = (end + kTile - 1) / kTile - first_tile;
-    share = (tiles + splits - 1) / splits;
-    used = (tiles + share - 1) / share;
-  }
-};
-
 template <int kRowWarps>
 INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   using Shape = TileShape<kRowWarps>;

@@ -70,6 +70,19 @@ struct Attention {
   }
 };
 
+// How the tiles of an item are shared: the first `used` of `splits` have some.
+template <int kTile>
+struct Splits {
+  int first_tile, tiles, share, used;
+
+  INGOT_DEVICE Splits(int begin, int end, int splits) {
+    first_tile = begin / kTile;
+    tiles = (end + kTile - 1) / kTile - first_tile;
+    share = (tiles + splits - 1) / splits;
+    used = (tiles + share - 1) / share;
+  }
+};
+
 // The parameters of every attention kernel, and the struct they make.
 #define INGOT_ATTENTION_PARAMETERS                                                                                 \
   void *y, const float *q, const Kv *keys, const Kv *values, const Item *items, const int *tables, float *partial, \

@@ -31,6 +31,10 @@ struct Product {
   Epilogue to;
   const int* pairs;  // of experts: the places of this tile's rows in y; else null, for all rows in order
   int each;          // places in y that read the same row of x, one after the other
+  int ld;            // of products of heads: from a row of x to the next; else 0, for k
+
+  // Row `row` of x.
+  INGOT_DEVICE const Weight* input(int row) const { return x + static_cast<int64_t>(source(row)) * (ld ? ld : of.k); }
 
   INGOT_DEVICE int source(int row) const { return pairs ? pairs[row] / each : row; }
   INGOT_DEVICE int target(int row) const { return pairs ? pairs[row] : row; }
@@ -58,6 +62,41 @@ INGOT_DEVICE Product of_expert(const ExpertTile& tile, int64_t bytes, void* y, c
           {y, own, up, nullptr, gated ? n / 2 : n, kind, narrow, limit, alpha},
           pairs + tile.first,
           each};
+}
+
+#endif
+
+#ifdef INGOT_LATENT
+
+#define INGOT_HEAD_PARAMETERS                                                                                     \
+  void *y, const Weight *x, const float *kept_from, const void *weight, const int *rows, int heads, int n, int k, \
+      int kept, int narrow
+#define INGOT_HEAD_ARGUMENTS y, x, weight, *rows, heads, n, k, kept, narrow
+
+// The product of head blockIdx.z: y[r, h] = [x[r, h, :k] . weight[h] | kept_from[r, h, k:]].
+INGOT_DEVICE Product of_head(void* y, const Weight* x, const void* weight, int rows, int heads, int n, int k, int kept,
+                             int narrow) {
+  const int64_t head = blockIdx.z, first = head * (n + kept);
+  void* own = narrow ? static_cast<void*>(static_cast<Weight*>(y) + first) : static_cast<float*>(y) + first;
+  return {x + head * (k + kept),
+          static_cast<const Weight*>(weight) + head * n * k,
+          rows,
+          {n, k, 0, 0},
+          {own, nullptr, nullptr, nullptr, heads * (n + kept), kNone, narrow, 0.f, 0.f},
+          nullptr,
+          0,
+          heads * (k + kept)};
+}
+
+// The columns behind a product, of `count` rows from `top` on.
+INGOT_DEVICE void copy_kept(int top, int count, void* y, const float* from, int heads, int n, int k, int kept,
+                            int narrow) {
+  const int head = blockIdx.z;
+  for (int i = threadIdx.x; i < count * kept; i += kProductThreads) {
+    const int64_t row = (top + i / kept) * static_cast<int64_t>(heads) + head;
+    const int column = i % kept;
+    store_activation(y, row * (n + kept) + n + column, from[row * (k + kept) + k + column], narrow);
+  }
 }
 
 #endif
@@ -129,7 +168,7 @@ INGOT_DEVICE void few_rows(const Product& p, float* parts) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int row = 8 * tile + lane / 4;
-    from[tile] = p.x + static_cast<int64_t>(row < p.rows ? p.source(row) : 0) * p.of.k;
+    from[tile] = row < p.rows ? p.input(row) : p.x;
   }
   Eight b[kNear][kTiles];
   const auto load_inputs = [&](int slot, int slab) {
@@ -220,7 +259,7 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
   for (int i = 0; i < kInputs; ++i) {
     const int row = top + (threadIdx.x + i * kProductThreads) / 4;
     valid[i] = row < p.rows;
-    inputs[i] = p.x + static_cast<int64_t>(valid[i] ? p.source(row) : 0) * p.of.k;
+    inputs[i] = valid[i] ? p.input(row) : p.x;
   }
   const auto load = [&](int slab) {
     Eight* to = stages + slab % kStages * kLines * 4 + threadIdx.x;
@@ -386,6 +425,40 @@ INGOT_MANY_OF_EXPERT(experts_w4_128, 8, RowW4)
 
 #endif
 
+#ifdef INGOT_LATENT
+
+// Grids: few rows: (pairs, 1, heads); many: (tiles of rows, tiles of four pairs, heads)
+INGOT_KERNEL(kFewThreads)
+heads_8(INGOT_HEAD_PARAMETERS) {
+  __shared__ float parts[kParts * 2 * kWarp * 4];
+  wait_for_previous();
+  if (blockIdx.x == 0) copy_kept(0, *rows, y, kept_from, heads, n, k, kept, narrow);
+  const Product p = of_head(INGOT_HEAD_ARGUMENTS);
+  if (k % 8 == 0 && kept % 8 == 0) {
+    few_rows<1, 2, FloatRow<true>>(p, parts);
+  } else {
+    few_rows<1, 2, FloatRow<false>>(p, parts);
+  }
+}
+#define INGOT_MANY_OF_HEAD(name, kTiles)                                                 \
+  INGOT_KERNEL(kProductThreads)                                                          \
+  name(INGOT_HEAD_PARAMETERS) {                                                          \
+    INGOT_SHARED(shared);                                                                \
+    wait_for_previous();                                                                 \
+    const int top = blockIdx.x * 16 * kTiles, count = min(16 * kTiles, *rows - top);     \
+    if (blockIdx.y == 0) copy_kept(top, count, y, kept_from, heads, n, k, kept, narrow); \
+    const Product p = of_head(INGOT_HEAD_ARGUMENTS);                                     \
+    if (k % 8 == 0 && kept % 8 == 0) {                                                   \
+      many_rows<kTiles, FloatRow<true>>(p, reinterpret_cast<Eight*>(shared));            \
+    } else {                                                                             \
+      many_rows<kTiles, FloatRow<false>>(p, reinterpret_cast<Eight*>(shared));           \
+    }                                                                                    \
+  }
+INGOT_MANY_OF_HEAD(heads_64, 4)
+INGOT_MANY_OF_HEAD(heads_128, 8)
+
+#endif
+
 #else
 
 // Float32: a thread computes four rows of one output column, k ascending. Grid: (tiles of 16 rows, tiles of 64 columns)
@@ -401,7 +474,7 @@ INGOT_DEVICE void multiply_f32(const Product& p, TilesF32& tiles) {
   auto& right = tiles.right;
   const Weight* weight_rows = static_cast<const Weight*>(p.weight);
   const int column = threadIdx.x % kColumns, four = threadIdx.x / kColumns;
-  const int first = blockIdx.y * kColumns, top = p.first(kRows), cols = p.to.cols;
+  const int first = blockIdx.y * kColumns, top = p.first(kRows), cols = p.of.half ? p.of.half : p.of.n;
   float sum[2][kEach] = {};
   for (int begin = 0; begin < p.of.k; begin += kDepth) {
     for (int at = threadIdx.x; at < kColumns * kDepth; at += kProductThreads) {
@@ -415,7 +488,7 @@ INGOT_DEVICE void multiply_f32(const Product& p, TilesF32& tiles) {
     for (int at = threadIdx.x; at < kRows * kDepth; at += kProductThreads) {
       const int depth = at % kDepth, row = top + at / kDepth, k_at = begin + depth;
       const bool valid = row < p.rows && k_at < p.of.k;
-      right[depth][at / kDepth] = valid ? p.x[static_cast<int64_t>(p.source(row)) * p.of.k + k_at].value : 0.f;
+      right[depth][at / kDepth] = valid ? p.input(row)[k_at].value : 0.f;
     }
     __syncthreads();
     for (int depth = 0; depth < kDepth; ++depth) {
@@ -457,6 +530,18 @@ experts_f32(INGOT_EXPERT_PARAMETERS) {
   const ExpertTile tile = tiles[blockIdx.x];
   if (tile.count == 0) return;
   multiply_f32(of_expert(tile, static_cast<int64_t>(n) * k * sizeof(Weight), INGOT_EXPERT_ARGUMENTS), shared);
+}
+#endif
+
+#ifdef INGOT_LATENT
+// Grid: (tiles of 16 rows, tiles of 64 columns, heads)
+INGOT_KERNEL(kProductThreads)
+heads_f32(INGOT_HEAD_PARAMETERS) {
+  __shared__ TilesF32 shared;
+  wait_for_previous();
+  const int top = blockIdx.x * kRows;
+  if (blockIdx.y == 0) copy_kept(top, min(kRows, *rows - top), y, kept_from, heads, n, k, kept, narrow);
+  multiply_f32(of_head(INGOT_HEAD_ARGUMENTS), shared);
 }
 #endif
 

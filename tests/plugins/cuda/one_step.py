@@ -108,5 +108,7 @@ def _pools(session: CudaSession, layout: CacheGroup, layer: int, cache: KvCache)
     """(values of the reference [blocks, kv_heads, tokens_per_block, head_dim], address, dims stored) of K and V."""
     blocks = session.num_blocks[0] + 1
     keys = session.addresses.kv[0] + layer * blocks * (layout.k_block_bytes + layout.v_block_bytes)
+    if layout.latent:
+        return [(cache.keys[layer], keys, layout.head_dim)]
     values = keys + blocks * layout.k_block_bytes
     return [(cache.keys[layer], keys, layout.head_dim), (cache.values[layer], values, layout.padded_dim)]

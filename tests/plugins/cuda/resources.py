@@ -15,12 +15,14 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_per_block=32)
 LARGE = dataclasses.replace(USUAL, head_dim=256)
 ALL = dataclasses.replace(USUAL, codes=True, experts=True, states=True)
+LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
 Report = dict[str, dict[str, int]]
 
 
 def label(specialisation: Specialisation, architecture: str) -> str:
     more = " with codes, experts and states" if specialisation.experts else ""
+    more = f", {specialisation.latent} of them values" if specialisation.latent else more
     return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}{more}"
 
 
@@ -41,7 +43,8 @@ def main() -> None:
     compiler = find_compiler()
     assert compiler is not None, "this needs nvcc"
     kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE)}
-    kernels[label(ALL, "sm_90a")] = measure(ALL, "sm_90a")
+    for each, sm in ((ALL, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a")):
+        kernels[label(each, sm)] = measure(each, sm)
     FILE.write_text(json.dumps({"nvcc": compiler.version, "kernels": kernels}, indent=1) + "\n")
 
 

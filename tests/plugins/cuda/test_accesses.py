@@ -19,6 +19,7 @@ from ingot.plugins.target import SessionOptions
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_experts as experts
 from tests.plugins.cuda import test_kernels
+from tests.plugins.cuda import test_latent as latent
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
 from tests.plugins.cuda.test_paged_attention import check
@@ -63,6 +64,11 @@ def test_experts(checked: ctypes.CDLL) -> None:
 
 
 @pytest.mark.slow
+def test_latent_attention(checked: ctypes.CDLL) -> None:
+    latent.check(checked, DType.BF16, 20, latent.SMALL, [(40, 1), (3, 1)], splits=3)
+    latent.check(checked, DType.BF16, 5, latent.SMALL, [(0, 7)])
+
+
 @pytest.mark.parametrize(("rotary", "norm"), [(16, "head"), (10, "wide")])
 def test_rope(checked: ctypes.CDLL, rotary: int, norm: str) -> None:
     test_kernels.test_rope_and_cache(checked, DType.BF16, 0, rotary, norm)

@@ -18,6 +18,7 @@ GPU_OPS = {  # GPU targets have kernels of these; one that draws is no kernel ca
 CUDA_OPS = {  # cuda targets have these, too
     *("moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate"),
     *("causal_conv", "linear_attention", "gated_norm"),
+    *("latent_kv_write", "latent_attention", "head_matmul"),
 }
 
 

@@ -49,16 +49,11 @@ const Entry kEntries[] = {
     ENTRY(gate_rows),
     ENTRY(gated_norm),
     ENTRY(draw_tokens),
-    ENTRY(turn_and_store),
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(product_f32),
 #else
-    ENTRY(product_8),
-    ENTRY(product_8_half),
-    ENTRY(product_16),
-    ENTRY(product_16_half),
-    ENTRY(product_64),
-    ENTRY(product_128),
+    ENTRY(product_8),      ENTRY(product_8_half), ENTRY(product_16),    ENTRY(product_16_half),
+    ENTRY(product_64),     ENTRY(product_128),
 #endif
 #ifdef INGOT_CODES
     ENTRY(product_w8_8_half),
@@ -101,12 +96,30 @@ const Entry kEntries[] = {
     ENTRY(linear_attention_128),
     ENTRY(linear_attention_256),
 #endif
+#ifdef INGOT_LATENT
+    ENTRY(write_latent),
+#ifdef INGOT_KV_IS_F32
+    ENTRY(latent_rows),
+#else
+    ENTRY(latent_attention),
+    ENTRY(latent_combine),
+#endif
+#ifdef INGOT_WEIGHT_IS_F32
+    ENTRY(heads_f32),
+#else
+    ENTRY(heads_8),
+    ENTRY(heads_64),
+    ENTRY(heads_128),
+#endif
+#else
+    ENTRY(turn_and_store),
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
     ENTRY(attention_prefill),
     ENTRY(attention_decode),
     ENTRY(attention_combine),
+#endif
 #endif
 };
 

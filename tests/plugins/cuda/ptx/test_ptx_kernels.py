@@ -13,7 +13,7 @@ from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation
 from tests.plugins.cuda import test_draws as draws
-from tests.plugins.cuda import test_experts, test_kernels, test_own_products, test_states
+from tests.plugins.cuda import test_experts, test_kernels, test_latent, test_own_products, test_states
 from tests.plugins.cuda import test_paged_attention as attention
 from tests.plugins.cuda.ptx import costs
 from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost, row_cost
@@ -114,6 +114,45 @@ def test_convolutions(interpreted: Interpreted, attrs: dict[str, Any]) -> None:
 def test_linear_attention(interpreted: Interpreted, name: str) -> None:
     test_states.check(interpreted.driver, "linear_attention", test_states.LINEARS[name])
     assert names(interpreted) == {f"linear_attention_{256 if name == 'large' else 128}"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "size"),
+    [
+        _LATER(DType.F32, 3, test_latent.SMALL),
+        (DType.BF16, 20, test_latent.SMALL),
+        _LATER(DType.F16, 40, test_latent.SMALL),
+        _LATER(DType.BF16, 40, test_latent.WIDE),
+    ],
+)
+def test_latent_attention(interpreted: Interpreted, dtype: DType, heads: int, size: tuple[int, int]) -> None:
+    """Prompts, and contexts in parts."""
+    test_latent.check(interpreted.driver, dtype, heads, size, [(0, 3), (33, 1), (15, 2)])
+    if dtype is DType.F32:
+        assert names(interpreted) == {"latent_rows"}
+        return
+    test_latent.check(interpreted.driver, dtype, heads, size, [(70, 1), (3, 1)], splits=3)
+    assert names(interpreted) == {"latent_attention", "latent_combine"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "rotary", "interleaved", "growth"),
+    [(DType.BF16, 5, 8, 1, 0.3), _LATER(DType.F32, 3, 6, 0, 0.1), _LATER(DType.F16, 4, 8, 0, 0.0)],
+)
+def test_rows_of_latents(
+    interpreted: Interpreted, dtype: DType, heads: int, rotary: int, interleaved: int, growth: float
+) -> None:
+    test_latent.check_rows(
+        interpreted.driver, dtype, heads=heads, rotary=rotary, interleaved=interleaved, growth=growth
+    )
+    assert names(interpreted) == {"write_latent"}
+
+
+@pytest.mark.parametrize("dtype", often((DType.F32, DType.BF16, DType.F16), (DType.BF16,)))
+def test_products_of_heads(interpreted: Interpreted, dtype: DType) -> None:
+    test_latent.check_heads(interpreted.driver, dtype, every=3)
+    kernels = {"heads_f32"} if dtype is DType.F32 else {"heads_8", "heads_64", "heads_128"}
+    assert names(interpreted) >= kernels
 
 
 def test_gated_norms(interpreted: Interpreted) -> None:
