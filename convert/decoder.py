@@ -331,6 +331,7 @@ class _Decoder:
             return stored
         if name not in self._casts:
             path = name.replace("/weight", "/cast").replace("/bias", "/cast_bias")
+            path = f"{name}/cast" if path == name else path  # the name of a value is its node's
             self._casts[name] = self.node("Cast", [stored], path, to=TensorProto.FLOAT)
         return self._casts[name]
 

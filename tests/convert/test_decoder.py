@@ -1,5 +1,6 @@
 """The Graph: standard ops, weights outside, readable by every ONNX reader wherever the bits lie."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from ingot.convert.weight_shapes import weight_shapes
 from ingot.dtypes import DType
 from ingot.tensor_file import TensorFileWriter, TensorSpec, read_header, read_rows
 from tests.handmade import TINY_GPT2, TINY_LLAMA, Bits, random_tensors, write_model, write_safetensors
+from tests.real_models import REAL_MODELS
 
 IDS = np.array([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
 
@@ -145,3 +147,19 @@ def test_more_tokens_than_positions_are_an_error(tmp_path: Path, config: dict[st
     assert np.isfinite(session.run(None, {"input_ids": ids[:, :-1]})[0]).all()
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match=f"at_most_{most}_tokens"):
         session.run(None, {"input_ids": ids})
+
+
+SHOWN_DAILY = "gemma-4-26b-a4b"  # which has factors of experts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [SHOWN_DAILY, *(pytest.param(name, marks=pytest.mark.slow) for name in REAL_MODELS if name != SHOWN_DAILY)],
+)
+def test_weights_of_two_bytes(tmp_path: Path, name: str) -> None:
+    """As files of the Hub store them: each is cast in the graph, also one whose name does not end as most do."""
+    (tmp_path / "config.json").write_text(json.dumps(REAL_MODELS[name].shrunk()))
+    convert(ConvertOptions(config=tmp_path / "config.json", random_weights=1, output_dir=tmp_path / "c"))
+    assert {each.dtype for each in Checkpoint.open(tmp_path / "c").tensors().values()} >= {DType.BF16}
+    onnx.checker.check_model(str(tmp_path / "c" / "model.onnx"))
+    assert np.isfinite(run(tmp_path / "c" / "model.onnx")).all()

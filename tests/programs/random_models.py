@@ -4,6 +4,7 @@ python -m tests.programs.random_models [TYPE ...] [--seeds 5] [--first 0]
 
 For each type and seed: the exported graph in onnxruntime and an f32 engine give the logits of transformers and its
 greedy tokens; chunks of 1, 7 and 64, company and preemption give the same bits; logits of quantised engines stay near.
+A Checkpoint in bf16 has a graph and an engine that agree, too.
 A line for each model, and a first one that names the targets, those of TARGETS that this machine runs. Exits with 1
 where a check failed.
 """
@@ -26,6 +27,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import LinearAttentionConfig, ModelConfig
 from ingot.convert.convert import convert
+from ingot.dtypes import DType
 from ingot.plan import Plan
 from ingot.plugins.registry import find_target
 from ingot.runtime.model_runner import ModelRunner
@@ -72,7 +74,14 @@ def _report(name: str, seed: int, work: Path) -> int:
         print(f"{name} {seed}: FAILED before the checks: {_words(problem)}\n  {config}", flush=True)
         return 1
     figures, failures = [], []
-    checks: tuple[Callable[[], str], ...] = (case.graph, case.engine, case.chunks, case.preemption, case.quantised)
+    checks: tuple[Callable[[], str], ...] = (
+        case.graph,
+        case.engine,
+        case.chunks,
+        case.preemption,
+        case.narrow,
+        case.quantised,
+    )
     for check in checks:
         try:
             figures.append(check())
@@ -184,6 +193,15 @@ class _Case:
             assert not few or stats["preemptions"] > 0, "nothing was preempted"
         return "preemption"
 
+    def narrow(self) -> str:
+        options = ConvertOptions(model_dir=self.work / "m", output_dir=self.work / "narrow", dtype=DType.BF16)
+        convert(options)
+        _build(self.work, "narrow_engine", "f32", "narrow")
+        graph = logits_of_graph(self.work / "narrow", np.array([self.texts[-1][:-1]]))[0]
+        off = float(np.abs(self._logits("narrow_engine") - graph).max() / max(1.0, graph.std()))
+        assert off < self.tolerance, f"off by {off:.1e}"
+        return "bf16 files"
+
     def quantised(self) -> str:
         exact, found = self._logits("e"), dict[str, float]()
         for precision, (bound, times, other) in BOUNDS.items():
@@ -203,9 +221,9 @@ class _Case:
         return logits
 
 
-def _build(work: Path, name: str, precision: str) -> None:
+def _build(work: Path, name: str, precision: str, checkpoint: str = "c") -> None:
     config = BuildConfig(target=",".join(TARGETS), precision=precision, tokens_per_block=SIZE, max_seq_len=LONGEST)
-    build(dataclasses.replace(config, autotune=False), work / "c", work / name)
+    build(dataclasses.replace(config, autotune=False), work / checkpoint, work / name)
 
 
 def _few(plan: Plan) -> tuple[int, ...]:
