@@ -153,8 +153,7 @@ SHOWN_DAILY = "gemma-4-26b-a4b"  # which has factors of experts
 
 
 @pytest.mark.parametrize(
-    "name",
-    [SHOWN_DAILY, *(pytest.param(name, marks=pytest.mark.slow) for name in REAL_MODELS if name != SHOWN_DAILY)],
+    "name", [SHOWN_DAILY, *(pytest.param(name, marks=pytest.mark.slow) for name in REAL_MODELS if name != SHOWN_DAILY)]
 )
 def test_weights_of_two_bytes(tmp_path: Path, name: str) -> None:
     """As files of the Hub store them: each is cast in the graph, also one whose name does not end as most do."""

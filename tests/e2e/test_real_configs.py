@@ -54,6 +54,17 @@ def test_the_program_writes_few_layers(tmp_path: Path, monkeypatch: pytest.Monke
     assert (made["num_hidden_layers"], made["hidden_size"], len(made["layers_block_type"])) == (7, 2688, 7)
 
 
+def test_the_program_writes_layers_of_chosen_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds, shape = ["linear_attention", "full_attention"], ["model_shapes", "qwen3.5-35b-a3b", "--layers=2"]
+    monkeypatch.setattr("sys.argv", [*shape, f"--output={tmp_path / 'c.json'}", "--layer_types", *kinds])
+    model_shapes.main()
+    made = json.loads((tmp_path / "c.json").read_text())
+    assert (made["layer_types"], made["num_experts"]) == (kinds, 256)
+    monkeypatch.setattr("sys.argv", [*shape, f"--output={tmp_path / 'd.json'}", "--layer_types", "conv", "conv"])
+    with pytest.raises(SystemExit):
+        model_shapes.main()
+
+
 FEW = ("openai--gpt-oss-20b", "Qwen--Qwen3.5-27B", "mlc--llama3_2_1b", "google--gemma-4-26B-A4B", "mlc--phi-2")
 
 

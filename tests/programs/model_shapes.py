@@ -17,6 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(REAL_MODELS), help="the model")
     parser.add_argument("--layers", type=int, required=True, help="keep the first so many layers")
+    parser.add_argument("--layer_types", nargs="+", help="the kind of each layer; default: as the first ones")
     parser.add_argument("--vocab_size", type=int, help="keep so many tokens; default: all")
     parser.add_argument("--output", type=Path, required=True, help="write this file")
     options = parser.parse_args()
@@ -24,6 +25,11 @@ def main() -> None:
     if not 1 <= options.layers <= model.config["num_hidden_layers"]:
         parser.error(f"--layers: expected 1 to {model.config['num_hidden_layers']}, got {options.layers}")
     config = model.cut(options.layers)
+    if options.layer_types is not None:
+        known = set(model.config.get("layer_types", ()))
+        if len(options.layer_types) != options.layers or not known.issuperset(options.layer_types):
+            parser.error(f"--layer_types: expected {options.layers} of {', '.join(sorted(known)) or 'no kind at all'}")
+        config["layer_types"] = options.layer_types
     if options.vocab_size is not None:
         config["vocab_size"] = options.vocab_size
     options.output.write_text(json.dumps(config, indent=1))

@@ -293,9 +293,11 @@ void moe_down(const MoeMatmulArgs& args, const Team& team) {
     if (mine.begin < mine.end) add_up(mine.begin, mine.end);
     return;
   }
-  int64_t panels = Product::kMaxPanels;
-  while (ceil_div(args.num_panels, panels) < 6 * team.count && panels > 2) panels /= 2;
-  const int64_t blocks = ceil_div(args.num_panels, panels);
+  // Every block prepares all rows, which few panels do not repay, and reads a stretch of each expert's weights.
+  constexpr int64_t kPanels = 16;
+  int64_t panels = Product::kMaxPanels, blocks = ceil_div(args.num_panels, panels);
+  while (blocks < (panels > kPanels ? 6 : 1) * team.count && panels > 2)
+    blocks = ceil_div(args.num_panels, panels /= 2);
   for (int64_t block = team.next_item(); block < blocks; block = team.next_item())
     add_up(block * panels, std::min((block + 1) * panels, args.num_panels));
 }
