@@ -99,9 +99,15 @@ class TargetBuild:
 
 
 def plan_targets(
-    config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target], progress: Progress
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    targets: Sequence[Target],
+    progress: Progress,
+    *,
+    estimate: bool = False,
 ) -> list[TargetBuild]:
-    """A TargetBuild for each target."""
+    """A TargetBuild for each target. estimate: no engine will be written: of the ranks of a pipeline stage, which cost
+    the same, the first one alone is planned."""
     for option, size in (("--tp_size", config.tp_size), ("--pp_size", config.pp_size)):
         if size > 1:
             _require_ranks(option, size, targets)
@@ -119,7 +125,9 @@ def plan_targets(
         if builds and checkpoint.config.quantised:  # each target may take other products apart
             graph, _ = _structure(checkpoint, None)
         kept, wholes = _keep_codes(own, checkpoint, graph, len(reports) + 1, target)
-        builds.append(_plan_target(own, checkpoint, graph, (*reports, *kept), wholes, errors, target, progress))
+        builds.append(
+            _plan_target(own, checkpoint, graph, (*reports, *kept), wholes, errors, target, progress, estimate)
+        )
     return builds
 
 
@@ -174,6 +182,7 @@ def _plan_target(
     errors: SampleErrors,
     target: Target,
     progress: Progress,
+    estimate: bool,
 ) -> TargetBuild:
     """The target passes set the same attributes whatever an earlier target has set there."""
     notes: list[str] = []
@@ -194,11 +203,13 @@ def _plan_target(
     cuts: list[int] = []
     planned = [
         _plan_rank(config, checkpoint, graph, parts, target, rank, cuts, dump if rank == 0 else None)
-        for rank in range(config.ranks)
+        for rank in range(0, config.ranks, config.tp_size if estimate else 1)
     ]
     lowering, plan = planned[0]
     alone = dataclasses.replace(config, tp_size=1, pp_size=1, sum_parts=config.parts)
-    whole = plan if config.ranks == 1 else _plan_rank(alone, checkpoint, graph, parts, target, 0, [], None)[1]
+    whole = (
+        plan if config.ranks == 1 or estimate else _plan_rank(alone, checkpoint, graph, parts, target, 0, [], None)[1]
+    )
     timings: list[str] = []
     if config.autotune:
         for begin in range(0, config.ranks, config.tp_size):  # the ranks of a stage have the same steps

@@ -45,7 +45,7 @@ class StepLoop:
 
     stop     int32 [1]: whatever thread sets it to 1, no step follows the one that runs without a look at what else came
     on_step  is told of every step; must be quick
-    work     what has been done so far
+    work     what has been done so far; most_steps: that may follow each other in the next call
     """
 
     def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
@@ -56,7 +56,7 @@ class StepLoop:
         self._submitted: ScheduledStep | None = None  # what the session begins after the step that it is asked for
         self._steady_until = 0.0  # the next step is as the last one, if nobody comes or goes; time.perf_counter()
         self._result_at = 0.0  # when the last step ended, time.perf_counter()
-        self._most_steps = 1  # that may follow each other in one call
+        self.most_steps = 1
         self._closed = False
         self._death: IngotError | None = None
         self._arrivals = 0
@@ -181,7 +181,7 @@ class StepLoop:
         if not report.prefill_tokens:
             fitting = 1 + int(_CROSSING_SECONDS / max(report.session_seconds, 1e-6))
             most = 1 if report.session_seconds > _LONG_STEP else min(fitting, self._session.most_steps)
-            self._most_steps = min(most, 2 * report.steps)
+            self.most_steps = min(most, 2 * report.steps)
 
     def _next_step(self) -> tuple[ScheduledStep, Ahead | None]:
         """The next step to run; stages that would idle begin further ones."""
@@ -196,7 +196,7 @@ class StepLoop:
         assert chunks, "the oldest request can always advance"
         chunks = self._alone(chunks) if self._doubtful else chunks
         self._steady_until = time.perf_counter() + _CROSSING_SECONDS if self._scheduler.waiting else math.inf
-        most = self._scheduler.repeatable(chunks, self._most_steps)
+        most = self._scheduler.repeatable(chunks, self.most_steps)
         step = self._last = self._assemble(chunks, self._last)
         if most == 1 or step.batch.want_logits:
             return step, None

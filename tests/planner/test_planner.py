@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from ingot.builder.build import build
+from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.errors import ConfigError, UsageError
-from ingot.planner.cost import plan_cost
-from ingot.planner.device import Device, read_devices, step_seconds
-from ingot.planner.simulate import simulate
+from ingot.planner.arrange import Candidate, Goals, arrangements
+from ingot.planner.cost import Int64, plan_cost
+from ingot.planner.device import Device, decode_seconds, read_devices, step_seconds
+from ingot.planner.make_plan import PlanOptions, _best, _candidate, _simulate
+from ingot.planner.simulate import Clock, ReplicaOptions, simulate
 from ingot.plugins.plan_work import PlanWork
 from ingot.quickstart import SHIPPED
 from ingot.step_work import Load
@@ -104,18 +107,95 @@ def test_the_simulation_runs_the_real_scheduler(checkpoint: Path, tmp_path: Path
     size = plan.tokens_per_block
 
     def run(num_blocks: int, count: int = 3) -> tuple[list[float], list[float], float, int]:
-        served = simulate(
-            [(4, 3)] * count,
-            [0.0, 0.5, 10.0, 10.0][:count],
-            lambda past, new, rows: 1.0,
-            limits=plan.limits,
-            num_blocks=[num_blocks],
-            tokens_per_block=size,
-        )
+        options = ReplicaOptions(limits=plan.limits, num_blocks=(num_blocks,), tokens_per_block=size)
+        clock = Clock(step=lambda past, new, rows: [1.0])
+        served = simulate([(4, 3)] * count, [0.0, 0.5, 10.0, 10.0][:count], clock, options)
         return served.ttft.tolist(), served.tpot.tolist(), served.seconds, served.steps
 
     assert run(8) == ([1.0, 1.5, 1.0], [1.0, 1.0, 1.0], 13.0, 7)
     assert run(1) == ([1.0, 3.5, 1.0], [1.0, 1.0, 1.0], 13.0, 9)  # room for one request at a time
+
+
+def test_several_decode_steps_at_once_are_those_steps(tmp_path: Path) -> None:
+    """The time of each, and what requests see of them."""
+    checkpoint = made(tmp_path, "gemma3_text")  # with windows
+    build(BuildConfig(target="ref", max_batch_size=4, autotune=False), checkpoint, tmp_path / "e")
+    plan = read_plan(tmp_path / "e")
+    cost, past = plan_cost(plan), np.array([3, 9, 40], np.int64)
+    ones = np.ones(3, np.int64)
+    singly = [step_seconds(cost, MINE, 2, past + turn, ones, 3).total for turn in range(9)]
+    assert decode_seconds(cost, MINE, 2, past, 9) == pytest.approx(singly, rel=1e-12)
+
+    def step(past: Int64, new: Int64, rows: int) -> list[float]:
+        return [step_seconds(cost, MINE, 1, past, new, rows).total]
+
+    options = ReplicaOptions(
+        limits=plan.limits,
+        num_blocks=plan.in_each(64),
+        tokens_per_block=plan.tokens_per_block,
+        windows=tuple(group.window for group in plan.caches),
+    )
+    random = np.random.default_rng(1)
+    lengths = [(int(random.integers(1, 20)), int(random.integers(1, 25))) for _ in range(30)]
+    arrivals = np.cumsum(random.exponential(3e-4, 30)).tolist()
+    one = simulate(lengths, arrivals, Clock(step=step), options, replicas=2)
+    clock = Clock(step=step, decode=lambda past, steps: decode_seconds(cost, MINE, 1, past, steps))
+    several = simulate(lengths, arrivals, clock, options, replicas=2)
+    assert several.ttft == pytest.approx(one.ttft, rel=1e-9)
+    assert several.tpot == pytest.approx(one.tpot, rel=1e-9, nan_ok=True)
+    assert (several.steps, several.tokens) == (one.steps, one.tokens)
+    assert several.busy == pytest.approx(one.busy)
+
+
+def test_stages_work_at_different_steps_at_once(checkpoint: Path, tmp_path: Path) -> None:
+    """Two stages of a second and of two: counted by hand. With two requests the second stage never idles."""
+    build(BuildConfig(target="ref", max_batch_size=4, autotune=False), checkpoint, tmp_path / "e")
+    plan = read_plan(tmp_path / "e")
+    options = ReplicaOptions(limits=plan.limits, num_blocks=(16,), tokens_per_block=plan.tokens_per_block)
+    clock = Clock(step=lambda past, new, rows: [1.0, 2.0], stages=2)
+    alone = simulate([(4, 3)], [0.0], clock, options)
+    assert (alone.ttft.tolist(), alone.tpot.tolist(), alone.seconds) == ([3.0], [3.0], 9.0)
+    both = simulate([(4, 3)] * 2, [0.0, 0.0], clock, options)
+    assert (both.ttft.tolist(), both.tpot.tolist(), both.seconds) == ([3.0, 5.0], [4.0, 4.0], 13.0)
+
+
+def test_stages_share_the_work_and_pass_rows_on(tmp_path: Path) -> None:
+    checkpoint = made(tmp_path, "llama")
+    for stages in (1, 2):
+        config = BuildConfig(target="ref", pp_size=stages, autotune=False)
+        build(config, checkpoint, tmp_path / f"e{stages}")
+    whole = plan_cost(read_plan(tmp_path / "e1"))
+    last, first = (plan_cost(read_plan(tmp_path / "e2", rank)) for rank in range(2))
+    assert first.layers + last.layers == whole.layers
+    assert whole.messages == last.messages == 0 < first.messages
+    assert first.sent_bytes > 0
+    assert (first.draws, last.draws) == (False, True)
+    assert first.weights + last.weights == pytest.approx(whole.weights, rel=0.05)
+    past, new = np.array([5], np.int64), np.array([1], np.int64)
+    assert step_seconds(first, MINE, 1, past, new, 1).parts[2] > 0, "the message"
+
+
+def test_arrangements_with_stages_and_with_prompts_apart(checkpoint: Path, tmp_path: Path) -> None:
+    build(BuildConfig(target="ref", pp_size=2, autotune=False), checkpoint, tmp_path / "e")
+    plans = [read_plan(tmp_path / "e", rank) for rank in (1, 0)]
+    stages = tuple(map(plan_cost, plans))
+    two = Candidate(device=MINE, precision="bf16", tp=1, pp=2, plan=plans[1], stages=stages)
+    goals = Goals(input_len=40, output_len=20, count=4)
+    by_batch = {each.batch: each for each in arrangements(goals, two, can_be_apart=False)}
+    assert all(each.replicas == 2 for each in by_batch.values())
+    step = [each.total for each in two.step(1, 50, 2)]
+    assert by_batch[1].tpot_ms == pytest.approx(1e3 * sum(step)), "one request is in one stage at a time"
+    assert by_batch[2].tpot_ms == pytest.approx(1e3 * max(sum(step), 2 * max(step))), "two are in both"
+    assert two.most_batch(60) <= min(int(0.9 * MINE.memory / each.sequence_bytes(60)) for each in stages)
+    whole = dataclasses.replace(two, pp=1, stages=stages[:1])
+    apart = [each for each in arrangements(goals, whole, can_be_apart=True) if each.prefill_replicas]
+    assert apart
+    assert all(each.prefill_replicas + each.replicas == 4 for each in apart)
+    one = next(each for each in apart if each.batch == 8)
+    prompt, decode = whole.prompt_seconds(40), whole.step(8, 50, 0)[0].total
+    rates = one.prefill_replicas / prompt, one.replicas * 8 / (decode * 20)
+    assert one.output_tokens_per_second == pytest.approx(20 * min(rates))
+    assert one.tpot_ms == pytest.approx(1e3 * decode), "no prompt delays a token"
 
 
 @pytest.mark.slow
@@ -123,8 +203,10 @@ def test_the_command(checkpoint: Path) -> None:
     args = ("plan", "--checkpoint_dir", checkpoint, "--input_len", 40, "--output_len", 10, "--count", 2)
     mine = ("--devices", checkpoint.with_name("mine.toml"))
     report = json.loads(ingot(*args, *mine, "--json", "--rate", 20).succeeds().out)
-    found = {(each["precision"], each["tp"]) for each in report["arrangements"]}
-    assert found == {(name, tp) for name in ("bf16", "w8", "w4g128") for tp in (1, 2)}
+    found = {(each["precision"], each["tp"], each["pp"], each["prefill_replicas"]) for each in report["arrangements"]}
+    layouts = ((1, 1, 0), (2, 1, 0), (1, 2, 0), (1, 1, 1))
+    assert found == {(name, *layout) for name in ("bf16", "w8", "w4g128") for layout in layouts}
+    assert all(each["simulation"] for each in report["arrangements"][:3])
     first, *_, last = report["arrangements"]
     assert 0 < first["cost"] <= last["cost"]
     assert first["simulation"]["requests"] >= 32
@@ -137,6 +219,41 @@ def test_the_command(checkpoint: Path) -> None:
     assert "misses the goals" in out
     out = ingot(*args, "--devices", "l4", "--precision", "w8").succeeds().out
     assert "not possible: l4, w8, tp 2: --tp_size 2 is not supported on cuda/sm89" in out
+
+
+@pytest.mark.slow
+def test_all_replicas_for_a_while(checkpoint: Path) -> None:
+    """As many requests as come in that time, shared by the replicas; also with prompts apart."""
+    args = ("plan", "--checkpoint_dir", checkpoint, "--input_len", 40, "--output_len", 10, "--count", 3)
+    mine = ("--devices", checkpoint.with_name("mine.toml"), "--precision", "w8")
+    ingot(*args, *mine, "--simulated_seconds", 5).fails("--simulated_seconds needs --rate", code=2)
+    report = json.loads(ingot(*args, *mine, "--rate", 40, "--simulated_seconds", 5, "--json").succeeds().out)
+    first, *others = report["arrangements"]
+    assert (first["simulation"]["requests"], first["simulation"]["replicas"]) == (200, first["replicas"])
+    assert 4 < first["simulation"]["seconds"] < 8
+    assert not any(each["simulation"] for each in others)
+
+
+@pytest.mark.slow
+def test_prompts_apart_are_simulated(checkpoint: Path) -> None:
+    """Long prompts and few tokens: no token waits for a prompt, and the first one comes after the keys and values."""
+    options = PlanOptions(
+        checkpoint_dir=checkpoint,
+        devices=tuple(read_devices(str(checkpoint.with_name("mine.toml")))),
+        input_len=200,
+        output_len=8,
+        count=4,
+        rate=60,
+        precisions=("w8",),
+    )
+    candidate = _candidate(options, Checkpoint.open(checkpoint), options.devices[0], "w8", 1, 1)
+    made = _best(options, candidate, can_be_apart=True)
+    together, apart = (next(each for each in made if bool(each.prefill_replicas) == kind) for kind in (False, True))
+    found = [_simulate(options, each, candidate, lambda what, done, total: None) for each in (together, apart)]
+    assert found[1].replicas == apart.replicas
+    assert found[1].ttft_ms_p50 > 1e3 * (candidate.prompt_seconds(200) + candidate.handed_seconds(200))
+    tails = [each.tpot_ms_p90 or 0.0 for each in found]
+    assert tails[1] < tails[0]
 
 
 def test_what_is_not_possible_at_all_is_an_error(checkpoint: Path) -> None:

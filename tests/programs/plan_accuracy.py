@@ -4,7 +4,8 @@ python -m tests.programs.plan_accuracy --published
 python -m tests.programs.plan_accuracy --engine ENGINE
 
 --published fits four numbers of a device (shares of bandwidth and rate, seconds of a layer and of a request) on figures
-of H200, and prints the error of each class of figures that it has not seen. The figures are those of TensorRT-LLM's
+of H200, and prints the error of each class of figures that it has not seen. For pipeline stages it fits them again, on
+one and four stages of an RTX 6000. The figures are those of TensorRT-LLM's
 performance overview (versions 0.19 and 1.0) and of NVIDIA's NIM benchmarks, whose engines are not ingot's.
 
 --engine runs loads of an engine, fits the same numbers on three of them, and simulates all with the real scheduler:
@@ -15,6 +16,7 @@ import argparse
 import dataclasses
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ import numpy as np
 
 from ingot.planner.cost import CacheCost, Int64, StepCost, plan_cost
 from ingot.planner.device import Device, gpu_devices, measure_here, step_seconds
-from ingot.planner.simulate import simulate
+from ingot.planner.simulate import Clock, ReplicaOptions, simulate
 from ingot.runtime import ModelRunner
 from ingot.runtime.reports import StepReport
 from ingot.runtime.request import Request
@@ -73,6 +75,32 @@ _MOST = 2048  # requests at once
 _USED = 0.9  # of the memory
 
 
+STAGES_FITTED = "RTX 6000, 70B, pp 1 and 4, fitted on"
+# Of TensorRT-LLM's performance overview: (prompt, answer) → tokens/s with 1, 2, 4 and 8 pipeline stages.
+_STAGES = {
+    (128, 128): (3264, 6172, 9641, 11881),
+    (128, 2048): (2422, 4993, 7922, 9833),
+    (128, 4096): (1349, 2893, 4978, 7352),
+    (500, 2000): (1856, 4114, 6939, 9435),
+    (1000, 1000): (1787, 3707, 5961, 8166),
+    (1000, 2000): (1594, 2993, 5274, 6943),
+    (2048, 128): (393, 813, 1511, 2495),
+    (2048, 2048): (1074, 2336, 3870, 6078),
+    (5000, 500): (401, 812, 1511, 2491),
+    (20000, 2000): (142, 319, 630, 1148),
+}
+_405B = {
+    (128, 128): 4452,
+    (128, 2048): 2981,
+    (1000, 1000): 2369,
+    (1000, 2000): 1931,
+    (2048, 128): 579,
+    (2048, 2048): 1442,
+}
+# How many requests each measurement had, where these are fewer than may run at once.
+_REQUESTS = {(128, 4096): 1500, (1000, 2000): 1500, (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000}
+
+
 def shape_cost(shape: Shape, arithmetic: str, tp: int, pp: int) -> StepCost:
     """Of one rank of one stage, with an FP8 cache and lm_head in 16 bits on every stage's share."""
     size, layers, h = _BITS[arithmetic], shape.layers / pp, shape.hidden
@@ -94,6 +122,8 @@ def shape_cost(shape: Shape, arithmetic: str, tp: int, pp: int) -> StepCost:
         row_operations=2 * rows,
         logit_operations=2 * head,
         caches=(cache,),
+        messages=int(pp > 1),
+        sent_bytes=2 * h if pp > 1 else 0,
         layers=round(layers),
         collectives=round(2 * layers) if tp > 1 else 0,
         met_bytes=2 * h,
@@ -148,9 +178,12 @@ def points() -> list[Point]:
     rows += [
         point("RTX 6000, experts, tp 1 to 8", A3B, "rtx6000", 1000, 1000, found, tp=tp) for tp, found in rtx.items()
     ]
-    stages = {1: 1787, 2: 3707, 4: 5961, 8: 8166}
-    rows += [point("RTX 6000, pp 1 to 8", M70, "rtx6000", 1000, 1000, found, pp=pp) for pp, found in stages.items()]
-    return rows
+    for lengths, stages in _STAGES.items():
+        for pp, found in zip((1, 2, 4, 8), stages, strict=True):
+            kind = STAGES_FITTED if pp in (1, 4) else f"RTX 6000, 70B, pp {pp}"
+            rows.append(point(kind, M70, "rtx6000", *lengths, found, pp=pp))
+    rows += [point("RTX 6000, 405B, pp 8", M405, "rtx6000", *lengths, found, pp=8) for lengths, found in _405B.items()]
+    return sorted(rows, key=lambda row: row.kind.startswith("RTX 6000,"))
 
 
 def throughput(point: Point, device: Device) -> float:
@@ -159,7 +192,7 @@ def throughput(point: Point, device: Device) -> float:
     cost = shape_cost(point.shape, point.arithmetic, point.tp, point.pp)
     room = _USED * device.memory - cost.resident
     fits = int(room / cost.sequence_bytes(point.given + point.new // 2))
-    batch = max(1, min(point.batch or _MOST, fits))
+    batch = max(1, min(point.batch or _MOST, fits, _REQUESTS.get((point.given, point.new), _MOST)))
     rows = max(1, batch // point.pp)
     prompts = round(rows * point.given / point.new)
     past = np.array([point.given + point.new // 2] * rows + [0], np.int64)
@@ -197,14 +230,17 @@ def published() -> None:
         return [throughput(row, _with(devices[row.device], numbers)) / row.found - 1 for row in own]
 
     kinds = list(dict.fromkeys(row.kind for row in rows))
-
-    def error(numbers: Sequence[float]) -> float:
-        return statistics.mean(abs(math.log1p(each)) for each in errors(numbers, kinds[0]))
-
-    numbers = fit(error, [getattr(devices["h200"], name) for name in FITTED])
-    print(", ".join(f"{name} {number:.3g}" for name, number in zip(FITTED, numbers, strict=True)))
+    numbers: list[float] = []
     print("| class | figures | median error | worst | bias |\n|---|---|---|---|---|")
     for kind in kinds:
+        if kind.endswith("fitted on"):  # and so are those behind it, on no figures of their own
+
+            def error(numbers: Sequence[float], kind: str = kind) -> float:
+                return statistics.mean(abs(math.log1p(each)) for each in errors(numbers, kind))
+
+            numbers = fit(error, [getattr(devices["h200"], name) for name in FITTED])
+            said = (f"{name} {number:.3g}" for name, number in zip(FITTED, numbers, strict=True))
+            print(f"{kind}: {', '.join(said)}", file=sys.stderr)
         found = errors(numbers, kind)
         sizes = [abs(each) for each in found]
         bias = statistics.mean(found)
@@ -246,19 +282,17 @@ def engine(directory: Path, rounds: int) -> None:
         def estimate(lengths: Sequence[tuple[int, int]], numbers: Sequence[float]) -> float:
             own = _with(device, numbers)
 
-            def clock(past: Int64, new: Int64, rows: int) -> float:
-                return step_seconds(cost, own, 1, past, new, rows).total
+            def clock(past: Int64, new: Int64, rows: int) -> list[float]:
+                return [step_seconds(cost, own, 1, past, new, rows).total]
 
-            return simulate(
-                lengths,
-                [0.0] * len(lengths),
-                clock,
+            options = ReplicaOptions(
                 limits=limits,
-                num_blocks=blocks,
+                num_blocks=tuple(blocks),
                 tokens_per_block=plan.tokens_per_block,
-                windows=[group.window for group in plan.caches],
+                windows=tuple(group.window for group in plan.caches),
                 prefill_chunk=512,
-            ).seconds
+            )
+            return simulate(lengths, [0.0] * len(lengths), Clock(step=clock), options).seconds
 
         taken: dict[str, list[float]] = {name: [] for name in loads()}
         for turn in range(rounds + 1):

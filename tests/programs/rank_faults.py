@@ -1,6 +1,6 @@
 """Engines of several ranks, one of which is killed or stopped at a random moment; then what the others say and leave.
 
-python -m tests.programs.rank_faults [--rounds 200] [--seed 0]
+python -m tests.programs.rank_faults [--rounds 200] [--seed 0] [--margin 10] [--timeout 1]
 
 Builds a tiny engine of 2 ranks that share each layer, and one of two pipeline stages of 2 such ranks. A round starts a
 process for each rank, lets the first one generate without end, and takes one rank away while they open, or while steps
@@ -32,7 +32,6 @@ from ingot.runtime import ModelRunner
 from ingot.runtime.session import load_engine
 from tests.runtime.rank_processes import PipeLink
 
-TIMEOUT, MARGIN = 1.0, 10.0  # seconds that a rank may be late; in which all must have ended, on a busy machine
 LOOK = 0.05  # seconds between two looks
 SHAPE = (
     '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, '
@@ -43,13 +42,15 @@ SHAPE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What a round does: to which rank, how, and seconds after all have begun to open (or to compute)."""
+    """What a round does: to which rank, how, and seconds after all have begun to open (or to compute).
+    timeout: seconds that a rank may be late."""
 
     ranks: int
     victim: int
     stop: bool
     computing: bool
     after: float
+    timeout: float
 
     def __str__(self) -> str:
         what, when = "stopped" if self.stop else "killed", "computing" if self.computing else "opening"
@@ -68,7 +69,7 @@ def make_engines(folder: Path) -> dict[int, Path]:
     return engines
 
 
-def draw_faults(seed: int) -> Iterator[Fault]:
+def draw_faults(seed: int, timeout: float) -> Iterator[Fault]:
     """Without end. Nothing is stopped while it opens, for which others give it minutes; nor rank 0, whose next step the
     others await as long as it takes."""
     random_ = random.Random(seed)
@@ -81,12 +82,15 @@ def draw_faults(seed: int) -> Iterator[Fault]:
             stop=stop,
             computing=computing,
             after=random_.uniform(0, 0.3),
+            timeout=timeout,
         )
 
 
-def run_rank(rank: int, ranks: int, engine: Path, pipes: Sequence[Connection], told: Connection) -> None:
+def run_rank(
+    rank: int, ranks: int, engine: Path, pipes: Sequence[Connection], told: Connection, timeout: float
+) -> None:
     """The process of one rank: says "computing", and then why it ended."""
-    config = RuntimeConfig(rank_timeout=TIMEOUT, threads=1, kv_cache_memory=1 << 24)
+    config = RuntimeConfig(rank_timeout=timeout, threads=1, kv_cache_memory=1 << 24)
     try:
         told.send("opening")
         loaded = load_engine(engine, config, PipeLink(rank, ranks, pipes))
@@ -100,7 +104,7 @@ def run_rank(rank: int, ranks: int, engine: Path, pipes: Sequence[Connection], t
         sys.exit(1)
 
 
-def run_round(fault: Fault, engine: Path) -> str:
+def run_round(fault: Fault, engine: Path, margin: float) -> str:
     """Why it is not as it must be, or ""."""
     context, before = multiprocessing.get_context("spawn"), set(os.listdir("/dev/shm"))
     pairs = [context.Pipe() for _ in range(fault.ranks - 1)]
@@ -108,19 +112,23 @@ def run_round(fault: Fault, engine: Path) -> str:
     processes: list[BaseProcess] = []
     for rank in range(fault.ranks):
         pipes = [here for here, _ in pairs] if rank == 0 else [pairs[rank - 1][1]]
-        processes.append(context.Process(target=run_rank, args=(rank, fault.ranks, engine, pipes, told[rank])))
+        processes.append(
+            context.Process(target=run_rank, args=(rank, fault.ranks, engine, pipes, told[rank], fault.timeout))
+        )
         processes[-1].start()
     for pipe in (*(each for pair in pairs for each in pair), *told):
         pipe.close()
     try:
-        return _watch(fault, processes, heard) or ("" if set(os.listdir("/dev/shm")) <= before else "left in /dev/shm")
+        return _watch(fault, processes, heard, margin) or (
+            "" if set(os.listdir("/dev/shm")) <= before else "left in /dev/shm"
+        )
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _watch(fault: Fault, processes: Sequence[BaseProcess], heard: Sequence[Connection]) -> str:
+def _watch(fault: Fault, processes: Sequence[BaseProcess], heard: Sequence[Connection], margin: float) -> str:
     for pipe in heard:
         pipe.recv()
     if fault.computing and heard[0].recv() != "computing":
@@ -130,7 +138,7 @@ def _watch(fault: Fault, processes: Sequence[BaseProcess], heard: Sequence[Conne
     assert victim.pid is not None
     os.kill(victim.pid, signal.SIGSTOP if fault.stop else signal.SIGKILL)
     others = [rank for rank in range(fault.ranks) if rank != fault.victim]
-    _await_end([processes[rank] for rank in others])
+    _await_end([processes[rank] for rank in others], margin)
     for rank in others:
         if processes[rank].exitcode is None:
             return f"rank {rank} has not ended"
@@ -143,15 +151,15 @@ def _watch(fault: Fault, processes: Sequence[BaseProcess], heard: Sequence[Conne
         return f"words that do not name rank {fault.victim}: {words}"
     if fault.stop:
         os.kill(victim.pid, signal.SIGCONT)
-        _await_end([victim])
+        _await_end([victim], margin)
         if victim.exitcode != 1:
             return f"rank {fault.victim}, which was stopped, has exit code {victim.exitcode} when it goes on"
     return ""
 
 
-def _await_end(processes: Sequence[BaseProcess]) -> None:
+def _await_end(processes: Sequence[BaseProcess], margin: float) -> None:
     """Until they have ended, or long enough; time in which this process could not look, either, does not count."""
-    looks = round((TIMEOUT + MARGIN) / LOOK)
+    looks = round(margin / LOOK)
     while looks and any(process.exitcode is None for process in processes):
         time.sleep(LOOK)
         looks -= 1
@@ -172,15 +180,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--margin", type=float, default=10.0, help="seconds in which all must have ended")
+    parser.add_argument("--timeout", type=float, default=1.0, help="seconds that a rank may be late")
     given = parser.parse_args()
     done: Counter[str] = Counter()
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
         engines = make_engines(Path(folder))
-        for fault, _ in zip(draw_faults(given.seed), range(given.rounds), strict=False):
+        for fault, _ in zip(draw_faults(given.seed, given.timeout), range(given.rounds), strict=False):
             began = time.monotonic()
-            if problem := run_round(fault, engines[fault.ranks]):
-                sys.exit(f"{fault}: {problem}")
+            if problem := run_round(fault, engines[fault.ranks], given.margin + given.timeout):
+                sys.exit(f"round {sum(done.values()) + 1}, rank {fault.victim} of {fault.ranks} {fault}: {problem}")
             done[f"{fault}, {fault.ranks} ranks"] += 1
             slowest = max(slowest, time.monotonic() - began)
     for what, count in sorted(done.items()):

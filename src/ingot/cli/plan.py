@@ -9,9 +9,11 @@ import click
 from ingot.cli.console import LEVELS, CliConsole, wrapped
 from ingot.cli.values import as_json, log_level, positive
 from ingot.dtypes import PRECISIONS
+from ingot.errors import UsageError
+from ingot.planner.arrange import Arrangement
 from ingot.planner.device import read_devices
 from ingot.planner.make_plan import PRECISIONS as TRIED
-from ingot.planner.make_plan import Arrangement, PlanOptions, PlanReport, make_plan
+from ingot.planner.make_plan import PlanOptions, PlanReport, make_plan
 from ingot.step_table import aligned
 
 _above_zero = click.FloatRange(min=0, min_open=True)
@@ -43,6 +45,12 @@ _above_zero = click.FloatRange(min=0, min_open=True)
     multiple=True,
     help=f"Try this precision. Give it again for more. Default: {', '.join(TRIED)}.",
 )
+@click.option(
+    "--simulated_seconds",
+    type=_above_zero,
+    help="Simulate this many seconds of requests on all replicas of the best arrangement. Needs --rate. Default: some "
+    "requests on one replica of the three best arrangements.",
+)
 @as_json
 @log_level
 def command(
@@ -55,10 +63,12 @@ def command(
     ttft: float | None,
     tpot: float | None,
     precisions: tuple[str, ...],
+    simulated_seconds: float | None,
     as_json: bool,
     log_level: str,
 ) -> None:
-    """Estimate TTFT, TPOT, tokens per second and cost of a model, for each way to divide it among devices.
+    """Estimate TTFT, TPOT, tokens per second and cost of a model, for each way to divide it among devices: replicas,
+    ranks, pipeline stages, and prompts on other servers.
 
     Nothing is run on the devices, and no engine is written: the builder decides the plan of each arrangement, and a
     formula says how long its steps take. The three best arrangements are simulated with the real scheduler. How far
@@ -68,6 +78,8 @@ def command(
     Example: ingot plan --checkpoint_dir DIR --devices h100,l4 --input_len 1000 --output_len 500
     Example: ingot plan --checkpoint_dir DIR --devices FILE --input_len 99 --output_len 20 --tpot 50
     """
+    if simulated_seconds is not None and rate is None:
+        raise UsageError("--simulated_seconds needs --rate", hint="add --rate with the requests of a second")
     options = PlanOptions(
         checkpoint_dir=checkpoint_dir,
         devices=tuple(read_devices(devices)),
@@ -78,6 +90,7 @@ def command(
         ttft=None if ttft is None else 1e-3 * ttft,
         tpot=None if tpot is None else 1e-3 * tpot,
         precisions=precisions or TRIED,
+        simulated_seconds=simulated_seconds,
     )
     with CliConsole(LEVELS[log_level]) as console:
         report = make_plan(options, console.progress)
@@ -94,7 +107,20 @@ def _asked(options: PlanOptions) -> dict[str, object]:
 
 def _show(report: PlanReport) -> None:
     rows: list[tuple[str, ...]] = [
-        ("device", "precision", "tp", "replicas", "batch", "TTFT ms", "TPOT ms", "tokens/s", "cost/M", "bound", "")
+        (
+            "device",
+            "precision",
+            "tp",
+            "pp",
+            "replicas",
+            "batch",
+            "TTFT ms",
+            "TPOT ms",
+            "tokens/s",
+            "cost/M",
+            "bound",
+            "",
+        )
     ]
     rows += [_row(each) for each in report.arrangements]
     print("\n".join(aligned(rows, words=2)))
@@ -111,7 +137,8 @@ def _row(each: Arrangement) -> tuple[str, ...]:
         each.device,
         each.precision,
         str(each.tp),
-        str(each.replicas),
+        str(each.pp),
+        f"{each.prefill_replicas}+{each.replicas}" if each.prefill_replicas else str(each.replicas),
         str(each.batch),
         f"{each.ttft_ms:,.1f}",
         f"{each.tpot_ms:,.2f}",
@@ -126,8 +153,10 @@ def _simulated(each: Arrangement) -> str:
     found = each.simulation
     assert found is not None, "the caller looked"
     tpot = "" if found.tpot_ms_p50 is None else f", TPOT {found.tpot_ms_p50:,.2f} and {found.tpot_ms_p90:,.2f}"
+    apart = f" beside {each.prefill_replicas} for prompts" if each.prefill_replicas else ""
     return (
-        f"simulated {each.device}, {each.precision}, tp {each.tp}: TTFT p50 and p90 {found.ttft_ms_p50:,.1f} and "
-        f"{found.ttft_ms_p90:,.1f} ms{tpot}, {found.output_tokens_per_second:,.0f} tokens/s, {found.requests} requests "
-        f"on a replica, {found.preemptions} preemptions"
+        f"simulated {each.device}, {each.precision}, tp {each.tp}, pp {each.pp}: TTFT p50 and p90 "
+        f"{found.ttft_ms_p50:,.1f} and {found.ttft_ms_p90:,.1f} ms{tpot}, {found.output_tokens_per_second:,.0f} "
+        f"tokens/s, {found.requests:,} requests on {found.replicas} of {each.replicas} replicas{apart}, "
+        f"{found.preemptions} preemptions, {found.steps:,} steps in {found.seconds:,.1f} s"
     )

@@ -41,6 +41,8 @@ class StepCost:
     logit_bytes, logit_operations  for each row of logits
     layers        that have attention, a state or experts
     collectives   of a step in which ranks meet; met_bytes: of a row in each; gathered_bytes: of a row of logits
+    messages      to the next pipeline stage in a step; sent_bytes: of a row in all of them
+    draws         whether this rank's stage is the last one, whose host schedules and draws
     arithmetic    of most products: "f32", "bf16", "int8"
     """
 
@@ -59,6 +61,9 @@ class StepCost:
     collectives: int = 0
     met_bytes: float = 0.0
     gathered_bytes: float = 0.0
+    messages: int = 0
+    sent_bytes: float = 0.0
+    draws: bool = True
     arithmetic: str = "bf16"
 
     def sequence_bytes(self, tokens: int) -> float:
@@ -92,6 +97,8 @@ def plan_cost(plan: Plan) -> StepCost:
         taken = _slots(plan, step) / own[0].shape[0]
     expert_operations = [of(experts, 1, rows).operations for rows in (0, 1)]
     reduced, gathered = _meetings(plan)
+    cols = {buffer.name: buffer.cols for buffer in plan.buffers}
+    sent = [cols[step.inputs[0]] for step in plan.steps if find_op(step.op).transfer is not None and step.inputs]
     return StepCost(
         resident=plan.weight_bytes + plan.arena_bytes,
         weights=one.nbytes - row_bytes,
@@ -108,6 +115,9 @@ def plan_cost(plan: Plan) -> StepCost:
         collectives=len(reduced),
         met_bytes=_FLOAT * max(reduced, default=0),
         gathered_bytes=_FLOAT * sum(gathered),
+        messages=len(sent),
+        sent_bytes=_FLOAT * sum(sent),
+        draws=bool(plan.logits),
         arithmetic=_arithmetic(plan),
     )
 

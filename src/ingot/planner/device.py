@@ -13,9 +13,10 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ingot.configs.read import Section, nearest, parse_toml
 from ingot.errors import ConfigError, UsageError
@@ -24,6 +25,9 @@ from ingot.plugins.cpu.native import barrier_seconds, peak_flops, read_bandwidth
 from ingot.plugins.cuda import devices as cuda
 from ingot.plugins.cuda.target import CODES
 from ingot.runtime.memory import available_memory
+
+Float64 = npt.NDArray[np.float64]
+Number = TypeVar("Number", float, Float64)
 
 _LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
 _BUFFER = 256 << 20  # bytes that are read to measure the memory
@@ -88,12 +92,8 @@ def step_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, new: I
     Products, attention of decode rows and attention of prompts come one after another; each takes what its bytes or its
     operations take, whichever is longer.
     """
-    rows, rate = int(new.sum()), device.rate(cost.arithmetic)
-    drawn = min(logit_rows, 1)
-    moved = cost.weights + drawn * cost.head
-    moved += cost.experts * (1 - (1 - cost.taken) ** rows) + cost.drawn_experts * (1 - (1 - cost.taken) ** logit_rows)
-    moved += rows * cost.row_bytes + logit_rows * cost.logit_bytes
-    pieces = [(moved, (rows * cost.row_operations + logit_rows * cost.logit_operations) / rate)]
+    rows = int(new.sum())
+    memory, compute, links, host = _without_attention(cost, device, ranks, rows, logit_rows, len(new))
     for kind in (new == 1, new > 1):
         before, count = past[kind], new[kind]
         nbytes = operations = 0.0
@@ -103,17 +103,54 @@ def step_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, new: I
                 seen, pairs = np.minimum(seen, cache.window + count), np.minimum(pairs, count * cache.window)
             nbytes += float(seen.sum()) * cache.token_bytes + len(count) * cache.state_bytes
             operations += float(pairs.sum()) * cache.operations
-        pieces.append((nbytes, operations / device.rate("bf16")))
-    memory = compute = 0.0
-    for nbytes, seconds in pieces:
-        read, computed = nbytes / (device.bytes_reached * device.bandwidth), seconds / device.operations_reached
+        read, computed = _reading(device, nbytes), _computing(device, operations, "bf16")
         memory, compute = memory + read * (read >= computed), compute + computed * (read < computed)
-    links = 0.0
-    if ranks > 1:
-        sent = rows * cost.met_bytes * cost.collectives * 2 * (ranks - 1) / ranks + logit_rows * cost.gathered_bytes
-        links = (cost.collectives + drawn) * device.link_seconds + sent / device.link_bandwidth
-    host = cost.layers * device.layer_seconds + len(new) * device.request_seconds
     return StepSeconds(parts=(memory, compute, links, host))
+
+
+def decode_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, steps: int) -> Float64:
+    """The same for so many decode steps in turn, each of one token of every sequence: [steps]."""
+    count, turns = len(past), np.arange(steps)
+    nbytes, operations = np.zeros(steps), np.zeros(steps)
+    for cache in cost.caches:
+        if cache.window:
+            before = past + turns[:, None]
+            seen = np.minimum(before + 1, cache.window + 1).sum(axis=1)
+            pairs = np.minimum(before + 1, cache.window).sum(axis=1)
+        else:
+            seen = pairs = float(past.sum()) + count * (turns + 1)
+        nbytes += seen * cache.token_bytes + count * cache.state_bytes
+        operations += pairs * cache.operations
+    fixed = sum(_without_attention(cost, device, ranks, count, count, count))
+    found: Float64 = fixed + np.maximum(_reading(device, nbytes), _computing(device, operations, "bf16"))
+    return found
+
+
+def _without_attention(
+    cost: StepCost, device: Device, ranks: int, rows: int, logit_rows: int, sequences: int
+) -> tuple[float, float, float, float]:
+    """Seconds of a step but for attention, in the order of PARTS."""
+    drawn = min(logit_rows, 1)
+    moved = cost.weights + drawn * cost.head
+    moved += cost.experts * (1 - (1 - cost.taken) ** rows) + cost.drawn_experts * (1 - (1 - cost.taken) ** logit_rows)
+    moved += rows * cost.row_bytes + logit_rows * cost.logit_bytes
+    operations = rows * cost.row_operations + logit_rows * cost.logit_operations
+    read, computed = _reading(device, moved), _computing(device, operations, cost.arithmetic)
+    meetings, sent = cost.messages, rows * cost.sent_bytes
+    if ranks > 1:
+        meetings += cost.collectives + drawn
+        sent += rows * cost.met_bytes * cost.collectives * 2 * (ranks - 1) / ranks + logit_rows * cost.gathered_bytes
+    links = meetings * device.link_seconds + sent / device.link_bandwidth
+    host = cost.layers * device.layer_seconds + cost.draws * sequences * device.request_seconds
+    return read * (read >= computed), computed * (read < computed), links, host
+
+
+def _reading(device: Device, nbytes: Number) -> Number:
+    return nbytes / (device.bytes_reached * device.bandwidth)
+
+
+def _computing(device: Device, operations: Number, arithmetic: str) -> Number:
+    return operations / device.rate(arithmetic) / device.operations_reached
 
 
 def gpu_devices() -> dict[str, Device]:

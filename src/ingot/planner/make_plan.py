@@ -1,14 +1,14 @@
 """Checkpoint + devices + lengths → what each arrangement of ranks, replicas and precisions would give.
 
-    every precision × tensor parallel size: the builder decides the plan of a rank ─▶ StepCost
-    × device: does it fit? ─▶ formula over batch sizes: TTFT, TPOT, tokens/s, what bounds them
+    every precision × tensor parallel size × stages: the builder decides the plan of a rank of each stage ─▶ StepCost
+    × device: does it fit? ─▶ formula over batch sizes, together or with prompts apart: TTFT, TPOT, tokens/s, the bound
     the best few ─▶ simulation with the real scheduler: percentiles under the wanted rate
 
 Only what `ingot build` builds is offered: what it refuses is listed with its reason.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +18,16 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import Precision
 from ingot.errors import BuildError, IngotError
-from ingot.plan import Plan
-from ingot.planner.cost import Int64, StepCost, plan_cost
-from ingot.planner.device import Device, StepSeconds, step_seconds
-from ingot.planner.simulate import Served, simulate
+from ingot.planner.arrange import CHUNK, MOST_BATCH, Arrangement, Candidate, Goals, Simulation, arrangements
+from ingot.planner.cost import plan_cost
+from ingot.planner.device import Device, Float64
+from ingot.planner.simulate import ReplicaOptions, Served, simulate
 from ingot.plugins.registry import find_targets
 
 PRECISIONS = ("bf16", "w8", "w4g128")
-MOST_RANKS, MEMORY_USED = 8, 0.9
-CHUNK = 2048  # tokens of a step
-MOST_BATCH = 1024
+MOST_SPLIT = 8  # ranks that divide each layer, and stages
 SIMULATED = 3  # arrangements, the best ones
-_REQUESTS = 512  # of a simulation, at most
+_REQUESTS = 512  # of a simulation of one replica, at most
 
 Progress = Callable[[str, int, int], None]
 
@@ -39,6 +37,8 @@ class PlanOptions:
     """input_len, output_len: tokens of a request. count: devices. rate: requests per second on all of them together.
 
     ttft, tpot  seconds that the median request may take to its first token, and for each token after it
+    simulated_seconds  for so long requests come to all replicas of the best arrangement; None: some requests to one
+                       replica of each of the best ones
     """
 
     checkpoint_dir: Path
@@ -50,45 +50,11 @@ class PlanOptions:
     ttft: float | None = None
     tpot: float | None = None
     precisions: tuple[str, ...] = PRECISIONS
+    simulated_seconds: float | None = None
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Simulation:
-    """Percentiles of requests in milliseconds, of one replica; tokens per second of all replicas."""
-
-    requests: int
-    ttft_ms_p50: float
-    ttft_ms_p90: float
-    tpot_ms_p50: float | None
-    tpot_ms_p90: float | None
-    output_tokens_per_second: float
-    preemptions: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Arrangement:
-    """One way to use the devices, at the batch that gives most tokens within the goals.
-
-    batch       requests that run at once on a replica; most_batch: for which there is memory
-    bound       what takes most of a step: memory, compute, links or host
-    cost        of a million generated tokens, in the currency of the device's price; None without a price
-    meets       the goals, by the formula
-    """
-
-    device: str
-    precision: str
-    tp: int
-    pp: int
-    replicas: int
-    batch: int
-    most_batch: int
-    ttft_ms: float
-    tpot_ms: float
-    output_tokens_per_second: float
-    cost: float | None
-    bound: str
-    meets: bool
-    simulation: Simulation | None = None
+    @property
+    def goals(self) -> Goals:
+        return Goals(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Goals)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,36 +65,27 @@ class PlanReport:
     left_out: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Candidate:
-    device: Device
-    precision: str
-    tp: int
-    plan: Plan
-    cost: StepCost
-
-
 def make_plan(options: PlanOptions, progress: Progress) -> PlanReport:
     """Raises CheckpointError, and BuildError where no arrangement is possible."""
     checkpoint = Checkpoint.open(options.checkpoint_dir)
-    ranks = [1 << n for n in range(MOST_RANKS.bit_length()) if 1 << n <= min(options.count, MOST_RANKS)]
-    asked = [(device, name, tp) for device in options.devices for name in options.precisions for tp in ranks]
-    found: list[tuple[Arrangement, _Candidate]] = []
+    sizes = [1 << n for n in range(MOST_SPLIT.bit_length())]
+    layouts = [(tp, pp) for tp in sizes for pp in sizes if tp * pp <= options.count]
+    asked = [(device, name, *layout) for device in options.devices for name in options.precisions for layout in layouts]
+    found: list[tuple[Arrangement, Candidate]] = []
     left_out: dict[str, str] = {}  # arrangement → why it is not possible
-    for number, (device, precision, tp) in enumerate(asked):
+    for number, (device, precision, tp, pp) in enumerate(asked):
         progress("arrangements", number, len(asked))
-        what = f"{device.name}, {precision}, tp {tp}"
+        what = f"{device.name}, {precision}, tp {tp}" + (f", pp {pp}" if pp > 1 else "")
         try:
-            plan = _rank_plan(options, checkpoint, device, precision, tp)
+            candidate = _candidate(options, checkpoint, device, precision, tp, pp)
         except IngotError as error:
             left_out[what] = error.what + (f"; expected: {error.expected}" if error.expected else "")
             continue
-        candidate = _Candidate(device=device, precision=precision, tp=tp, plan=plan, cost=plan_cost(plan))
-        arrangement = _best_batch(options, candidate)
-        if arrangement is None:
-            left_out[what] = f"the engine and one sequence do not fit {device.memory / 1e9:.0f} GB"
+        apart = tp == pp == 1 and device.target.startswith("cpu")  # other engines refuse --role
+        if best := _best(options, candidate, can_be_apart=apart):
+            found += [(arrangement, candidate) for arrangement in best]
         else:
-            found.append((arrangement, candidate))
+            left_out[what] = f"the engine and one sequence do not fit {device.memory / 1e9:.0f} GB"
     if not found:
         raise BuildError(
             "no arrangement of these devices is possible",
@@ -137,27 +94,28 @@ def make_plan(options: PlanOptions, progress: Progress) -> PlanReport:
             hint="change what the reasons name: lengths, precisions, devices or their number",
         )
     found.sort(key=lambda each: _order(each[0]))
-    made = []
+    made, simulated = [], SIMULATED if options.simulated_seconds is None else 1
     for number, (arrangement, candidate) in enumerate(found):
-        progress("simulations", min(number, SIMULATED), SIMULATED)
-        if number < SIMULATED:
-            served = _simulate(options, arrangement, candidate)
+        if number < simulated:
+            served = _simulate(options, arrangement, candidate, progress)
             arrangement = dataclasses.replace(arrangement, simulation=served)
         made.append(arrangement)
-    progress("simulations", SIMULATED, SIMULATED)
     return PlanReport(
         arrangements=tuple(made), left_out=tuple(f"{what}: {reason}" for what, reason in left_out.items())
     )
 
 
-def _rank_plan(options: PlanOptions, checkpoint: Checkpoint, device: Device, precision: str, tp: int) -> Plan:
-    """The plan of one rank. Nothing is read of the weights: their sizes decide."""
+def _candidate(
+    options: PlanOptions, checkpoint: Checkpoint, device: Device, precision: str, tp: int, pp: int
+) -> Candidate:
+    """Nothing is read of the weights: their sizes decide."""
     quantised = Precision.parse(precision).dtype.is_quantised
     config = BuildConfig(
         target=device.target,
         precision=precision,
         activations="int8" if quantised and device.target.startswith("cpu") else "bf16",
         tp_size=tp,
+        pp_size=pp,
         max_batch_size=MOST_BATCH,
         max_num_tokens=max(CHUNK, MOST_BATCH),
         max_input_len=options.input_len,
@@ -165,8 +123,10 @@ def _rank_plan(options: PlanOptions, checkpoint: Checkpoint, device: Device, pre
         autotune=False,
         dry_run=True,
     )
-    (built,) = plan_targets(config, checkpoint, find_targets(device.target), lambda what, done, total: None)
-    return built.plan
+    targets = find_targets(device.target)
+    (built,) = plan_targets(config, checkpoint, targets, lambda what, done, total: None, estimate=True)
+    stages = tuple(plan_cost(rank.plan) for rank in reversed(built.ranks))  # the last stage has the first ranks
+    return Candidate(device=device, precision=precision, tp=tp, pp=pp, plan=built.plan, stages=stages)
 
 
 def _order(arrangement: Arrangement) -> tuple[bool, float]:
@@ -175,17 +135,18 @@ def _order(arrangement: Arrangement) -> tuple[bool, float]:
     return (not arrangement.meets, -speed if arrangement.cost is None else arrangement.cost)
 
 
-def _best_batch(options: PlanOptions, candidate: _Candidate) -> Arrangement | None:
-    """None where not even one sequence fits."""
-    device, cost = candidate.device, candidate.cost
-    free = MEMORY_USED * device.memory - cost.resident
-    most = min(MOST_BATCH, int(free / max(1.0, cost.sequence_bytes(options.input_len + options.output_len))))
-    if most < 1:
-        return None
-    sizes = sorted({min(most, 1 << n) for n in range(MOST_BATCH.bit_length())})
-    made = [_arrangement(options, candidate, size, most) for size in sizes]
-    good = [each for each in made if each.meets]
-    return max(good, key=lambda each: each.output_tokens_per_second) if good else min(made, key=_miss(options))
+def _best(options: PlanOptions, candidate: Candidate, *, can_be_apart: bool) -> list[Arrangement]:
+    """With the best batch: one where every replica computes its own prompts, and perhaps one with prompts apart."""
+    made = list(arrangements(options.goals, candidate, can_be_apart=can_be_apart))
+    found = []
+    for apart in (False, True):
+        own = [each for each in made if bool(each.prefill_replicas) == apart]
+        good = [each for each in own if each.meets]
+        if good:
+            found.append(max(good, key=lambda each: each.output_tokens_per_second))
+        elif own:
+            found.append(min(own, key=_miss(options)))
+    return found
 
 
 def _miss(options: PlanOptions) -> Callable[[Arrangement], float]:
@@ -201,78 +162,98 @@ def _miss(options: PlanOptions) -> Callable[[Arrangement], float]:
     return miss
 
 
-def _arrangement(options: PlanOptions, candidate: _Candidate, batch: int, most: int) -> Arrangement:
-    """By the formula: `batch` requests at different places of their answers, and prompts that come in between."""
-    device, given, new = candidate.device, options.input_len, options.output_len
-    replicas = options.count // candidate.tp
-    prompts = round(batch * given / new)  # tokens of prompts beside each decode step, in the long run
-    step = _step(candidate, batch, given + new // 2, prompts)
-    chunks = [min(CHUNK, given - begin) for begin in range(0, given, CHUNK)]
-    alone = [_step(candidate, 0, 0, chunk, begin=CHUNK * index).total for index, chunk in enumerate(chunks)]
-    ttft = sum(alone) + (step.total / 2 if batch > 1 else 0.0)
-    speed = replicas * batch / step.total
-    good = (options.ttft is None or ttft <= options.ttft) and (options.tpot is None or step.total <= options.tpot)
-    enough = options.rate is None or speed >= options.rate * new
-    hourly = device.price * replicas * candidate.tp
-    return Arrangement(
-        device=device.name,
-        precision=candidate.precision,
-        tp=candidate.tp,
-        pp=1,
-        replicas=replicas,
-        batch=batch,
-        most_batch=most,
-        ttft_ms=1e3 * ttft,
-        tpot_ms=1e3 * step.total,
-        output_tokens_per_second=speed,
-        cost=1e6 * hourly / 3600 / speed if device.price else None,
-        bound=step.bound,
-        meets=good and enough,
-    )
+def _simulate(options: PlanOptions, arrangement: Arrangement, candidate: Candidate, progress: Progress) -> Simulation:
+    """Requests that arrive at random, or all at once; at all replicas, or at one."""
+    servers, helpers = arrangement.replicas, arrangement.prefill_replicas
+    one = options.simulated_seconds is None and not helpers
+    arrivals = _arrivals(options, arrangement, share=1 / servers if one else 1.0)
+    lengths = [(options.input_len, options.output_len)] * len(arrivals)
+    count = 1 if one else servers
+
+    def told(done: int) -> None:
+        if done % 64 == 0:
+            progress("simulated requests", done, len(arrivals))
+
+    own = _replica(arrangement, candidate)
+    if helpers:
+        served = _simulate_apart(options, arrangement, candidate, arrivals)
+    else:
+        served = simulate(lengths, arrivals.tolist(), candidate.clock(), own, replicas=count, progress=told)
+    progress("simulated requests", len(arrivals), len(arrivals))
+    return _percentiles(served, count, scale=servers if one else 1)
 
 
-def _step(candidate: _Candidate, rows: int, past: int, prompt: int, begin: int = 0) -> StepSeconds:
-    """Decode rows after `past` tokens, and `prompt` tokens of prompts after `begin` others."""
-    before = np.array([past] * rows + [begin] * (prompt > 0), np.int64)
-    new = np.array([1] * rows + [prompt] * (prompt > 0), np.int64)
-    return step_seconds(candidate.cost, candidate.device, candidate.tp, before, new, len(new))
-
-
-def _simulate(options: PlanOptions, arrangement: Arrangement, candidate: _Candidate) -> Simulation:
-    """One replica, whose requests arrive at random, or all at once."""
+def _arrivals(options: PlanOptions, arrangement: Arrangement, share: float) -> Float64:
+    """Seconds. share: of the rate."""
     count = min(_REQUESTS, max(32, 2 * arrangement.batch))
-    arrivals = np.zeros(count)
-    if options.rate is not None:
-        gaps = np.random.default_rng(0).exponential(arrangement.replicas / options.rate, count)
-        arrivals = np.cumsum(gaps)
-    plan, tp = candidate.plan, candidate.tp
-    limits = dataclasses.replace(plan.limits, max_batch_size=arrangement.batch)
-    longest = options.input_len + options.output_len
-    blocks = [group.blocks_of(longest) * arrangement.batch for group in plan.caches]
+    if options.rate is None:
+        return np.zeros(count)
+    if options.simulated_seconds is not None:
+        count = max(1, round(options.rate * options.simulated_seconds))
+    return np.cumsum(np.random.default_rng(0).exponential(1 / (options.rate * share), count))
 
-    def clock(past: Int64, new: Int64, rows: int) -> float:
-        return step_seconds(candidate.cost, candidate.device, tp, past, new, rows).total
 
-    served = simulate(
-        [(options.input_len, options.output_len)] * count,
-        arrivals.tolist(),
-        clock,
-        limits=limits,
-        num_blocks=blocks,
+def _replica(arrangement: Arrangement, candidate: Candidate, batch: int | None = None) -> ReplicaOptions:
+    """With blocks for as many sequences as the batch has."""
+    plan, size = candidate.plan, batch or arrangement.batch
+    longest = plan.limits.max_seq_len
+    return ReplicaOptions(
+        limits=dataclasses.replace(plan.limits, max_batch_size=size),
+        num_blocks=tuple(group.blocks_of(longest) * size for group in plan.caches),
         tokens_per_block=plan.tokens_per_block,
-        windows=[group.window for group in plan.caches],
+        windows=tuple(group.window for group in plan.caches),
     )
-    return _percentiles(served, arrangement.replicas)
 
 
-def _percentiles(served: Served, replicas: int) -> Simulation:
-    tpot = 1e3 * served.tpot[np.isfinite(served.tpot)]
+def _simulate_apart(options: PlanOptions, arrangement: Arrangement, candidate: Candidate, arrivals: Float64) -> Served:
+    """Prompts first; each goes on where it generates, when its keys and values are there. The decode server computes
+    the tokens of the last block again."""
+    given, size = options.input_len, candidate.plan.tokens_per_block
+    tail = given - (given - 1) // size * size
+    prompts = simulate(
+        [(given, 1)] * len(arrivals),
+        arrivals.tolist(),
+        candidate.clock(),
+        _replica(arrangement, candidate),
+        replicas=arrangement.prefill_replicas,
+    )
+    ready = arrivals + prompts.ttft + candidate.handed_seconds(given)
+    order = np.argsort(ready, kind="stable")
+    served = simulate(
+        [(tail, options.output_len)] * len(arrivals),
+        ready[order].tolist(),
+        candidate.clock(given - tail),
+        _replica(arrangement, candidate),
+        replicas=arrangement.replicas,
+    )
+    ttft, tpot = np.empty(len(arrivals)), np.empty(len(arrivals))
+    ttft[order], tpot[order] = served.ttft + (ready - arrivals)[order], served.tpot
+    return dataclasses.replace(
+        served,
+        ttft=ttft,
+        tpot=tpot,
+        seconds=served.seconds + float(ready.min() - arrivals.min()),
+        busy=served.busy + prompts.busy,
+        steps=served.steps + prompts.steps,
+    )
+
+
+def _percentiles(served: Served, replicas: int, scale: int) -> Simulation:
+    """scale: replicas that each serve as many tokens as the simulated ones together."""
+
+    def at(values: Sequence[float] | Float64, share: int) -> float:
+        return 1e3 * float(np.percentile(values, share))
+
+    tpot = served.tpot[np.isfinite(served.tpot)]
     return Simulation(
         requests=len(served.ttft),
-        ttft_ms_p50=1e3 * float(np.percentile(served.ttft, 50)),
-        ttft_ms_p90=1e3 * float(np.percentile(served.ttft, 90)),
-        tpot_ms_p50=float(np.percentile(tpot, 50)) if len(tpot) else None,
-        tpot_ms_p90=float(np.percentile(tpot, 90)) if len(tpot) else None,
-        output_tokens_per_second=replicas * served.tokens / served.seconds,
+        replicas=replicas,
+        seconds=served.seconds,
+        steps=served.steps,
+        ttft_ms_p50=at(served.ttft, 50),
+        ttft_ms_p90=at(served.ttft, 90),
+        tpot_ms_p50=at(tpot, 50) if len(tpot) else None,
+        tpot_ms_p90=at(tpot, 90) if len(tpot) else None,
+        output_tokens_per_second=scale * served.tokens / served.seconds,
         preemptions=served.preemptions,
     )
