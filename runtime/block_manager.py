@@ -32,6 +32,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 
+from ingot.runtime.block_events import BlockEvents
 from ingot.runtime.block_pool import NO_BLOCK, BlockPool
 from ingot.runtime.block_table import BlockTable
 from ingot.step_io import Int32
@@ -56,6 +57,7 @@ class BlockManager:
     strides       of the groups, see BlockPool
     prefix_cache  False: every block has one holder and nothing is kept
     shuffle       see BlockPool
+    events        hears of keys that the cache gets and loses
     """
 
     def __init__(
@@ -76,7 +78,13 @@ class BlockManager:
         self._whole = [group for group, window in enumerate(windows) if not window]
         self._windows = [group for group, window in enumerate(windows) if window]
         self._prefix_cache = prefix_cache
+        self.events = self.pools[self._whole[0] if self._whole else 0].events = BlockEvents()
         self._promised: dict[bytes, BlockTable] = {}  # key → who computes such a block now
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether full blocks are kept for others."""
+        return self._prefix_cache
 
     @property
     def keeps_states(self) -> bool:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from ingot.plan import STATE_SLOTS, window_blocks
+from ingot.runtime.block_events import BlockEvents
 
 NO_BLOCK = -1
 
@@ -24,6 +25,7 @@ class BlockPool:
     stride   0; or the group has states: a block is a slot with the state after its last token, and prompts leave a
              snapshot every this many blocks
     claimed  blocks that requests claim, or hold beyond their claims; of a group with a window
+    events   hears which keys the pool has from now on, and which it has no more; None: nobody wants to know
     shuffle  hand out blocks in this random order instead of the most recently freed first (which is likely still in a
              cache of the machine); for tests
     """
@@ -33,6 +35,7 @@ class BlockPool:
     ) -> None:
         self.num_blocks, self.window, self._size, self.stride = num_blocks, window, tokens_per_block, stride
         self.claimed = 0
+        self.events: BlockEvents | None = None
         self._holders = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._sealed: dict[bytes, int] = {}  # key → block
@@ -115,6 +118,8 @@ class BlockPool:
         """Share a block that is held and full; where an equal one is sealed already, hold that one instead."""
         known = self._sealed.setdefault(key, own)
         if known == own:
+            if self._keys[own] is None and self.events is not None:
+                self.events.stored(key)
             self._keys[own] = key
         else:
             self.hold(known)
@@ -126,6 +131,8 @@ class BlockPool:
         key, self._keys[block] = self._keys[block], None
         if key is not None:
             del self._sealed[key]
+            if self.events is not None:
+                self.events.removed(key)
 
     def scatter(self) -> None:
         """Put the free blocks in another random order, if at all."""

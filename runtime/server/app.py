@@ -14,6 +14,7 @@ from ingot import __version__
 from ingot.runtime.server.api_base import written
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.debug import stalling_request
+from ingot.runtime.server.events_api import EventsApi
 from ingot.runtime.server.generating_api import GeneratingApi
 from ingot.runtime.server.generation import Order
 from ingot.runtime.server.openai_format import Json
@@ -38,6 +39,7 @@ class Api(GeneratingApi):
         self._page = _PAGE.read_bytes()
         self._page_headers = {"content-security-policy": _policy(self._page), "x-content-type-options": "nosniff"}
         self._prefill = None if self._config.role != "prefill" else PrefillApi(service)
+        self._events = EventsApi(service)
         self._document = document(debug_hooks=self._config.debug_hooks, prefill=self._prefill is not None)
 
     def routes(self) -> list[Route]:
@@ -53,6 +55,7 @@ class Api(GeneratingApi):
             ("POST", "/v1/requests/{request_id}/cancel", self.cancel),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
+            ("GET", "/kv/events", self._events.events),
             ("GET", "/metrics", self.metrics),
             ("GET", "/health", self.ready),
             ("GET", "/health/live", self.live),

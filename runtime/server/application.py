@@ -27,7 +27,7 @@ def make_app(service: Service) -> Starlette:
             allow_origins=list(config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
+            expose_headers=["X-Request-Id", "X-Session-Id", "Retry-After", "X-Should-Retry"],
         )
         middleware.insert(0, cors)
     handlers: dict[Any, Any] = {

@@ -33,11 +33,13 @@ _WRONG_KEY = ApiError(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RequestContext:
-    """Who asks. key: which of the server's keys; None: it has none, or the path needs none."""
+    """Who asks. key: which of the server's keys; None: it has none, or the path needs none. session_id: the client's
+    X-Session-Id, by which routers send the requests of a conversation to one replica; empty without one."""
 
     request_id: str
     key: int | None
     traceparent: str
+    session_id: str = ""
 
 
 class RequestGuard:
@@ -57,7 +59,10 @@ class RequestGuard:
         begin, headers = time.monotonic(), Headers(scope=scope)
         given, key = headers.get("x-request-id", ""), self._key(scope)
         request_id = given if _ID.fullmatch(given) else self._ids.make()
-        caller = RequestContext(request_id=request_id, key=key, traceparent=headers.get("traceparent", ""))
+        session = _ID.fullmatch(headers.get("x-session-id", ""))
+        session_id = session[0] if session else ""
+        trace = headers.get("traceparent", "")
+        caller = RequestContext(request_id=request_id, key=key, traceparent=trace, session_id=session_id)
         scope.setdefault("state", {})["caller"] = caller
         status = _CLIENT_GONE
 
@@ -65,7 +70,10 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = request_id
+                if session_id:
+                    told["x-session-id"] = session_id
             await send(message)
 
         try:
@@ -109,9 +117,13 @@ class RequestGuard:
             route=routes.get(scope.get("endpoint"), "other"),
             status=status,
             request_id=state["caller"].request_id,
-            fields={"seconds": round(seconds, 4), **state.get("log_fields", {})},
+            fields={"seconds": round(seconds, 4), **_session(state["caller"]), **state.get("log_fields", {})},
             is_quiet=_is_open(scope),
         )
+
+
+def _session(caller: RequestContext) -> dict[str, str]:
+    return {"session_id": caller.session_id} if caller.session_id else {}
 
 
 def _is_open(scope: Scope) -> bool:

@@ -35,6 +35,7 @@ _ERROR: Json = {
     },
 }
 _BYTES = "application/octet-stream"
+_EVENTS = "text/event-stream"
 _OBJECT: Json = {"type": "object"}
 _ANSWER: Json = {
     "type": "object",
@@ -80,6 +81,7 @@ def document(*, debug_hooks: bool = False, prefill: bool = False) -> Json:
         "/v1/requests/{request_id}/cancel": _cancel(),
         "/tokenize": _post("Text, or messages, to token ids.", TokenizeRequest, schemas, _READING),
         "/detokenize": _post("Token ids to text.", DetokenizeRequest, schemas, _READING),
+        "/kv/events": _get("Blocks that the prefix cache has, gets and loses.", ("400", "401", "429"), media=_EVENTS),
         "/metrics": _get("Prometheus metrics.", (), media="text/plain"),
         "/health": _get("As /health/ready.", ("503",)),
         "/health/live": _get("The server answers.", ()),

@@ -183,6 +183,8 @@ class GeneratedResponse:
             "ingot.cached_tokens": generation.cached_tokens(),
             "ingot.sequences": generation.count,
         }
+        if generation.caller.session_id:
+            attributes["ingot.session_id"] = generation.caller.session_id
         return Span(
             name=f"POST {self._route}",
             traceparent=generation.caller.traceparent,
