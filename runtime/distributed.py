@@ -43,6 +43,7 @@ _MPIRUN_SETTINGS = {
 }
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPENING_SECONDS = 600.0  # that ranks wait for each other while they read their weights
+_CPUS = Path("/sys/devices/system/cpu")
 _LONGEST_SLEEP = 0.05  # seconds between two looks at what another rank says
 
 Said = TypeVar("Said")
@@ -245,9 +246,16 @@ def share_cores(places: Sequence[RankPlace], rank: int) -> int | None:
 
 
 def _cores(cpus: frozenset[int]) -> list[frozenset[int]]:
-    """CPUs that share a core, in the order of the first of each."""
+    """CPUs that share a core, node by node, and there in the order of the first of each. So ranks have as few memory
+    nodes each as can be, also where neighbouring numbers are of different nodes."""
     found: dict[str, set[int]] = {}
-    for cpu in sorted(cpus):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    for cpu in sorted(cpus, key=lambda cpu: (_node(cpu), cpu)):
+        siblings = _CPUS / f"cpu{cpu}/topology/thread_siblings_list"
         found.setdefault(siblings.read_text() if siblings.is_file() else str(cpu), set()).add(cpu)
     return [frozenset(each) for each in found.values()]
+
+
+def _node(cpu: int) -> int:
+    """The memory node of a CPU: a link beside its topology has its number. 0 where the system tells none."""
+    nodes = (link.name.removeprefix("node") for link in (_CPUS / f"cpu{cpu}").glob("node*"))
+    return next((int(number) for number in nodes if number.isdecimal()), 0)

@@ -1,6 +1,8 @@
 """How ranks wait for each other while they open an engine; with MPI itself they meet in tests/e2e."""
 
+import os
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,3 +68,29 @@ def test_the_wait_has_an_end(clock: Clock) -> None:
     with pytest.raises(RankError, match="has not opened the engine in time"):
         link_of(clock, 1e9).exchange(1)
     assert 600 < clock.now < 601
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shares"),
+    [
+        ([0, 0, 0, 0, 1, 1, 1, 1], [{0, 2}, {4, 6}]),  # 1 is the sibling of 0, and so on
+        ([0, 0, 1, 1, 0, 0, 1, 1], [{0, 4}, {2, 6}]),  # the numbers of a node are no neighbours
+        ([None] * 8, [{0, 2}, {4, 6}]),
+    ],
+)
+def test_ranks_divide_cores_node_by_node(
+    nodes: list[int | None], shares: list[set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cpu, node in enumerate(nodes):
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        siblings = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n"
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
+        if node is not None:
+            (tmp_path / f"cpu{cpu}/node{node}").mkdir()
+    bound: list[set[int]] = []
+    monkeypatch.setattr(distributed, "_CPUS", tmp_path)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: bound.append(set(cpus)))
+    places = [distributed.RankPlace(engine="e", machine="m", cpus=frozenset(range(8)))] * 2
+    for rank, share in enumerate(shares):
+        assert distributed.share_cores(places, rank) is None
+        assert bound[rank] == share | {cpu + 1 for cpu in share}, "a core with both of its CPUs"
