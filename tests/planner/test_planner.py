@@ -155,6 +155,9 @@ def test_stages_work_at_different_steps_at_once(checkpoint: Path, tmp_path: Path
     clock = Clock(step=lambda past, new, rows: [1.0, 2.0], stages=2)
     alone = simulate([(4, 3)], [0.0], clock, options)
     assert (alone.ttft.tolist(), alone.tpot.tolist(), alone.seconds) == ([3.0], [3.0], 9.0)
+    ahead = dataclasses.replace(clock, decode=lambda past, steps: np.full(steps, 3.0))
+    again = simulate([(4, 3)], [0.0], ahead, options)
+    assert (again.ttft.tolist(), again.tpot.tolist(), again.seconds) == ([3.0], [3.0], 9.0)
     both = simulate([(4, 3)] * 2, [0.0, 0.0], clock, options)
     assert (both.ttft.tolist(), both.tpot.tolist(), both.seconds) == ([3.0, 5.0], [4.0, 4.0], 13.0)
 

@@ -122,9 +122,12 @@ class Candidate:
             return [step_seconds(cost, self.device, self.tp, past + cached, new, rows).total for cost in self.stages]
 
         def decode(past: Int64, steps: int) -> Float64:
-            return decode_seconds(self.stages[0], self.device, self.tp, past + cached, steps)
+            found = np.zeros(steps)
+            for cost in self.stages:
+                found += decode_seconds(cost, self.device, self.tp, past + cached, steps)
+            return found
 
-        return Clock(step=step, stages=self.pp, decode=decode if self.pp == 1 else None)
+        return Clock(step=step, stages=self.pp, decode=decode)
 
 
 def arrangements(goals: Goals, candidate: Candidate, *, can_be_apart: bool) -> Iterator[Arrangement]:

@@ -27,8 +27,8 @@ class Clock:
     """How long steps take.
 
     step     (tokens before, tokens now) of each sequence, rows of logits → seconds in each pipeline stage
-    decode   (tokens before) of each sequence, steps → seconds of each of these decode steps, of a single stage; None:
-             `step` is asked for each
+    decode   (tokens before) of each sequence, steps → seconds of each of these decode steps, one by one through
+             all stages; None: `step` is asked for each
     """
 
     step: Callable[[Int64, Int64, int], Sequence[float]]
