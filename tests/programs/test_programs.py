@@ -20,7 +20,7 @@ from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.emulation import Emulation
-from tests.programs import compare_commits, gguf_tokens, random_quantised
+from tests.programs import compare_commits, gguf_speed, gguf_tokens, random_quantised
 
 TINY = {
     **SHAPES["tinyllama"],
@@ -262,6 +262,15 @@ def test_llama_cpp_reads_the_same_files(tmp_path: Path) -> None:
     plain, mixed = run("gguf_tokens", SHIPPED, text, "F32", "Q4_K_M", *numbers).splitlines()[2:]
     assert plain.split(" | ")[1:6] == ["f32", "4 of 4", "4 of 4", "4, 4", "4, 4"]
     assert mixed.startswith("| Q4_K_M (")
+    row = run("gguf_speed", SHIPPED, tmp_path, "Q4_0", "--rounds", 1, "--prompt", 20, "--tokens", 4).splitlines()[-1]
+    assert row.startswith("| Q4_0 | w4tg32 | ")
+
+
+def test_speeds_of_a_gguf_file_are_medians_with_the_ratio_of_each_round() -> None:
+    turns = [[(30.0, 4.0), (10.0, 4.0), (20.0, 8.0)], [(10.0, 4.0)] * 3]
+    assert gguf_speed.row("Q4_0", "w4tg32", turns) == (
+        "| Q4_0 | w4tg32 | 20 | 10 | 3.00, 1.00, 2.00 | 4 | 4 | 1.00, 1.00, 2.00 |"
+    )
 
 
 @pytest.mark.slow
