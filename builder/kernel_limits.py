@@ -35,11 +35,13 @@ def check_graph(graph: Graph, target: Target) -> None:
     sinks = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 4) is not None]
     slopes = [node.name for node in graph.plugins("PagedAttention") if optional_input(node, 5) is not None]
     made = [node.name for node in graph.nodes if _makes_values(node)]
+    several = _other_heads(graph) if limits.one_group else []
     others = [node for node in graph.nodes if limits.activations and _activation(node) not in limits.activations]
     for where, taken, what in (
         ([node.name for node in others], not others, f"for the activation {_activation(others[0]) if others else ''}"),
         (sinks, limits.sinks, "that takes attention sinks"),
         (slopes, limits.slopes, "for scores that fall with the distance (ALiBi)"),
+        (several, not several, "for layers whose heads have other sizes or groups"),
         (made, limits.made_values, "for values that are normed, made of keys, or another layer's"),
     ):
         if where and not taken:
@@ -48,6 +50,17 @@ def check_graph(graph: Graph, target: Target) -> None:
             )
     for excess in _of_graph(graph, limits):
         _refuse(target, excess)
+
+
+def _other_heads(graph: Graph) -> list[str]:
+    """Attentions whose query heads per key head, key heads, or their elements are other ones than the first's."""
+    kinds = {
+        node.name: tuple(int(node.attrs[key]) for key in ("heads", "kv_heads", "head_dim"))
+        for node in graph.nodes
+        if ours(node, *ATTENTIONS)
+    }
+    first = next(iter(kinds.values()), None)
+    return [name for name, kind in kinds.items() if kind != first]
 
 
 def _activation(node: gs.Node) -> str:
@@ -110,22 +123,6 @@ def _of_graph(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
     for node in attentions:
         yield from _of_attention(node, limits)
     yield from _of_latents(graph, limits)
-    groups = {node.attrs["heads"] // node.attrs["kv_heads"] for node in attentions}
-    if limits.one_group and len(groups) > 1:
-        yield (
-            "the numbers of query heads per key head are",
-            "the graph",
-            "one number for all layers",
-            ", ".join(map(str, sorted(groups))),
-        )
-    sizes = {(node.attrs["kv_heads"], node.attrs["head_dim"]) for node in attentions}
-    if limits.one_group and len(sizes) > 1:
-        yield (
-            "the sizes of the key heads are",
-            "the graph",
-            "one (kv_heads, head_dim) for all layers",
-            ", ".join(f"{heads} x {dim}" for heads, dim in sorted(sizes)),
-        )
     for node in graph.nodes:
         if is_product(node) or reads_table(node):
             yield from _of_weight(node, limits)

@@ -54,8 +54,12 @@ def write_launch(
     interleaved: bool,
     wide_norm: bool,
     eps: float,
+    value_norm: bool = False,
+    keys_as_values: bool = False,
 ) -> Launch:
-    """Norms, rotates, and writes keys and values into the pools. Addresses are 0 where there is nothing."""
+    """Norms, rotates, and writes keys and values into the pools, the values as the op `rope_kv_write` says. Addresses
+    are 0 where there is nothing."""
+    made = (integer(value_norm), integer(keys_as_values)) if value_norm or keys_as_values else ()
     arguments = (
         pointer(at.q),
         pointer(at.keys),
@@ -74,10 +78,55 @@ def write_launch(
         integer(interleaved),
         integer(wide_norm),
         number(eps),
+        *made,
     )
-    heads_per_block = _ROPE_THREADS // _head_lanes(kv.padded_dim)
-    grid = row_grid(Rows.TOKENS, -(-(heads + 2 * kv.kv_heads) // heads_per_block))
+    kernel = "turn_and_make_values" if made else "turn_and_store"
+    grid = _head_grid(kv.padded_dim, heads + 2 * kv.kv_heads)
+    return Launch(kernel=kernel, grid=grid, threads=_ROPE_THREADS, shared=0, arguments=arguments)
+
+
+def turn_queries_launch(
+    *,
+    y: int,
+    x: int,
+    cos_sin: int,
+    norm: int,
+    positions: int,
+    sequences: int,
+    heads: int,
+    padded_dim: int,
+    rotary_dim: int,
+    interleaved: bool,
+    wide_norm: bool,
+    eps: float,
+) -> Launch:
+    """Norms and rotates queries, as `write_launch` does: the same kernel, of a layer without keys."""
+    arguments = (
+        pointer(y),
+        pointer(0),
+        pointer(0),
+        pointer(x),
+        pointer(cos_sin),
+        pointer(norm),
+        pointer(0),
+        pointer(positions),
+        pointer(sequences),
+        pointer(0),
+        integer(0),
+        integer(heads),
+        integer(0),
+        integer(rotary_dim),
+        integer(interleaved),
+        integer(wide_norm),
+        number(eps),
+    )
+    grid = _head_grid(padded_dim, heads)
     return Launch(kernel="turn_and_store", grid=grid, threads=_ROPE_THREADS, shared=0, arguments=arguments)
+
+
+def _head_grid(padded_dim: int, heads: int) -> Grid:
+    """Blocks for the heads of every token, those of queries, keys and values."""
+    return row_grid(Rows.TOKENS, -(-heads // (_ROPE_THREADS // _head_lanes(padded_dim))))
 
 
 def _head_lanes(padded_dim: int) -> int:

@@ -13,11 +13,10 @@ from ingot.plan import Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
 from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sum_launch
-from ingot.plugins.cuda.latent import HeadProduct, head_launches, latent_attention_launches, write_latent_launch
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
-from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library, tiles_of
-from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
-from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launch
+from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library
+from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
+from ingot.plugins.cuda.special_steps import SpecialSteps
 from ingot.plugins.cuda.stored_types import check_types
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
@@ -30,7 +29,7 @@ def bind(plan: Plan, at: Addresses) -> list[Bound]:
     return _Binder(plan, at).bind()
 
 
-class _Binder(PlanPlaces):
+class _Binder(SpecialSteps):
     def bind(self) -> list[Bound]:
         bound = []
         require_known_inputs(self._plan)
@@ -168,12 +167,6 @@ class _Binder(PlanPlaces):
         grid, arguments = row_grid(buffer.rows, -(-cols // STRIP)), (y, a, b, gate, integer(cols))
         return [Launch(kernel="add_gated", grid=grid, threads=ROW_THREADS, shared=0, arguments=arguments)]
 
-    def sigmoid_gate(self, step: Step, narrow: bool) -> list[Work]:
-        buffer, cols = self._shape(step)
-        y, x, gate = (pointer(self._buffer(name)) for name in (buffer.name, *step.inputs))
-        grid, arguments = row_grid(buffer.rows, -(-cols // STRIP)), (y, x, gate, integer(cols), integer(narrow))
-        return [Launch(kernel="gate_rows", grid=grid, threads=ROW_THREADS, shared=0, arguments=arguments)]
-
     def add(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
         x, residual = (self._buffer(name) for name in step.inputs)
@@ -202,6 +195,8 @@ class _Binder(PlanPlaces):
                 interleaved=bool(step.attrs["interleaved"]),
                 wide_norm=bool(q_norm) and self._weights[q_norm].shape[0] != step.attrs["head_dim"],
                 eps=float(step.attrs["norm_eps"]),
+                value_norm=bool(step.attrs["value_norm"]),
+                keys_as_values=bool(step.attrs["keys_as_values"]),
             )
         ]
 
@@ -224,98 +219,6 @@ class _Binder(PlanPlaces):
             narrow=narrow,
         )
         return [*launches]
-
-    def causal_conv(self, step: Step, narrow: bool) -> list[Work]:
-        x, weight, bias = step.inputs[:3]
-        launches = convolution_launches(
-            self._slots(step),
-            step.attrs,
-            y=self._buffer(step.outputs[0]),
-            x=self._buffer(x),
-            weight=self._weight(weight),
-            bias=self._weight(bias),
-            sequences=self._table_at("token_sequences"),
-        )
-        return [*launches]
-
-    def linear_attention(self, step: Step, narrow: bool) -> list[Work]:
-        x, dt, beta, a_log, skip = step.inputs[:5]
-        launch = linear_attention_launch(
-            self._slots(step),
-            step.attrs,
-            y=self._buffer(step.outputs[0]),
-            x=self._buffer(x),
-            dt=self._buffer(dt),
-            beta=self._any(beta),
-            a_log=self._weight(a_log),
-            skip=self._weight(skip),
-        )
-        return [launch]
-
-    def gated_norm(self, step: Step, narrow: bool) -> list[Work]:
-        x, gate, weight = step.inputs
-        buffer, cols = self._shape(step)
-        launch = gated_norm_launch(
-            step.attrs,
-            y=self._buffer(buffer.name),
-            x=self._buffer(x),
-            gate=self._buffer(gate),
-            weight=self._weight(weight),
-            cols=cols,
-            weights=self._weights[weight].shape[0],
-            rows=buffer.rows,
-            narrow=narrow,
-        )
-        return [launch]
-
-    def latent_kv_write(self, step: Step, narrow: bool) -> list[Work]:
-        x, latent, cos_sin, norm, positions, sequences, _ = step.inputs
-        places, _ = self._places(step, q=step.outputs[0])
-        launch = write_latent_launch(
-            places,
-            step.attrs,
-            x=self._buffer(x),
-            latent=self._buffer(latent),
-            cos_sin=self._any(cos_sin),
-            norm=self._weight(norm),
-            positions=self._table_at(positions),
-            sequences=self._table_at(sequences),
-            columns=self._buffers[x].cols // int(step.attrs["heads"]),
-            rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0,
-        )
-        return [launch]
-
-    def latent_attention(self, step: Step, narrow: bool) -> list[Work]:
-        launches = latent_attention_launches(
-            *self._places(step, q=step.inputs[0]),
-            tiles_of(self._plan),
-            y=self._buffer(step.outputs[0]),
-            heads=int(step.attrs["heads"]),
-            scale=float(step.attrs["scale"]),
-            narrow=narrow,
-        )
-        return [*launches]
-
-    def head_matmul(self, step: Step, narrow: bool) -> list[Work]:
-        x, name = step.inputs
-        weight, buffer = self._weights[name], self._buffers[step.outputs[0]]
-        source, work = self._product_input(x)
-        heads, n, k = weight.shape
-        product = HeadProduct(
-            y=self._buffer(buffer.name),
-            x=source,
-            kept_from=self._buffer(x),
-            weight=self._weight(name),
-            counts=self._counts(buffer.rows),
-            heads=heads,
-            n=n,
-            k=k,
-            kept=int(step.attrs["kept"]),
-            narrow=narrow,
-            dtype=weight.dtype,
-            rows=buffer.rows,
-        )
-        return [*work, *head_launches(product)]
 
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)
@@ -380,6 +283,12 @@ _STEPS: dict[str, _StepKernels] = {
     "latent_kv_write": _StepKernels(_Binder.latent_kv_write, alone=True),
     "latent_attention": _StepKernels(_Binder.latent_attention, narrow=True, alone=True),
     "head_matmul": _StepKernels(_Binder.head_matmul, narrow=True, alone=True),
+    "rope_query": _StepKernels(_Binder.rope_query, alone=True),
+    "take_columns": _StepKernels(_Binder.take_columns, alone=True),
+    "mix_streams": _StepKernels(_Binder.mix_streams, alone=True),
+    "add_to_streams": _StepKernels(_Binder.add_to_streams, alone=True),
+    "match_magnitude": _StepKernels(_Binder.match_magnitude, alone=True),
+    "cut_below": _StepKernels(_Binder.cut_below, alone=True),
     "causal_conv": _StepKernels(_Binder.causal_conv, alone=True),
     "linear_attention": _StepKernels(_Binder.linear_attention, alone=True),
     "gated_norm": _StepKernels(_Binder.gated_norm, narrow=True, alone=True),

@@ -32,7 +32,6 @@ LIMITS = KernelLimits(
     one_group=True,
     extent=(1 << 31) - 1,
     experts=MAX_EXPERTS,
-    made_values=False,
     latent_dim=MAX_LATENT_DIM,
     rank=MAX_RANK,
     key_dim=MAX_KEY_DIM,

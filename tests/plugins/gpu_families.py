@@ -1,14 +1,14 @@
 """Which families cuda and TensorRT targets refuse."""
 
 CUDA_REFUSES = (
-    "gemma3n_text",  # residual streams
-    "gemma4_text",  # two kinds of heads, values that are normed
+    "gemma4_text",  # two kinds of heads
 )
 TENSORRT_REFUSES = (
     *CUDA_REFUSES,
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),  # latent attention
     *("kimi_k2", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "youtu"),  # latent attention
     "afmoe",  # output gates
+    "gemma3n_text",  # residual streams, values that are normed
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
     *("falcon_h1", "nemotron_h"),  # states
     *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),

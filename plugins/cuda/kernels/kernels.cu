@@ -4,6 +4,7 @@
 #include "products.cu"
 #include "rows.cu"
 #include "states.cu"
+#include "streams.cu"
 
 // Attention of one kind: heads of other sizes are no matter of these kernels.
 #ifdef INGOT_LATENT

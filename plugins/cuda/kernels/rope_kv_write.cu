@@ -51,6 +51,8 @@ struct Turn {
   float eps;
   float q_factor;
   float k_factor;
+  int value_norm;      // values are normed, too, head by head and without a weight
+  int keys_as_values;  // the input has no values: they are keys before their norm
 
   INGOT_DEVICE int all_heads() const { return heads + 2 * cache.kv_heads; }
   INGOT_DEVICE bool is_q(int head) const { return head < heads; }
@@ -63,6 +65,10 @@ struct Turn {
     return weight && wide_norm ? weight + static_cast<int64_t>(is_q(head) ? head : kv_head(head)) * kHeadDim : weight;
   }
   INGOT_DEVICE float factor(int head) const { return is_q(head) ? q_factor : k_factor; }
+  INGOT_DEVICE const float* source(int head) const {
+    const int from = keys_as_values && is_v(head) ? head - cache.kv_heads : head;
+    return input + static_cast<int64_t>(from) * kHeadDim;
+  }
 };
 
 INGOT_DEVICE float sum_of_squares(const Four<float>& x) {
@@ -89,20 +95,24 @@ INGOT_DEVICE void turn_eights(const Turn& of) {
   const float* weight = of.norm(head);
   const Four<float> x_weight = weight && there ? load_four(weight + first) : zeros;
   const Four<float> y_weight = weight && there ? load_four(weight + second) : zeros;
-  const float* source = of.input + static_cast<int64_t>(head) * kHeadDim;
+  const float* source = of.source(head);
   Four<float> x = there ? load_four(source + first) : zeros, y = there ? load_four(source + second) : zeros;
   const Four<float> cosines = rotated ? load_four(of.cosines + 4 * part) : zeros;
   const Four<float> sines = rotated ? load_four(of.cosines + of.rotary_dim / 2 + 4 * part) : zeros;
   const int block = is_q ? 0 : of.block();  // last: it waits for the position
-  if (of.q_norm || of.k_norm) {
+  if (of.q_norm || of.k_norm || of.value_norm) {
     float factor = of.factor(head);
-    if (!of.wide_norm) {
+    if (!of.wide_norm || of.value_norm) {
       float squares = sum_of_squares(x) + sum_of_squares(y);
 #pragma unroll
       for (int step = kHeadLanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(kAllLanes, squares, step);
-      factor = 1.f / sqrtf(squares / kHeadDim + of.eps);
+      if (!of.wide_norm || is_v) factor = 1.f / sqrtf(squares / kHeadDim + of.eps);
     }
     if (weight) scale_four(x, factor, x_weight), scale_four(y, factor, y_weight);
+    if (of.value_norm && is_v) {
+      const Four<float> ones{{1.f, 1.f, 1.f, 1.f}};
+      scale_four(x, factor, ones), scale_four(y, factor, ones);
+    }
   }
   if (rotated && of.interleaved) {
     rotate(x.at[0], x.at[1], cosines.at[0], sines.at[0]), rotate(x.at[2], x.at[3], cosines.at[1], sines.at[1]);
@@ -128,11 +138,18 @@ INGOT_DEVICE void turn_eights(const Turn& of) {
 
 INGOT_DEVICE void turn_head(const Turn& of, int head) {
   const int lane = threadIdx.x % kWarp;
-  const float* source = of.input + static_cast<int64_t>(head) * kHeadDim;
+  const float* source = of.source(head);
   if (of.is_v(head)) {
     Kv* to = of.cache.values + of.slot(of.block(), head) * kPaddedDim;
+    float factor = 1.f;
+    if (of.value_norm) {
+      float squares = 0.f;
 #pragma unroll 1
-    for (int i = lane; i < kPaddedDim; i += kWarp) to[i] = from_float<Kv>(i < kHeadDim ? source[i] : 0.f);
+      for (int i = lane; i < kHeadDim; i += kWarp) squares += source[i] * source[i];
+      factor = 1.f / sqrtf(warp_sum(squares) / kHeadDim + of.eps);
+    }
+#pragma unroll 1
+    for (int i = lane; i < kPaddedDim; i += kWarp) to[i] = from_float<Kv>(i < kHeadDim ? source[i] * factor : 0.f);
     return;
   }
   const float* weight = of.norm(head);
@@ -185,16 +202,16 @@ INGOT_DEVICE float squares_of_row(const float* row, int columns) {
   return sum;
 }
 
-INGOT_KERNEL(kRopeThreads)
-turn_and_store(float* q, Kv* keys, Kv* values, const float* qkv, const float* cos_sin, const float* q_norm,
-               const float* k_norm, const int* positions, const int* sequences, const int* tables, int table_width,
-               int heads, int kv_heads, int rotary_dim, int interleaved, int wide_norm, float eps) {
-  wait_for_previous();
+#define INGOT_TURN_PARAMETERS                                                                                       \
+  float *q, Kv *keys, Kv *values, const float *qkv, const float *cos_sin, const float *q_norm, const float *k_norm, \
+      const int *positions, const int *sequences, const int *tables, int table_width, int heads, int kv_heads,      \
+      int rotary_dim, int interleaved, int wide_norm, float eps
+
+INGOT_DEVICE void turn_all(INGOT_TURN_PARAMETERS, int value_norm, int keys_as_values, float (&scratch)[2][kRopeWarps]) {
   const int64_t token = blockIdx.x;
-  const float* input = qkv + token * (heads + 2 * kv_heads) * kHeadDim;
+  const float* input = qkv + token * (heads + (keys_as_values ? 1 : 2) * kv_heads) * kHeadDim;
   float q_factor = 1.f, k_factor = 1.f;  // norms over all heads together: every block sums them by itself
   if (wide_norm) {
-    __shared__ float scratch[2][kRopeWarps];
     q_factor = squares_of_row(input, heads * kHeadDim);
     k_factor = squares_of_row(input + heads * kHeadDim, kv_heads * kHeadDim);
     sum_both(q_factor, k_factor, scratch);
@@ -215,7 +232,9 @@ turn_and_store(float* q, Kv* keys, Kv* values, const float* qkv, const float* co
                 wide_norm,
                 eps,
                 q_factor,
-                k_factor};
+                k_factor,
+                value_norm,
+                keys_as_values};
   if constexpr (kHeadDim % 8 == 0) {
     if (rotary_dim % 8 == 0) {
       turn_eights(of);
@@ -227,4 +246,22 @@ turn_and_store(float* q, Kv* keys, Kv* values, const float* qkv, const float* co
   for (int head = blockIdx.y * kHeadsPerBlock + threadIdx.x / kWarp; head < all; head += kRopeWarps) {
     turn_head(of, head);
   }
+}
+
+#define INGOT_TURN_ARGUMENTS                                                                                 \
+  q, keys, values, qkv, cos_sin, q_norm, k_norm, positions, sequences, tables, table_width, heads, kv_heads, \
+      rotary_dim, interleaved, wide_norm, eps
+
+// Without KV heads, queries alone.
+INGOT_KERNEL(kRopeThreads) turn_and_store(INGOT_TURN_PARAMETERS) {
+  __shared__ float scratch[2][kRopeWarps];
+  wait_for_previous();
+  turn_all(INGOT_TURN_ARGUMENTS, 0, 0, scratch);
+}
+
+INGOT_KERNEL(kRopeThreads)
+turn_and_make_values(INGOT_TURN_PARAMETERS, int value_norm, int keys_as_values) {
+  __shared__ float scratch[2][kRopeWarps];
+  wait_for_previous();
+  turn_all(INGOT_TURN_ARGUMENTS, value_norm, keys_as_values, scratch);
 }

@@ -85,6 +85,22 @@ def _matmuls(dtype: DType) -> Iterator[Case]:
             yield f"matmul.{dtype.value}.sm80.cublaslt", [_normal(1, rows, k), weight, *extra], attrs, plain_batch(rows)
 
 
+def _streams() -> Iterator[Case]:
+    for rows, width, count in zip((1, 3, 2, 1), (1, 15, 64, 1028), (1, 2, 4, 3), strict=True):
+        x, made = _normal(width, rows, count * width), 2 * _normal(1, rows, width)
+        x[0] *= np.float32(1e-6)
+        batch = plain_batch(rows)
+        yield "mix_streams.f32.sm80", [x, _normal(2, rows, count * count)], {"streams": count}, batch
+        for coefs in (_normal(2, rows, count), None):
+            yield "add_to_streams.f32.sm80", [x, made, coefs], {"streams": count, "active": count // 2}, batch
+        for joins in (0, 1):
+            attrs: dict[str, Attr] = {"streams": count, "joins": joins, "least": 1e-5}
+            yield "match_magnitude.f32.sm80", [x, made], attrs, batch
+        yield "cut_below.f32.sm80", [3 * made + 1], {"deviations": (1.64, -0.5)[rows % 2]}, batch
+        for first, taken in ((0, width), (width // 3, width - width // 3)):
+            yield "take_columns.f32.sm80", [x], {"of": width, "first": first, "count": taken}, batch
+
+
 def _check(driver: ctypes.CDLL, case: Case) -> None:
     kernel, inputs, attrs, batch = case
     expected = reference_outputs(kernel, inputs, attrs, batch)
@@ -103,7 +119,7 @@ def test_products_and_tables(gpu: ctypes.CDLL, dtype: DType) -> None:
 
 
 def test_norms_and_elementwise_kernels(gpu: ctypes.CDLL) -> None:
-    for case in (*_norms(), *_elementwise()):
+    for case in (*_norms(), *_elementwise(), *_streams()):
         _check(gpu, case)
 
 
@@ -144,15 +160,54 @@ def test_rope_of_many_heads(gpu: ctypes.CDLL, rotary: int) -> None:
     check_rope(gpu, DType.BF16, 0, rotary, "wide", heads=62)
 
 
+MADE = [("head", 16, 1, 0, 16), ("wide", 10, 1, 1, 16), ("", 8, 0, 1, 16), ("head", 8, 1, 0, 12)]
+
+
+@pytest.mark.parametrize(("norm", "rotary", "value_norm", "keys_as_values", "dim"), MADE)
+def test_values_that_are_made(
+    gpu: ctypes.CDLL, norm: str, rotary: int, value_norm: int, keys_as_values: int, dim: int
+) -> None:
+    """Normed, and taken from keys."""
+    made: dict[str, Attr] = {"value_norm": value_norm, "keys_as_values": keys_as_values}
+    check_rope(gpu, DType.BF16, 0, rotary, norm, dim=dim, made=made)
+
+
+@pytest.mark.parametrize(("norm", "rotary"), [("head", 16), ("wide", 10)])
+def test_queries_alone(gpu: ctypes.CDLL, norm: str, rotary: int) -> None:
+    check_queries(gpu, norm, rotary)
+
+
+def check_queries(gpu: ctypes.CDLL, norm: str, rotary: int) -> None:
+    """Of a layer that reads the keys of another one."""
+    heads, dim = 5, 16
+    angles = _normal(2, 7, rotary // 2)
+    cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    weight = Packed(values=1 + _normal(3, dim if norm == "head" else heads * dim) / np.float32(4))
+    attrs: dict[str, Attr] = {"heads": heads, "head_dim": dim, "interleaved": 0, "norm_eps": 1e-6}
+    inputs: list[Input] = [_normal(1, 7, heads * dim), cos_sin, weight]
+    (expected,) = reference_outputs("rope_query.f32.sm80", inputs, attrs, plain_batch(7))
+    (found,) = run_step(gpu, "rope_query.f32.sm80", inputs, attrs, plain_batch(7), kv=layout_of(DType.F32))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
+
+
 def check_rope(
-    gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary: int, norm: str, *, heads: int = 5, dim: int = 16
+    gpu: ctypes.CDLL,
+    dtype: DType,
+    interleaved: int,
+    rotary: int,
+    norm: str,
+    *,
+    heads: int = 5,
+    dim: int = 16,
+    made: dict[str, Attr] | None = None,
 ) -> None:
     """Two sequences with scattered blocks, one of which has a past."""
+    made = made or {"value_norm": 0, "keys_as_values": 0}
     kv_heads = 2
     cache = KvCache(layout_of(dtype, head_dim=dim, kv_heads=kv_heads), 7)
     expected_cache = KvCache(cache.group, 7)
     batch = batch_of([(0, 3), (30, 4)], [[5], [1, 6, 3]])
-    qkv = _normal(1, 7, (heads + 2 * kv_heads) * dim)
+    qkv = _normal(1, 7, (heads + (1 if made["keys_as_values"] else 2) * kv_heads) * dim)
     angles = _normal(2, 7, rotary // 2)
     cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) if rotary else None
     width = {"": (), "head": (dim, dim), "wide": (heads * dim, kv_heads * dim)}[norm]
@@ -164,8 +219,7 @@ def check_rope(
         "head_dim": dim,
         "interleaved": interleaved,
         "norm_eps": 1e-6 if norm else 0.0,
-        "value_norm": 0,
-        "keys_as_values": 0,
+        **made,
     }
     kernel, inputs = f"rope_kv_write.{dtype.value}.sm80", [qkv, cos_sin, *norms]
     expected = reference_outputs(kernel, inputs, attrs, batch, expected_cache)

@@ -48,6 +48,11 @@ const Entry kEntries[] = {
     ENTRY(add_gated),
     ENTRY(gate_rows),
     ENTRY(gated_norm),
+    ENTRY(take_columns),
+    ENTRY(mix_streams),
+    ENTRY(add_to_streams),
+    ENTRY(match_magnitude),
+    ENTRY(cut_below),
     ENTRY(draw_tokens),
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(product_f32),
@@ -113,6 +118,7 @@ const Entry kEntries[] = {
 #endif
 #else
     ENTRY(turn_and_store),
+    ENTRY(turn_and_make_values),
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else

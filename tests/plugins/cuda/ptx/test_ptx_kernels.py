@@ -98,7 +98,19 @@ def test_routes(interpreted: Interpreted) -> None:
 def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     test_kernels.test_norms_and_elementwise_kernels(interpreted.driver)
     expected = {"residual_norm", "epilogue", "gather_rows", "soft_cap", "scale_rows", "rope_table", "gate_rows"}
-    assert names(interpreted) == expected
+    streams = {"take_columns", "mix_streams", "add_to_streams", "match_magnitude", "cut_below"}
+    assert names(interpreted) == expected | streams
+
+
+def test_values_that_are_made(interpreted: Interpreted) -> None:
+    for norm, rotary, value_norm, keys_as_values, dim in test_kernels.MADE[:2]:
+        test_kernels.test_values_that_are_made(interpreted.driver, norm, rotary, value_norm, keys_as_values, dim)
+    assert names(interpreted) == {"turn_and_make_values"}
+
+
+def test_queries_alone(interpreted: Interpreted) -> None:
+    test_kernels.check_queries(interpreted.driver, "head", 16)
+    assert names(interpreted) == {"turn_and_store"}
 
 
 @pytest.mark.slow
