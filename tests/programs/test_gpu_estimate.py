@@ -110,6 +110,7 @@ def test_build_and_inspect_print_it(engine: Path, tmp_path: Path, capsys: pytest
     assert all(f"estimate  {each}" in told.out + told.err for each in expected)
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_gets_no_time(engine: Path) -> None:
     """Nor does a batch whose KV cache has no room."""
     plan, h200 = read_plan(engine), DEVICES["h200"]

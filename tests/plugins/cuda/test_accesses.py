@@ -69,6 +69,7 @@ def test_latent_attention(checked: ctypes.CDLL) -> None:
     latent.check(checked, DType.BF16, 5, latent.SMALL, [(0, 7)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rotary", "norm"), [(16, "head"), (10, "wide")])
 def test_rope(checked: ctypes.CDLL, rotary: int, norm: str) -> None:
     test_kernels.test_rope_and_cache(checked, DType.BF16, 0, rotary, norm)

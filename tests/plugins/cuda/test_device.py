@@ -108,6 +108,7 @@ def _fails(*given: object) -> None:
     raise TargetError("this fails on purpose")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["_load_kernels", "_capture_decode"])
 def test_a_session_that_cannot_be_opened_keeps_nothing(
     held: Held, engine: Engine, monkeypatch: pytest.MonkeyPatch, what: str

@@ -78,7 +78,7 @@ def check(
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * max(1.0, float(np.abs(expected).max())))
 
 
-@pytest.mark.daily(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "heads"), [(DType.F32, 3), (DType.BF16, 20), (DType.F16, 40), (DType.BF16, 5)])
 def test_attention(gpu: ctypes.CDLL, dtype: DType, heads: int) -> None:
     """Heads of one token in several tiles, and heads of several tokens in one."""
@@ -117,6 +117,7 @@ def check_rows(driver: ctypes.CDLL, dtype: DType, *, heads: int, rotary: int, in
     np.testing.assert_allclose(caches[1].keys, caches[0].keys, rtol=STORED[dtype], atol=1e-6)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("dtype", "heads", "rotary", "interleaved", "growth"),
     [(DType.BF16, 5, 8, 1, 0.0), (DType.F32, 3, 6, 0, 0.1), (DType.F16, 4, 8, 0, 0.0), (DType.BF16, 1, 0, 0, 0.3)],

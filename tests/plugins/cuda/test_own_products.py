@@ -105,6 +105,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
     check_bits(gpu, precision, shape, which)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("hidden", [1, 16, 63, 300])
 def test_tables_of_codes(gpu: ctypes.CDLL, hidden: int) -> None:
     """Token and position rows of w8."""

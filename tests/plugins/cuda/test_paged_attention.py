@@ -123,7 +123,7 @@ def test_mixed_steps(gpu: ctypes.CDLL, dtype: DType, heads: int, kv_heads: int, 
     check(gpu, dtype, MIXED, heads=heads, kv_heads=kv_heads, dim=dim)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "kv_heads"),
     [

@@ -155,6 +155,7 @@ HYBRIDS = (("qwen3_next", "bf16"), ("lfm2", "f16"), ("granitemoehybrid", "w8"), 
 LATENTS = (("deepseek_v3", "bf16"), ("gemma3n_text", "bf16"), ("kimi_linear", "f16"), ("minicpm3", "w8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "precision"),
     [HYBRIDS[0], LATENTS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in (*HYBRIDS[1:], *LATENTS[1:]))],
@@ -165,6 +166,7 @@ def test_states_and_latents(gpu: ctypes.CDLL, family: str, precision: str, tmp_p
     _compare(engine, "bf16" if codes else precision)
 
 
+@pytest.mark.slow
 def test_a_prefix_that_was_computed_gives_the_same_tokens(
     gpu: ctypes.CDLL, tmp_path: Path, replayed: list[object]
 ) -> None:

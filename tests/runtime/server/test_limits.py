@@ -256,7 +256,7 @@ def test_other_pages_may_call_only_where_asked(strict: Served, served: Served) -
         assert answer.headers.get("access-control-allow-origin") == allowed
         plain = httpx.get(f"{server.url}/health/live", headers=headers)
         exposed = plain.headers.get("access-control-expose-headers", "").lower().split(", ")
-        assert exposed == (["x-request-id", "retry-after", "x-should-retry"] if allowed else [""])
+        assert exposed == (["x-request-id", "x-session-id", "retry-after", "x-should-retry"] if allowed else [""])
 
 
 @pytest.mark.daily(1)

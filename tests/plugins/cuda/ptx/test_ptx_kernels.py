@@ -95,6 +95,7 @@ def test_routes(interpreted: Interpreted) -> None:
     assert names(interpreted) == {"moe_route"}
 
 
+@pytest.mark.slow
 def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     test_kernels.test_norms_and_elementwise_kernels(interpreted.driver)
     expected = {"residual_norm", "epilogue", "gather_rows", "soft_cap", "scale_rows", "rope_table", "gate_rows"}
@@ -122,12 +123,14 @@ def test_convolutions(interpreted: Interpreted, attrs: dict[str, Any]) -> None:
     assert names(interpreted) == {"causal_conv", "leave_inputs"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", often(test_states.LINEARS, ("odd_values",)))
 def test_linear_attention(interpreted: Interpreted, name: str) -> None:
     test_states.check(interpreted.driver, "linear_attention", test_states.LINEARS[name])
     assert names(interpreted) == {f"linear_attention_{256 if name == 'large' else 128}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "heads", "size"),
     [
@@ -160,6 +163,7 @@ def test_rows_of_latents(
     assert names(interpreted) == {"write_latent"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", often((DType.F32, DType.BF16, DType.F16), (DType.BF16,)))
 def test_products_of_heads(interpreted: Interpreted, dtype: DType) -> None:
     test_latent.check_heads(interpreted.driver, dtype, every=3)
@@ -172,6 +176,7 @@ def test_gated_norms(interpreted: Interpreted) -> None:
     assert names(interpreted) == {"gated_norm"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "interleaved", "rotary", "norm"),
     [(DType.BF16, 0, 16, ""), _LATER(DType.F16, 1, 16, "head"), (DType.F32, 0, 10, "wide")],
@@ -230,6 +235,7 @@ def test_sinks_slopes_and_queries_that_grow(
         assert names(interpreted) == {"attention_prefill", "attention_decode", "attention_combine"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", often((64, 12), (12,)))
 def test_splits(interpreted: Interpreted, dim: int) -> None:
     """Some of them without tokens."""
@@ -332,6 +338,7 @@ ROW_BUDGETS = {  # instructions of all warps for a row; how many of them store
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ROW_BUDGETS)
 def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
     """And no store moves fewer than four columns."""
