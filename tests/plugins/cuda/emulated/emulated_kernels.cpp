@@ -57,7 +57,8 @@ const Entry kEntries[] = {
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(product_f32),
 #else
-    ENTRY(product_8),      ENTRY(product_8_half), ENTRY(product_16),    ENTRY(product_16_half),
+    ENTRY(product_8),      ENTRY(product_8_half),
+    ENTRY(product_16),     ENTRY(product_16_half),
     ENTRY(product_64),     ENTRY(product_128),
 #endif
 #ifdef INGOT_CODES
@@ -117,8 +118,7 @@ const Entry kEntries[] = {
     ENTRY(heads_128),
 #endif
 #else
-    ENTRY(turn_and_store),
-    ENTRY(turn_and_make_values),
+    ENTRY(turn_and_store), ENTRY(turn_and_make_values),
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
