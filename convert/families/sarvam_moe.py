@@ -39,7 +39,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         qkv_bias=section.boolean("attention_bias", False),
         qk_norm=QkNorm.HEAD if section.boolean("use_qk_norm", True) else None,
         moe=glm4_moe.read_sigmoid_experts(section, model.num_layers, usual=_EXPERTS),
-        fused_qkv=any(name.endswith("attention.query_key_value.weight") for name in names or ()),
+        fused_qkv=names is None or any(name.endswith("attention.query_key_value.weight") for name in names),
     )
 
 

@@ -31,6 +31,7 @@ NO_NORM_BEFORE_PRODUCTS = {
     "cohere2",
     "exaone4",
     "falcon_h1",
+    "flex_olmo",
     "granitemoehybrid",
     "olmo2",
     "olmo3",
@@ -39,7 +40,7 @@ NO_NORM_BEFORE_PRODUCTS = {
 }
 # A norm runs over the queries of all heads, or the products with the keys of heads stand behind the rotation.
 ROTATED_BEFORE_ATTENTION = {
-    *("olmo2", "olmo3", "olmoe", "minimax_m2"),
+    *("flex_olmo", "olmo2", "olmo3", "olmoe", "minimax_m2"),
     *(
         "deepseek_v2",
         "deepseek_v3",

@@ -348,7 +348,7 @@ def write_case(folder: Path, name: str, case: Case, extra: Mapping[str, np.ndarr
 
 def assert_same(path: Path, model: Any, checkpoint: Path) -> None:
     convert(ConvertOptions(model_dir=path, output_dir=checkpoint))
-    ids = np.random.default_rng(1).integers(0, 61, (2, 57))
+    ids = np.random.default_rng(1).integers(0, 61, (2, 48))  # Bloom's tiny model has no more positions
     expected = model.logits(ids)
     assert np.abs(logits_of_graph(checkpoint, ids) - expected).max() < TOLERANCE * np.ptp(expected)
 

@@ -128,7 +128,7 @@ def test_chat_numbers_and_cancel(served: Served, browser: Browser) -> None:
     browser.run("document.querySelector('#max_tokens').value = 300; document.querySelector('#forget').click()")
     assert browser.text(".assistant") == ""
     with served.http() as http:
-        http.post("/debug/stall", json={"seconds": 4})
+        http.post("/debug/stall", json={"seconds": 2})
     browser.write("#prompt", "And then?")
     browser.click("#send")
     assert eventually(lambda: browser.text("#requests_running") == "2" or browser.text("#requests_waiting") == "1")
