@@ -185,7 +185,8 @@ def _require_kernels(target: Target) -> None:
     try:
         if isinstance(target, CompilesGraph):
             raise NoKernelError("it compiles the graph itself")
-        choose_kernel(target, take_columns.OP.name, "f32")
+        for op in (take_columns.OP, all_reduce.OP):  # parts are there for ranks
+            choose_kernel(target, op.name, "f32")
     except NoKernelError as error:
         raise BuildError(
             f"{OPTION} is not supported on {target.name}",
