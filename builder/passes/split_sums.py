@@ -185,7 +185,7 @@ def _require_kernels(target: Target) -> None:
     try:
         if isinstance(target, CompilesGraph):
             raise NoKernelError("it compiles the graph itself")
-        for op in (take_columns.OP, all_reduce.OP):  # parts are there for ranks
+        for op in (take_columns.OP, all_reduce.OP):  # sums have parts so that ranks can share them
             choose_kernel(target, op.name, "f32")
     except NoKernelError as error:
         raise BuildError(

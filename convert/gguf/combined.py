@@ -8,6 +8,7 @@ from ingot.convert.gguf.architecture import Architecture, Config, Stored
 from ingot.convert.gguf.dense import biases, window_kinds
 from ingot.convert.gguf.mixtures import latent_model, latent_rows, routed
 from ingot.convert.gguf.settings import (
+    SIGMOID,
     expert_size,
     has,
     layer_count,
@@ -20,8 +21,6 @@ from ingot.convert.gguf.settings import (
 )
 from ingot.convert.weights import Concat, Expr, LogOfMinus, OneOf, Shaped, Take
 from ingot.errors import UnsupportedModelError
-
-_SIGMOID = 2
 
 
 def _falcon_h1(keys: Section, stored: Stored) -> Config:
@@ -61,7 +60,7 @@ def _kimi_linear(keys: Section, stored: Stored) -> Config:
     """Layers without key heads have the delta rule, with as many heads as attention."""
     layers = layer_count(keys)
     attends = [bool(count) for count in per_layer(keys, "attention.head_count_kv", layers)]
-    require(keys, "expert_gating_func", _SIGMOID)
+    require(keys, "expert_gating_func", SIGMOID)
     norm = keys.boolean("expert_weights_norm", True)
     found = {**latent_model(keys, stored), **routed(keys)}
     found.pop("rope_parameters")

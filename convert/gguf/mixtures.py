@@ -5,6 +5,8 @@ from ingot.configs.read import Section
 from ingot.convert.gguf.architecture import Architecture, Config, Stored
 from ingot.convert.gguf.dense import biases, granite_factors, scaling_of, window_kinds
 from ingot.convert.gguf.settings import (
+    SIGMOID,
+    SOFTMAX,
     expert_size,
     has,
     layer_count,
@@ -19,8 +21,6 @@ from ingot.convert.gguf.settings import (
     whole,
 )
 from ingot.convert.weights import Concat, Expr, OneOf, Shaped, Take, Transpose
-
-_SOFTMAX, _SIGMOID = 1, 2
 
 
 def narrow(keys: Section, stored: Stored, model_type: str) -> Config:
@@ -89,7 +89,7 @@ def routed(keys: Section, *, scale_key: str = "routed_scaling_factor") -> Config
 
 
 def _glm4_moe(keys: Section, stored: Stored) -> Config:
-    require(keys, "expert_gating_func", _SIGMOID)
+    require(keys, "expert_gating_func", SIGMOID)
     return {
         "model_type": "glm4_moe",
         **rms_model(keys, stored),
@@ -139,9 +139,9 @@ def _deepseek2(keys: Section, stored: Stored) -> Config:
             keys.has(key)
         require(keys, "expert_shared_count", 0)
         return {"model_type": "youtu", **found}
-    score = keys.integer("expert_gating_func", _SIGMOID if has(stored, "exp_probs_b.bias") else _SOFTMAX)
-    third = score == _SIGMOID
-    require(keys, "expert_gating_func", _SIGMOID, _SOFTMAX)
+    score = keys.integer("expert_gating_func", SIGMOID if has(stored, "exp_probs_b.bias") else SOFTMAX)
+    third = score == SIGMOID
+    require(keys, "expert_gating_func", SIGMOID, SOFTMAX)
     return {
         "model_type": "deepseek_v3" if third else "deepseek_v2",
         **found,
@@ -180,7 +180,7 @@ def latent_rows(model: ModelConfig) -> dict[str, Expr]:
 
 
 def _minimax_m2(keys: Section, stored: Stored) -> Config:
-    require(keys, "expert_gating_func", _SIGMOID)
+    require(keys, "expert_gating_func", SIGMOID)
     found = {"model_type": "minimax_m2", **rms_model(keys, stored), **taken_experts(keys, "num_local_experts")}
     part = found.pop("partial_rotary_factor", 1.0)
     assert isinstance(part, float), "rope writes it"
@@ -189,7 +189,7 @@ def _minimax_m2(keys: Section, stored: Stored) -> Config:
 
 
 def _hy_v3(keys: Section, stored: Stored) -> Config:
-    require(keys, "expert_gating_func", _SIGMOID)
+    require(keys, "expert_gating_func", SIGMOID)
     require(keys, "expert_weights_norm", True)
     found = {"model_type": "hy_v3", **rms_model(keys, stored), **taken_experts(keys)}
     width = expert_size(keys, stored)

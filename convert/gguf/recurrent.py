@@ -9,6 +9,7 @@ from ingot.convert.gguf.architecture import Architecture, Config, Stored
 from ingot.convert.gguf.dense import biases, granite_factors
 from ingot.convert.gguf.mixtures import routed
 from ingot.convert.gguf.settings import (
+    SIGMOID,
     expert_size,
     has,
     layer_count,
@@ -24,7 +25,6 @@ from ingot.convert.gguf.settings import (
 )
 from ingot.convert.weights import Expr, KeyGroups, LogOfMinus, OneOf, Regroup, Shaped, Split, Swapped, Take
 
-_SIGMOID = 2
 _NO_KV = (0,)
 
 
@@ -139,7 +139,7 @@ def _lfm2(keys: Section, stored: Stored) -> Config:
 def _lfm2_moe(keys: Section, stored: Stored) -> Config:
     found = _lfm2(keys, stored)
     del found["block_auto_adjust_ff_dim"]
-    require(keys, "expert_gating_func", _SIGMOID)
+    require(keys, "expert_gating_func", SIGMOID)
     return {
         **found,
         "model_type": "lfm2_moe",
@@ -226,7 +226,7 @@ def _nemotron_h(keys: Section, stored: Stored) -> Config:
             "moe_intermediate_size": expert_size(keys, stored),
             "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length", minimum=1),
         }
-        require(keys, "expert_gating_func", _SIGMOID)
+        require(keys, "expert_gating_func", SIGMOID)
         keys.has("expert_shared_count")
     return {
         "model_type": "nemotron_h",

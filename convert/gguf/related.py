@@ -8,6 +8,7 @@ from ingot.convert.gguf.architecture import Architecture, Config, Stored
 from ingot.convert.gguf.dense import biases, plain_norms, scaling_of, twin, window_kinds
 from ingot.convert.gguf.mixtures import narrow, qwen3_moe, routed
 from ingot.convert.gguf.settings import (
+    SIGMOID,
     expert_size,
     has,
     layer_count,
@@ -20,8 +21,6 @@ from ingot.convert.gguf.settings import (
     taken_experts,
 )
 from ingot.convert.weights import Expr, Take
-
-_SIGMOID = 2
 
 
 def _of_images(keys: Section) -> None:
@@ -134,7 +133,7 @@ def _one_qkv(model: ModelConfig, stored: Stored) -> ModelConfig:
 def _afmoe(keys: Section, stored: Stored) -> Config:
     """Each fourth layer has no window and does not rotate, and embeddings grow with the width: no setting says so."""
     found = {"model_type": "afmoe", **rms_model(keys, stored), **taken_experts(keys)}
-    require(keys, "expert_gating_func", _SIGMOID)
+    require(keys, "expert_gating_func", SIGMOID)
     require(keys, "expert_weights_norm", True)
     return {
         **found,
@@ -150,7 +149,7 @@ def _afmoe(keys: Section, stored: Stored) -> Config:
 
 def _beside_shared(keys: Section, stored: Stored, model_type: str, count_key: str, shared_key: str) -> Config:
     """Experts scored by sigmoids beside shared ones, behind first layers without."""
-    require(keys, "expert_gating_func", _SIGMOID)
+    require(keys, "expert_gating_func", SIGMOID)
     keys.has("expert_shared_feed_forward_length")
     return {
         "model_type": model_type,

@@ -6,6 +6,8 @@ from ingot.configs.read import Section
 from ingot.convert.gguf.architecture import Config, Stored
 from ingot.errors import UnsupportedModelError
 
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+
 
 def layer_count(keys: Section) -> int:
     """Without the layers behind the last one, which draft tokens."""

@@ -248,19 +248,19 @@ class CudaSession:
 
     def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
         """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
-        kv, *places = cache_places(self._plan.caches, self.addresses, layer)
-        if kv.latent:
-            places.pop()  # values are parts of keys
-        self.device.enter()
-        found: list[Float32] = []
-        for place, block_bytes, dim in zip(
-            places, (kv.k_block_bytes, kv.v_block_bytes), (kv.head_dim, kv.padded_dim), strict=False
-        ):
+        kv, keys_at, values_at = cache_places(self._plan.caches, self.addresses, layer)
+
+        def fetched(place: int, block_bytes: int, dim: int) -> Float32:
             stored = np.empty((kv.kv_heads, kv.tokens_per_block, dim), kv.dtype.storage)
             self.device.fetch(stored, place + block * block_bytes)
             self.device.wait()
-            found.append(to_float32(stored, kv.dtype)[..., : kv.head_dim])
-        return found[0], found[0][..., : kv.latent] if kv.latent else found[1]
+            return to_float32(stored, kv.dtype)[..., : kv.head_dim]
+
+        self.device.enter()
+        keys = fetched(keys_at, kv.k_block_bytes, kv.head_dim)
+        if kv.latent:
+            return keys, keys[..., : kv.latent]
+        return keys, fetched(values_at, kv.v_block_bytes, kv.padded_dim)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""

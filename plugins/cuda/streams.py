@@ -24,7 +24,7 @@ def mix_launch(*, y: int, x: int, coefs: int, columns: int, streams: int, rows: 
 
 
 def add_launch(*, y: int, x: int, made: int, coefs: int, columns: int, streams: int, active: int, rows: Rows) -> Launch:
-    """columns: of a stream; coefs: 0 where there are none."""
+    """columns: of a stream. coefs: an address, or 0 without coefficients."""
     arguments = (
         pointer(y),
         pointer(x),

@@ -1,6 +1,7 @@
 """What is said of weights whose codes an engine does not keep."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,11 +42,11 @@ def checkpoint_of(folder: Path, name: str, packer: write.Packer | None = None) -
     ids=["sum_parts", "tp_size", "refit", "nothing", "another precision"],
 )
 def test_options_that_keep_no_order_of_columns(
-    tmp_path: Path, options: dict[str, object], weights: set[str], reason: str
+    tmp_path: Path, options: dict[str, Any], weights: set[str], reason: str
 ) -> None:
     packer = write.gptq(4, 32, shuffled=True, same_order=True)
     checkpoint = checkpoint_of(tmp_path, "gptq v1 asymmetric, desc_act", packer)
-    config = BuildConfig(target="ref", activations="bf16", **options)  # type: ignore[arg-type]
+    config = BuildConfig(target="ref", activations="bf16", **options)
     report = build(config, checkpoint, tmp_path / "engine")
     lost = read_manifest(tmp_path / "engine").lost_codes
     assert lost == dict.fromkeys(sorted(weights), f"stored as w8, because {reason}")

@@ -30,9 +30,7 @@ CLOSE = 1e-5  # of the range of the logits: sums of float32 in another order
 
 
 def package(name: str) -> Any:
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"needs the package {name}")
-    return importlib.import_module(name)
+    return pytest.importorskip(name, reason=f"needs the package {name}")
 
 
 def values_of(checkpoint: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:

@@ -75,18 +75,22 @@ def _gptq(draw: random.Random, sizes: Sizes) -> Drawn:
     }
 
     def packer(bits: int, group: int) -> write.Packer:
-        more = {"shuffled": shuffled, "same_order": True, "dtype": dtype}
-        return write.gptq(bits, group, symmetric=symmetric, less=2 - version, **more)  # type: ignore[arg-type]
+        return write.gptq(
+            bits, group, symmetric=symmetric, less=2 - version, shuffled=shuffled, same_order=True, dtype=dtype
+        )
 
     others: dict[str, write.Packer] = {}
+    dynamic: dict[str, dict[str, int]] = {}
     if draw.random() < 0.5:
         module, other = draw.choice(list(sizes)), draw.choice((2, 4, 8))
-        settings["dynamic"] = {f"+:.*{module.rpartition('.')[2]}": {"bits": other, "group_size": 32}}
+        dynamic[f"+:.*{module.rpartition('.')[2]}"] = {"bits": other, "group_size": 32}
         others[module] = packer(other, 32)
     if draw.random() < 0.5:
         module = draw.choice([each for each in sizes if each not in others])
-        settings["dynamic"] = {**dict(settings.get("dynamic", {})), f"-:.*{module.rpartition('.')[2]}": {}}  # type: ignore[call-overload]
+        dynamic[f"-:.*{module.rpartition('.')[2]}"] = {}
         others[module] = write.as_floats
+    if dynamic:
+        settings["dynamic"] = dynamic
     return Drawn(settings=settings, packer=packer(bits, group), others=others)
 
 
