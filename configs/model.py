@@ -115,6 +115,7 @@ class MoeConfig:
     scale              factor of the weights
     shared_size        inner width of a gated MLP that every token takes beside its experts; 0: there is none
     shared_gate        its result is multiplied by the sigmoid of a product of its own
+    shared_scale       factor of its result
     biases             router, gates, ups and downs of the experts add a bias
     gate_limit         above 0: experts compute down(g * sigmoid(gate_alpha * g) * (u + 1)) instead, where g is the gate
                        within this limit from above, u the up within it on both sides
@@ -140,6 +141,7 @@ class MoeConfig:
     scale: float = 1.0
     shared_size: int = 0
     shared_gate: bool = False
+    shared_scale: float = 1.0
     biases: bool = False
     gate_limit: float = 0.0
     gate_alpha: float = 1.0

@@ -143,6 +143,7 @@ def _conversion_from_gguf(path: Path, options: ConvertOptions) -> Conversion:
             *_too_many_tokens(source.tokenizer.tokens, model.vocab_size),
             *remarks,
             *_without_drafts(source.drafts),
+            *_without_choosers(source.choosers),
         ),
     )
 

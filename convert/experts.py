@@ -27,7 +27,7 @@ class Nodes(Protocol):
 
     def node(self, op: str, inputs: Sequence[str], path: str, **attributes: Attribute) -> str: ...
 
-    def linear(self, x: str, path: str) -> str: ...
+    def linear(self, x: str, path: str, *, scale: float = 1.0) -> str: ...
 
     def activated(self, x: str, path: str) -> str: ...
 
@@ -85,7 +85,7 @@ def experts(g: Nodes, x: str, moe: MoeConfig, path: str) -> str:
         made = g.node("Mul", [g.activated(gate, shared), up], f"{shared}/gated")
     else:
         made = g.activated(g.linear(x, f"{shared}/up"), shared)
-    made = g.linear(made, f"{shared}/down")
+    made = g.linear(made, f"{shared}/down", scale=moe.shared_scale)
     if moe.shared_gate:
         scale = g.node("Sigmoid", [g.linear(x, f"{shared}/scale")], f"{shared}/scale/sigmoid")
         made = g.node("Mul", [made, scale], f"{shared}/scaled")

@@ -225,7 +225,7 @@ def read_model(section: Section, names: Collection[str] | None) -> tuple[Family,
         )
     section, of_wrapper = text_section(section, names)
     family = find_family(section.text("model_type"), [key for key in section.values() if not section.is_null(key)])
-    for key in ("num_hidden_layers", "n_layer", "n_layers"):  # before lists of that length are made
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):  # before lists of that length are made
         if section.integer(key, 0) > _MOST_LAYERS:
             raise ConfigError(
                 f"{key} is too large",

@@ -6,7 +6,7 @@ from ingot.configs.model import Mamba2Config
 from ingot.configs.read import Section
 from ingot.convert.family import takes
 from ingot.convert.weights import KeyGroups, Row, Take
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, UnsupportedModelError
 
 _IN = ("gate", "mixed", "head")
 _TAKEN = {
@@ -47,6 +47,17 @@ def read_mamba(section: Section, inner: int) -> Mamba2Config:
         least_step=least,
         most_step=most,
     )
+
+
+def require_silu(section: Section, activation: str) -> None:
+    """Raise UnsupportedModelError where a model whose Mamba 2 has the activation of its MLPs has another one."""
+    if activation != "silu":
+        raise UnsupportedModelError(
+            "hidden_act of a Mamba 2 layer is not supported",
+            where=section.place("hidden_act"),
+            expected="silu",
+            got=activation,
+        )
 
 
 def read_step_bounds(section: Section) -> tuple[float, float]:

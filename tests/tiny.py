@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
-from tests.tiny_foreign import store, twin
+from tests.tiny_foreign import settle, store, twin
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -98,6 +98,7 @@ def random_model(config: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = 
                     0.7 if "emb" in name or "wte" in name or "wpe" in name else parameter.shape[-1] ** -0.5
                 )
             parameter.copy_(value.to(dtype).float())
+        settle(model, config)
         parameters = {name for name, _ in model.named_parameters()}
         for name, buffer in model.state_dict().items():  # the biases of routers, and factors of layers
             if name not in parameters:

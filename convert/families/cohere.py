@@ -10,9 +10,11 @@ from ingot.convert.hf_rope import interleaved
 from ingot.errors import UnsupportedModelError
 
 
-def read_cohere(section: Section, *, theta: float) -> ModelConfig:
-    """What the families of Cohere share; defaults are those of transformers."""
-    model = llama.read_llama(section, positions=8192, theta=theta, tied=True, eps_key="layer_norm_eps", eps=1e-5)
+def read_cohere(section: Section, *, theta: float, head_dim: int | None = None) -> ModelConfig:
+    """What the families of Cohere share; defaults are those of transformers. head_dim: as of `read_llama`."""
+    model = llama.read_llama(
+        section, positions=8192, head_dim=head_dim, theta=theta, tied=True, eps_key="layer_norm_eps", eps=1e-5
+    )
     return dataclasses.replace(
         model,
         rope=interleaved(model.rope),

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ingot.configs.model import Mamba2Config, ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama
-from ingot.convert.hf_mamba import mamba_rows, read_mamba
+from ingot.convert.hf_mamba import mamba_rows, read_mamba, require_silu
 from ingot.convert.weights import Row, rename
 from ingot.errors import ConfigError, UnsupportedModelError
 
@@ -15,13 +15,7 @@ from ingot.errors import ConfigError, UnsupportedModelError
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a FalconH1ForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=8192, kv_heads=8, eps=1e-5, intermediate=14336)
-    if model.activation != "silu":
-        raise UnsupportedModelError(
-            "hidden_act of a Mamba 2 layer is not supported",
-            where=section.place("hidden_act"),
-            expected="silu",
-            got=model.activation,
-        )
+    require_silu(section, model.activation)
     gate, mlp = _factors(section, "mlp_multipliers", 2)
     return dataclasses.replace(
         model,

@@ -20,11 +20,18 @@ _KINDS = ("default", "linear", "llama3")
 
 
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
-    """config.json of a Gemma4ForCausalLM; defaults are those of transformers, which lets the last layer see all tokens
-    whatever layer_types says."""
+    """config.json of a Gemma4ForCausalLM; defaults are those of transformers."""
+    model = read_plain(section, positions=131072, window=512)
+    width, rows = read_layer_input(section, model.vocab_size)
+    return dataclasses.replace(model, layer_input=width, layer_input_rows=rows, moe=_experts(section))
+
+
+def read_plain(section: Section, *, positions: int, window: int) -> ModelConfig:
+    """The model without embeddings of its layers and without experts. positions, window: defaults in transformers,
+    which lets the last layer see all tokens whatever layer_types says."""
     model = llama.read_llama(
         section,
-        positions=131072,
+        positions=positions,
         kv_heads=4,
         head_dim=256,
         activation_key="hidden_activation",
@@ -34,12 +41,11 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     )
     layers = model.num_layers
     usual = [(layer + 1) % _EVERY != 0 for layer in range(layers)]
-    windows = windows_by_type(section, layers, read_window(section, 512), usual)
+    windows = windows_by_type(section, layers, read_window(section, window), usual)
     windows = (*windows[:-1], 0) if any(windows[:-1]) else ()
     keys_as_values = section.boolean("attention_k_eq_v", False)
     kv_heads, head_dim = _full_heads(section, model, windows, keys_as_values=keys_as_values)
     sharing = read_sharing_layers(section, layers, windows)
-    input_width, input_rows = read_layer_input(section, model.vocab_size)
     wide = section.boolean("use_double_wide_mlp", False)
     return dataclasses.replace(
         model,
@@ -56,11 +62,8 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
         full_keys_as_values=keys_as_values,
         sharing_layers=sharing,
         sharing_width=2 * model.intermediate_size if wide and sharing else 0,
-        layer_input=input_width,
-        layer_input_rows=input_rows,
         layer_scale=True,
         logit_cap=gemma2.read_cap(section, "final_logit_softcapping", 0.0),
-        moe=_experts(section),
     )
 
 

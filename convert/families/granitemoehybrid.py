@@ -7,7 +7,7 @@ from ingot.configs.model import Mamba2Config, ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import granite, granitemoe
 from ingot.convert.hf_config import mixer_layers
-from ingot.convert.hf_mamba import mamba_rows, read_mamba
+from ingot.convert.hf_mamba import mamba_rows, read_mamba, require_silu
 from ingot.convert.hf_moe import read_experts
 from ingot.convert.weights import Row, Split, Take
 from ingot.errors import UnsupportedModelError
@@ -26,13 +26,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
             expected="rope or nope",
             got=positions,
         )
-    if model.activation != "silu":
-        raise UnsupportedModelError(
-            "hidden_act of a Mamba 2 layer is not supported",
-            where=section.place("hidden_act"),
-            expected="silu",
-            got=model.activation,
-        )
+    require_silu(section, model.activation)
     layers = range(model.num_layers)
     shared = section.integer("shared_intermediate_size", 1024, minimum=1)
     return dataclasses.replace(

@@ -27,6 +27,7 @@ class Architecture:
     names    modules of the Graph that llama.cpp calls otherwise than `rows.py` says: ours → llama.cpp's
     rows     weights of the Graph that are made in another way
     adapt    the configuration of what llama.cpp's converter has prepared
+    choosers what is in the names of tensors that only choose tokens for sparse attention, "": there are none
     """
 
     config: Callable[[Section, Stored], Config]
@@ -34,3 +35,4 @@ class Architecture:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rows: Callable[[ModelConfig], Mapping[str, Expr]] = _no_rows
     adapt: Callable[[ModelConfig, Stored], ModelConfig] = _as_it_is
+    choosers: str = ""

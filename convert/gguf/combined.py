@@ -1,5 +1,7 @@
-"""Architectures of llama.cpp whose layers combine parts of others: Falcon H1, Kimi Linear, Gemma 3n, MiniCPM 3."""
+"""Architectures of llama.cpp whose layers combine parts of others: Falcon H1, Kimi Linear, Gemma 3n, MiniCPM 3, and
+those with the latent attention of DeepSeek 2 and something more."""
 
+import functools
 import math
 
 from ingot.configs.model import LinearAttentionConfig, ModelConfig
@@ -9,6 +11,7 @@ from ingot.convert.gguf.dense import biases, window_kinds
 from ingot.convert.gguf.mixtures import latent_model, latent_rows, routed
 from ingot.convert.gguf.settings import (
     SIGMOID,
+    SOFTMAX,
     expert_size,
     has,
     layer_count,
@@ -104,6 +107,52 @@ def _minicpm3(keys: Section, stored: Stored) -> Config:
     return {**found, "model_type": "minicpm3", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 
 
+def _latent_mixture(keys: Section, stored: Stored, model_type: str) -> Config:
+    """Latent attention, and experts beside shared ones behind first layers without."""
+    return {
+        **latent_model(keys, stored),
+        "model_type": model_type,
+        **taken_experts(keys, "n_routed_experts"),
+        **routed(keys),
+        "moe_intermediate_size": expert_size(keys, stored),
+        "n_shared_experts": keys.integer("expert_shared_count", minimum=1),
+    }
+
+
+def _sparse(keys: Section, stored: Stored, model_type: str) -> Config:
+    """What chooses the tokens of its sparse attention is left out."""
+    require(keys, "expert_gating_func", SIGMOID)
+    for key in ("head_count", "key_length", "types"):
+        keys.has(f"attention.indexer.{key}")
+    layers = layer_count(keys)
+    first = leading_dense(keys, stored, layers)
+    return {
+        **_latent_mixture(keys, stored, model_type),
+        "mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first),
+        "index_topk": keys.integer("attention.indexer.top_k", minimum=1),
+    }
+
+
+def _mistral4(keys: Section, stored: Stored) -> Config:
+    """Queries grow only where the file says how much, as in llama.cpp."""
+    require(keys, "expert_gating_func", SOFTMAX)
+    found = _latent_mixture(keys, stored, "mistral4")
+    rotation = found["rope_parameters"]
+    assert isinstance(rotation, dict), "latent_model writes it"
+    original = rotation.get("original_max_position_embeddings", found["max_position_embeddings"])
+    require(keys, "attention.temperature_length", original)
+    growth = keys.number("attention.temperature_scale", 0.0)
+    return {
+        **found,
+        "first_k_dense_replace": leading_dense(keys, stored, layer_count(keys)),
+        "rope_parameters": {
+            **rotation,
+            "original_max_position_embeddings": original,
+            "llama_4_scaling_beta": growth,
+        },
+    }
+
+
 def _gemma3n(keys: Section, stored: Stored) -> Config:
     """Each fifth layer sees all tokens. The share of gates that are cut off is stored as their distance from the mean
     in standard deviations."""
@@ -170,4 +219,11 @@ COMBINED: dict[str, Architecture] = {
     "kimi-linear": Architecture(config=_kimi_linear, rows=_kimi_rows),
     "minicpm3": Architecture(config=_minicpm3, rows=latent_rows),
     "gemma3n": Architecture(config=_gemma3n, rows=_stream_rows),
+    "mistral4": Architecture(config=_mistral4, rows=latent_rows),
+    **{
+        name: Architecture(
+            config=functools.partial(_sparse, model_type=kind), rows=latent_rows, choosers=".indexer."
+        )
+        for name, kind in (("deepseek32", "deepseek_v32"), ("glm-dsa", "glm_moe_dsa"))
+    },
 }

@@ -119,6 +119,69 @@ def _norms_of_falcon(model: ModelConfig) -> dict[str, Expr]:
     }
 
 
+def _mpt(keys: Section, stored: Stored) -> Config:
+    """One norm before each branch, and scores that fall with the distance."""
+    found = sizes(keys, stored)
+    require(keys, "attention.head_count_kv", found["num_attention_heads"])
+    require(keys, "feed_forward_length", 4 * int(str(found["hidden_size"])))
+    require(keys, "attention.clamp_kqv", 0.0)
+    keys.number("attention.max_alibi_bias")  # without it positions would be learned
+    require(keys, "attention.max_alibi_bias", 8.0)
+    return {
+        "model_type": "mpt",
+        "d_model": found["hidden_size"],
+        "n_heads": found["num_attention_heads"],
+        "n_layers": found["num_hidden_layers"],
+        "max_seq_len": found["max_position_embeddings"],
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon", above=0),
+        "tie_word_embeddings": found["tie_word_embeddings"],
+    }
+
+
+def _deepseek(keys: Section, stored: Stored) -> Config:
+    """llama.cpp takes the shares of the taken experts as they are."""
+    require(keys, "expert_weights_scale", 0.0, 1.0)
+    require(keys, "expert_weights_norm", False)
+    return {
+        "model_type": "deepseek",
+        **rms_model(keys, stored),
+        **taken_experts(keys, "n_routed_experts"),
+        "moe_intermediate_size": expert_size(keys, stored),
+        "n_shared_experts": keys.integer("expert_shared_count", 0),
+        "first_k_dense_replace": leading_dense(keys, stored, layer_count(keys)),
+    }
+
+
+def _cohere2_moe(keys: Section, stored: Stored) -> Config:
+    """Layers without experts come first, and rotate. The width of their MLP is in no setting."""
+    found = sizes(keys, stored)
+    require(keys, "rope.scaling.type", "none")
+    require(keys, "rope.dimension_count", found["head_dim"])
+    require(keys, "expert_gating_func", SIGMOID)
+    require(keys, "expert_weights_scale", 0.0, 1.0)
+    keys.has("expert_shared_feed_forward_length")
+    layers = layer_count(keys)
+    first = leading_dense(keys, stored, layers)
+    wide = stored.get("blk.0.ffn_up.weight")
+    eps = {"layer_norm_eps": "attention.layer_norm_epsilon", "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+    return {
+        "model_type": "cohere2_moe",
+        **found,
+        **taken_experts(keys),
+        "intermediate_size": expert_size(keys, stored),
+        **({} if wide is None else {"prefix_dense_intermediate_size": wide.shape[0]}),
+        "mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first),
+        "num_shared_experts": keys.integer("expert_shared_count", 0),
+        "expert_selection_fn": "sigmoid",
+        "norm_topk_prob": keys.boolean("expert_weights_norm", False),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        **{ours: keys.number(theirs, above=0) for ours, theirs in eps.items() if keys.has(theirs)},
+        "logit_scale": keys.number("logit_scale", above=0),
+        "sliding_window": keys.integer("attention.sliding_window", minimum=1),
+        "layer_types": window_kinds(keys, 4),
+    }
+
+
 def _chatglm(keys: Section, stored: Stored) -> Config:
     keys.has("add_bos_token")
     found = {"model_type": "glm", **rms_model(keys, stored)}
@@ -219,6 +282,9 @@ RELATED: dict[str, Architecture] = {
     "nemotron": Architecture(config=_nemotron, adapt=_offset_norms),
     "falcon": Architecture(config=_falcon, rows=_norms_of_falcon),
     "chatglm": Architecture(config=_chatglm, adapt=_one_qkv),
+    "mpt": Architecture(config=_mpt),
+    "deepseek": Architecture(config=_deepseek, paired=True),
+    "cohere2moe": Architecture(config=_cohere2_moe),
     "afmoe": Architecture(config=_afmoe, names={"attn/gate": "attn_gate"}),
     "dots1": Architecture(config=_dots1),
     "exaone-moe": Architecture(config=_exaone_moe),

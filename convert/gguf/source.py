@@ -38,6 +38,7 @@ class GgufSource:
     tensors    llama.cpp's name → the weight, experts one by one
     files      all parts
     drafts     tensors of layers that only draft tokens, which are left out
+    choosers   tensors that only choose tokens for sparse attention, which are left out too
     """
 
     path: Path
@@ -48,6 +49,7 @@ class GgufSource:
     architecture: Architecture
     stored: Mapping[str, GgufTensor]
     drafts: tuple[str, ...]
+    choosers: tuple[str, ...]
     factors: tuple[float, ...]
 
     @property
@@ -107,12 +109,15 @@ def open_gguf(path: Path) -> GgufSource:
     if "short" in factors:
         config["rope_scaling"] = _longrope(main, name, config, factors)
     drafts = _drafts(main, name, stored)
-    tensors = dict(_tensors({key: tensor for key, tensor in stored.items() if key not in drafts}))
+    part = architecture.choosers
+    choosers = tuple(key for key in stored if part and part in key and key not in drafts)
+    tensors = dict(_tensors({key: each for key, each in stored.items() if key not in (*drafts, *choosers)}))
     return GgufSource(
         path=main.path,
         config=Section(config, str(main.path)),
         tensors=tensors,
         drafts=drafts,
+        choosers=choosers,
         files=tuple(header.path for header in headers),
         tokenizer=tokenizer,
         architecture=architecture,

@@ -31,6 +31,7 @@ SIZES: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "granitemoehybrid": {"layer_types": ["full_attention"] * 3},
     **{name: {"layer_types": ["full_attention"] * 3} for name in ("kimi_linear", "lfm2_moe")},
+    "bamba": {"attn_layer_indices": [1]},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "helium": {"head_dim": 16, "num_key_value_heads": 8},
@@ -46,11 +47,15 @@ MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
 LIKE_GPT2 = ("codegen", "gpt2", "gpt_bigcode", "gptj")
 OWN_SIZES: dict[str, dict[str, Any]] = {  # whose keys have names of their own
     "bloom": {"vocab_size": 9, "hidden_size": 8, "n_layer": 1, "n_head": 2},
+    "chatglm": {
+        **{"padded_vocab_size": 9, "hidden_size": 8, "ffn_hidden_size": 8, "num_layers": 1, "num_attention_heads": 2},
+        "multi_query_attention": True,
+    },
     "gpt_neo": {"vocab_size": 9, "hidden_size": 8, "num_layers": 24, "num_heads": 2},
     "mpt": {"vocab_size": 9, "d_model": 8, "n_layers": 1, "n_heads": 2},
 }
 GPT2_SIZES = {"vocab_size": 9, "n_embd": 256, "n_layer": 1, "n_head": 4}
-OF_THEIR_OWN_CODE = ("mimo", "minicpm", "orion")  # whose keys no model of transformers has
+OF_THEIR_OWN_CODE = ("chatglm", "deepseek", "mimo", "minicpm", "orion")  # whose keys no model of transformers has
 REFUSED_FILES = {"mlc--minicpm-moe-8x2b.json": "num_experts is not supported"}
 
 

@@ -50,7 +50,9 @@ NOT_TRIED = {
 
 OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function
 # silu, where config.json may say so; bloom and mpt have gelu, whatever it says
-ONE_ACTIVATION = ("bloom", "falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe", "mpt")
+ONE_ACTIVATION = (
+    *("bamba", "bloom", "chatglm", "falcon_h1", "gpt_oss", "granitemoehybrid", "lfm2", "lfm2_moe", "mpt"),
+)
 UNSTABLE = ("qwen3_5_moe_text", "qwen3_next")  # whose delta rule blows up last bits in some of these configurations
 NO_ROTATION = ("kimi_linear", "nemotron_h")  # transformers checks the form of what it never computes with
 NO_KINDS = ("falcon_h1", "gpt_neo", "nemotron_h")  # transformers stumbles over layer_types, or over its null
@@ -334,6 +336,15 @@ def test_all_of_them_as_checkpoints(name: str, tmp_path: Path) -> None:
         ("falcon_h1", {"mamba_proj_bias": True, "projectors_bias": True, "attention_bias": True, "mlp_bias": True}),
         ("falcon_h1", {"mamba_rms_norm": False, "mamba_conv_bias": False, "mamba_d_ssm": None, "mamba_n_groups": 2}),
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "layer_types": None}),
+        ("bamba", {"mamba_n_groups": 4, "mamba_conv_bias": False, "rope_parameters": {"partial_rotary_factor": 1.0}}),
+        (
+            "cohere2_moe",
+            {"mlp_layer_types": None, "layer_types": None, "first_k_dense_replace": 2, "sliding_window_pattern": 2},
+        ),
+        ("cohere2_moe", {"num_shared_experts": 0, "norm_topk_prob": False, "rms_norm_eps": 1e-3}),
+        ("deepseek", {"n_shared_experts": None, "moe_layer_freq": 2, "norm_topk_prob": True}),
+        ("deepseek", {"num_experts_per_tok": 1, "norm_topk_prob": True, "first_k_dense_replace": 0}),
+        ("deepseek", {"n_routed_experts": None}),
     ],
 )
 def test_what_is_harmless_passes(name: str, change: Config, tmp_path: Path) -> None:

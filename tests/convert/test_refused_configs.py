@@ -98,6 +98,18 @@ from tests.convert.test_odd_configs import FACTORS, LINEAR, STRETCHED, Config, b
         ("dots1", {"n_shared_experts": None}, "config.json:n_shared_experts"),
         ("exaone_moe", {"mlp_layer_types": ["dense"]}, "1 entries: dense"),
         ("glm4_moe_lite", {"first_k_dense_replace": 10**12}, "contradicts mlp_layer_types"),
+        ("bamba", {"attn_layer_indices": [1.5]}, "attn_layer_indices has a wrong value"),
+        ("bamba", {"attn_layer_indices": None}, "at least one full_attention"),
+        ("bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor has a value that is not supported"),
+        ("bamba", {"hidden_act": "gelu"}, "hidden_act of a Mamba 2 layer"),
+        ("chatglm", {"padded_vocab_size": 65024}, "rope_ratio of a ChatGLM 2 or 3(.|\n)*two different ways"),
+        ("chatglm", {"position_encoding_2d": True}, "the first ChatGLM is not supported"),
+        ("chatglm", {"multi_query_attention": False}, "multi_query_attention false is not supported"),
+        ("chatglm", {"add_bias_linear": True}, "add_bias_linear has a value that is not supported"),
+        ("cohere2_moe", {"expert_selection_fn": "relu"}, "expert_selection_fn 'relu' is not supported"),
+        ("cohere2_moe", {"shared_expert_combination_strategy": "gate"}, "expected: average, sum"),
+        ("deepseek", {"attention_bias": True}, "attention_bias has a value that is not supported"),
+        ("deepseek", {"scoring_func": "sigmoid"}, "scoring_func has a value that is not supported"),
     ],
 )
 def test_what_transformers_refuses_or_reads_otherwise_is_refused(name: str, change: Config, words: str) -> None:

@@ -78,6 +78,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": False,
     },
     "internlm2": {"bias": False, "num_key_value_heads": 1},
+    "bamba": {"mamba_proj_bias": True, "mlp_bias": True, "attention_bias": True, "attn_layer_indices": [0, 2]},
+    "chatglm": {"add_qkv_bias": False, "multi_query_group_num": 1, "kv_channels": 24},
+    "cohere2_moe": {
+        **{"expert_selection_fn": "softmax", "shared_expert_combination_strategy": "sum", "rms_norm_eps": 1e-5},
+        **{"mlp_layer_types": ["sparse", "dense", "sparse"], "prefix_dense_sliding_window_pattern": 2},
+        "prefix_dense_intermediate_size": None,
+    },
+    "deepseek": {"first_k_dense_replace": 0, "moe_layer_freq": 2, "norm_topk_prob": True, "n_shared_experts": 1},
     "nemotron_h": {
         "layers_block_type": ["full_attention", "linear_attention", "linear_attention", "moe", "moe"],
         "mlp_hidden_act": "gelu",

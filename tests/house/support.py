@@ -1,9 +1,11 @@
 """docs/support.md and its summary in the README, found by trying: `python -m tests.house.support` writes both.
 
 Every family × precision × target is converted, built, and, where this machine can, run beside the target `ref`. With
-PYTHONPATH=build/tiles/site, after `make tiles`, cpu/amx is tried too on a machine without tile registers.
+PYTHONPATH=build/tiles/site, after `make tiles`, cpu/amx is tried too on a machine without tile registers. With names of
+families only these are tried, and the rows of all others stay: `python -m tests.house.support qwen3 llama`.
 """
 
+import argparse
 import dataclasses
 import enum
 import multiprocessing
@@ -310,11 +312,21 @@ def _find(family: str) -> dict[Row, dict[str, Support]]:
         return find_support(family, Path(work))
 
 
+def joined(tried: dict[Row, dict[str, Support]], stood: dict[Row, dict[str, Support]]) -> dict[Row, dict[str, Support]]:
+    """What was tried, and of all other families what stood on the page, in the order of the families."""
+    rows = {**stood, **tried}
+    return {(name, each): rows[name, each] for name in family_names() for each in TOLERANCE if (name, each) in rows}
+
+
 def main() -> None:
-    """Try everything on this machine, as many families at a time as there are processors, and write what came out."""
+    """Try all families, or those that are named, as many at a time as there are processors, and write what came out."""
+    parser = argparse.ArgumentParser(description="write docs/support.md")
+    parser.add_argument("families", nargs="*", choices=[[], *family_names()], metavar="FAMILY")
+    families = parser.parse_args().families
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=spawned, initializer=_keep_machine_code) as pool:
-        write({row: cells for found in pool.map(_find, family_names()) for row, cells in found.items()})
+        tried = {row: cells for found in pool.map(_find, families or family_names()) for row, cells in found.items()}
+    write(joined(tried, parse(stands()) if families else {}))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,15 @@ def test_a_table_reads_back() -> None:
     assert parse(table(found)) == found
 
 
+def test_families_that_are_not_tried_again_keep_their_rows() -> None:
+    first, last = family_names()[0], family_names()[-1]
+    stood = {(name, each): {"ref": Support.TESTED} for name in (last, first, "gone") for each in TOLERANCE}
+    tried = {(last, each): {"ref": Support.BUILDS} for each in TOLERANCE}
+    found = support.joined(tried, stood)
+    assert list(found) == [(name, each) for name in (first, last) for each in TOLERANCE], "in order, without others"
+    assert {row[0]: cells["ref"] for row, cells in found.items()} == {first: Support.TESTED, last: Support.BUILDS}
+
+
 def test_each_row_says_what_people_call_the_models() -> None:
     names = [find_family(each).models for each in family_names()]
     assert all(names)

@@ -1,7 +1,7 @@
 """Which families cuda and TensorRT targets refuse."""
 
 CUDA_REFUSES = (
-    "gemma4_text",  # two kinds of heads
+    *("gemma4_text", "gemma4_unified_text"),  # two kinds of heads
 )
 TENSORRT_REFUSES = (
     *CUDA_REFUSES,
@@ -10,10 +10,10 @@ TENSORRT_REFUSES = (
     "afmoe",  # output gates
     "gemma3n_text",  # residual streams, values that are normed
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid"),  # states
-    *("falcon_h1", "nemotron_h"),  # states
+    *("bamba", "falcon_h1", "nemotron_h"),  # states
     *("mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2"),
     *("dots1", "exaone_moe", "flex_olmo", "flint", "granitemoeshared", "mellum"),  # mixtures of experts, too
-    *("sarvam_moe", "solar_open"),
+    *("cohere2_moe", "deepseek", "sarvam_moe", "solar_open"),
     "gpt_oss",  # experts, attention sinks
     "ministral3",  # queries that grow
     *("bloom", "mpt"),  # scores that fall with the distance

@@ -49,6 +49,14 @@ def _gemma4(draw: Draw) -> Config:
     return config
 
 
+def _gemma4_unified(draw: Draw) -> Config:
+    """Without embeddings of the layers, and without experts."""
+    config = _gemma4(draw)
+    for key in ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block", "num_experts"):
+        config.pop(key, None)
+    return {key: each for key, each in config.items() if key not in ("top_k_experts", "moe_intermediate_size")}
+
+
 def _gemma3n(draw: Draw) -> Config:
     layers = draw.mix(("sliding_attention", "full_attention"), draw.choice((3, 4)))
     shared = draw.choice((0, 1, 2))
@@ -115,6 +123,58 @@ def _cohere2(draw: Draw) -> Config:
         "logit_scale": draw.choice((0.0625, 0.25, 1.0)),
         "attention_bias": draw.yes(),
         "rope_parameters": draw.rope(),
+    }
+
+
+def _cohere2_moe(draw: Draw) -> Config:
+    config = _cohere2(draw)
+    layers, first = int(str(config["num_hidden_layers"])), draw.choice((0, 1))
+    return {
+        **config,
+        **draw.experts(),
+        "mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first),
+        "prefix_dense_intermediate_size": draw.size(),
+        "prefix_dense_sliding_window_pattern": draw.choice((1, 2)),
+        "intermediate_size": draw.choice((12, 16, 33)),
+        "num_shared_experts": draw.choice((0, 1, 2)),
+        "shared_expert_combination_strategy": draw.choice(("average", "sum")),
+        "expert_selection_fn": draw.choice(("sigmoid", "softmax")),
+        "norm_topk_prob": draw.yes(),
+        "rms_norm_eps": draw.choice((None, 1e-5)),
+    }
+
+
+def _deepseek(draw: Draw) -> Config:
+    return {
+        **draw.dense(),
+        **draw.evenly(),
+        **draw.experts("n_routed_experts"),
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": draw.choice((0, 1)),
+        "moe_layer_freq": draw.choice((1, 2)),
+        "moe_intermediate_size": draw.choice((12, 16, 33)),
+        "n_shared_experts": draw.choice((1, 2, None)),
+        "norm_topk_prob": draw.yes(),
+        "rope_parameters": draw.rope(),
+    }
+
+
+def _chatglm(draw: Draw) -> Config:
+    heads = draw.heads((8, 12, 16, 24))
+    return {
+        "hidden_size": draw.choice((32, 40, 72)),
+        "ffn_hidden_size": draw.size(),
+        "num_layers": draw.choice((1, 2)),
+        "padded_vocab_size": VOCAB,
+        "num_attention_heads": heads["num_attention_heads"],
+        "multi_query_attention": True,
+        "multi_query_group_num": heads["num_key_value_heads"],
+        "kv_channels": heads["head_dim"],
+        "seq_length": POSITIONS,
+        "layernorm_epsilon": draw.choice((1e-6, 1e-5, 1e-3)),
+        "add_qkv_bias": draw.yes(),
+        "rope_ratio": draw.choice((1, 50, 500)),
+        "tie_word_embeddings": draw.yes(),
     }
 
 
@@ -287,8 +347,12 @@ def _opt(draw: Draw) -> Config:
 
 DRAWS: dict[str, Callable[[Draw], Config]] = {
     **llamas.DRAWS,
+    "bamba": hybrids.bamba,
     "bloom": _bloom,
+    "chatglm": _chatglm,
     "cohere2": _cohere2,
+    "cohere2_moe": _cohere2_moe,
+    "deepseek": _deepseek,
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "exaone4": _exaone4,
@@ -296,6 +360,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "falcon_h1": hybrids.falcon_h1,
     "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
+    "gemma4_unified_text": _gemma4_unified,
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": _glm4_moe_lite,
     "glm_moe_dsa": _glm_moe_dsa,

@@ -43,6 +43,27 @@ def granitemoehybrid(draw: Draw) -> Config:
     }
 
 
+def bamba(draw: Draw) -> Config:
+    config = {**draw.dense(), **draw.evenly()}
+    layers = draw.mix(("linear_attention", "full_attention"), draw.choice((2, 3, 5)))
+    return {
+        **config,
+        "num_hidden_layers": len(layers),
+        "attn_layer_indices": [layer for layer, kind in enumerate(layers) if kind == "full_attention"],
+        "mamba_n_heads": config["hidden_size"] // 4,
+        "mamba_d_head": 8,
+        "mamba_n_groups": draw.choice((1, 2)),
+        "mamba_d_state": draw.choice((8, 16, 24)),
+        "mamba_d_conv": draw.choice((3, 4)),
+        "mamba_chunk_size": 16,
+        "mamba_conv_bias": draw.yes(),
+        "mamba_proj_bias": draw.yes(),
+        "attention_bias": draw.yes(),
+        "mlp_bias": draw.yes(),
+        "rope_parameters": draw.rope(partial_rotary_factor=draw.choice((0.5, 1.0))),
+    }
+
+
 def falcon_h1(draw: Draw) -> Config:
     heads, dim = draw.choice((2, 4, 6)), draw.choice((8, 16))
     return {

@@ -161,6 +161,25 @@ GEMMA3N = {
     **{"laurel.linear_left": "laurel_l", "laurel.linear_right": "laurel_r"},
     **{"post_attention_layernorm": "post_attention_norm"},
 }
+MPT = {
+    **{"wte": "token_embd", "norm_1": "attn_norm", "norm_2": "ffn_norm", "norm_f": "output_norm"},
+    **{"attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output"},
+    **{f"ffn.{name}_proj": f"ffn_{name}" for name in ("up", "down")},
+}
+INDEXER = {
+    **{"indexer.wq_b": "indexer.attn_q_b", "indexer.wk": "indexer.attn_k", "indexer.weights_proj": "indexer.proj"},
+    "indexer.k_norm": "indexer.k_norm",
+}
+SPARSE = {
+    **{**MLA, "attention.head_count_kv": 1, "attention.value_length": 20, "attention.q_lora_rank": 24},
+    **{"attention.indexer.head_count": 4, "attention.indexer.key_length": 16, "attention.indexer.top_k": 72},
+    **{"leading_dense_block_count": 1, "expert_shared_count": 1, "expert_weights_scale": 1.5},
+    **{"expert_weights_norm": True, "expert_gating_func": 2},
+}
+YARN = {
+    **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
+    "rope.scaling.yarn_log_multiplier": 0.1,
+}
 GRANITE = {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.0}
 RELATED = {
     "qwen2vl": Case(family="qwen2", change=FREE, settings={"rope.dimension_sections": [2, 1, 1, 0]}),
@@ -212,6 +231,84 @@ RELATED = {
     ),
     "chatglm": Case(family="glm", lay=fused, settings={"rope.dimension_count": 8, "add_bos_token": False}),
     "chatglm, parts": Case(family="glm", change={"attention_bias": False}, settings={"rope.dimension_count": 8}),
+    "mpt": Case(
+        family="mpt",
+        names=MPT,
+        settings={
+            **{"embedding_length": 48, "block_count": 2, "attention.head_count": 3, "context_length": 64},
+            **{"feed_forward_length": 192, "attention.layer_norm_epsilon": 1e-5, "attention.max_alibi_bias": 8.0},
+        },
+    ),
+    "mpt, untied": Case(
+        family="mpt",
+        change={"tie_word_embeddings": False},
+        names=MPT,
+        settings={
+            **{"embedding_length": 48, "block_count": 2, "attention.head_count": 3, "context_length": 64},
+            **{"feed_forward_length": 192, "attention.layer_norm_epsilon": 1e-5, "attention.max_alibi_bias": 8.0},
+            "attention.head_count_kv": 3,
+        },
+    ),
+    "deepseek": Case(
+        family="deepseek",
+        lay=pairs,
+        settings={
+            **{"rope.dimension_count": 12, "rope.scaling.type": "none", "expert_weights_scale": 1.0},
+            **{"leading_dense_block_count": 1, "expert_shared_count": 2, "attention.key_length": 12},
+            "feed_forward_length": 84,
+        },
+    ),
+    "cohere2moe": Case(
+        family="cohere2_moe",
+        settings={
+            **{**WINDOWS, "attention.sliding_window_pattern": [False, True, False], "logit_scale": 0.25},
+            **{"rope.scaling.type": "none", "rope.dimension_count": 16, "expert_gating_func": 2},
+            **{"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_shared_feed_forward_length": 40},
+            **{"expert_weights_norm": True, "expert_feed_forward_length": 20},
+        },
+    ),
+    "cohere2moe, plain": Case(
+        family="cohere2_moe",
+        change={"mlp_layer_types": ["sparse"] * 3, "num_shared_experts": 0, "norm_topk_prob": False},
+        settings={
+            **{**WINDOWS, "attention.sliding_window_pattern": [False, True, False], "logit_scale": 0.25},
+            **{"rope.scaling.type": "none", "rope.dimension_count": 16, "expert_feed_forward_length": 20},
+        },
+    ),
+    "mistral4": Case(
+        family="mistral4",
+        change={"n_group": 1, "topk_group": 1},
+        lay=llama_cpp.absorbed,
+        names={"experts.gate_up_proj": "ffn_gate_up_exps.weight"},
+        settings={
+            **{**SPARSE, **YARN, "expert_gating_func": 1, "attention.temperature_scale": 0.3},
+            **dict.fromkeys(key for key in SPARSE if "indexer" in key),
+            "attention.temperature_length": 16,
+        },
+    ),
+    "deepseek32": Case(
+        family="deepseek_v32",
+        change={
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32},
+                **{"mscale": 0.8, "mscale_all_dim": 0.8},
+            }
+        },
+        lay=llama_cpp.absorbed,
+        names=INDEXER,
+        settings={
+            **SPARSE,
+            **{"expert_group_count": 4, "expert_group_used_count": 2, "rope.scaling.original_context_length": 32},
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 0.08},
+        },
+    ),
+    "glm-dsa": Case(
+        family="glm_moe_dsa",
+        change={"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        lay=llama_cpp.absorbed,
+        names=INDEXER,
+        settings={**SPARSE, "attention.value_length_mla": 20, "attention.indexer.types": [True, False, True]},
+    ),
     "afmoe": Case(
         family="afmoe",
         change={"num_hidden_layers": 4, "global_attn_every_n_layers": 4},
