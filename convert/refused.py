@@ -111,9 +111,7 @@ MISSING: dict[str, tuple[str, ...]] = {
 }
 
 # Every op that these need is there: only a table of a family is missing.
-ONLY_TABLES = (
-    *("aria_text", "baichuan", "biogpt", "gpt-sw3", "openai-gpt", "phi-msft"),
-)
+ONLY_TABLES = (*("aria_text", "baichuan", "biogpt", "gpt-sw3", "openai-gpt", "phi-msft"),)
 
 # Keys of config.json by which an unknown type tells what it is made of.
 _CLUES: dict[str, tuple[str, ...]] = {

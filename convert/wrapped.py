@@ -99,9 +99,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     ),
     "gemma3n": Wrapper(text={"gemma3n_text": "gemma3n_text"}, models="Gemma 3n E2B and E4B", tied=True),
     "gemma4": Wrapper(text={"gemma4_text": "gemma4_text"}, models="Gemma 4 E2B, E4B, 26B-A4B and 31B", tied=True),
-    "gemma4_unified": Wrapper(
-        text={"gemma4_unified_text": "gemma4_unified_text"}, models="Gemma 4 12B", tied=True
-    ),
+    "gemma4_unified": Wrapper(text={"gemma4_unified_text": "gemma4_unified_text"}, models="Gemma 4 12B", tied=True),
     "kimi_k25": Wrapper(text={"kimi_k2": "kimi_k2", "deepseek_v3": "kimi_k2"}, models="Kimi K2.5 to K2.7"),
     "llava": Wrapper(
         text={"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, models="LLaVA 1.5", defaults=_SIZES_OF_LLAMA

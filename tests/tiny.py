@@ -62,10 +62,13 @@ def logits_by_token(model: Any, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
     prompts, which rounds otherwise."""
     tokens, cache, rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)), None, []
     # transformers 5.24 renamed it
-    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    known = inspect.signature(model.forward).parameters
+    name = "cache" if "cache" in known else "past_key_values"
     with torch.no_grad():
         for place in range(tokens.shape[1]):
-            out = model(input_ids=tokens[:, place : place + 1], use_cache=True, **{name: cache})
+            # Bamba takes every token for the first one where it is not told
+            at = {"position_ids": torch.full((len(tokens), 1), place)} if "position_ids" in known else {}
+            out = model(input_ids=tokens[:, place : place + 1], use_cache=True, **{name: cache}, **at)
             cache = out[name]
             rows.append(out.logits[:, 0].float().numpy())
     return np.stack(rows, axis=1)

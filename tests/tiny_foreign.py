@@ -77,7 +77,7 @@ def _twin_of_deepseek(config: Config) -> Config:
         **_without(config, "moe_intermediate_size", "attention_bias", *_KEYS_OF_DEEPSEEK),
         "model_type": "qwen2_moe",
         "num_key_value_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
-        "qkv_bias": False,
+        "qkv_bias": config.get("attention_bias", False),
         "use_sliding_window": False,
         "layer_types": None,
         "decoder_sparse_step": 1,
@@ -168,8 +168,11 @@ def _internlm2(weights: Weights, config: Mapping[str, Any]) -> Weights:
 
 
 def _deepseek(weights: Weights, config: Mapping[str, Any]) -> Weights:
-    """The gate of the shared expert is in what it makes; a model without one stores none."""
+    """The gate of the shared expert is in what it makes; a model without one stores none. Where q has a bias, so has
+    the last product of attention, which is zero in the twin."""
     kept = {name: value for name, value in weights.items() if "shared_expert_gate" not in name}
+    for name in [name for name in kept if name.endswith("self_attn.q_proj.bias")]:
+        kept[name.replace("q_proj", "o_proj")] = torch.zeros(config["hidden_size"])
     if not config.get("n_shared_experts"):
         return {name: value for name, value in kept.items() if "shared_expert" not in name}
     return {

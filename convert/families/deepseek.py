@@ -6,7 +6,6 @@ from collections.abc import Collection
 from ingot.configs.model import ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import deepseek_v2, llama
-from ingot.convert.hf_config import require_values
 from ingot.convert.hf_moe import read_experts
 
 _OF_TRAINING = ("aux_loss_alpha", "seq_aux")
@@ -17,8 +16,7 @@ def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a DeepseekForCausalLM; defaults are those of its own code, transformers has none."""
     for key in _OF_TRAINING:
         section.has(key)
-    require_values(section, {"attention_bias": False})
-    model = llama.read_llama(section, intermediate=11008, has_attention_bias=False)
+    model = llama.read_llama(section, intermediate=11008)
     return dataclasses.replace(model, moe=_experts(section, model.num_layers))
 
 
@@ -52,10 +50,7 @@ FAMILY = dataclasses.replace(
     name="deepseek",
     models="DeepSeekMoE 16B",
     read=read,
-    rows=(
-        *llama.FAMILY.rows,
-        *(row for row in deepseek_v2.FAMILY.rows if row.name.startswith("layers.{i}/moe/")),
-    ),
+    rows=(*llama.FAMILY.rows, *(row for row in deepseek_v2.FAMILY.rows if row.name.startswith("layers.{i}/moe/"))),
     nullable=("num_key_value_heads", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
     tiny={
         **{key: value for key, value in llama.FAMILY.tiny.items() if key != "head_dim"},

@@ -145,11 +145,7 @@ def _mistral4(keys: Section, stored: Stored) -> Config:
     return {
         **found,
         "first_k_dense_replace": leading_dense(keys, stored, layer_count(keys)),
-        "rope_parameters": {
-            **rotation,
-            "original_max_position_embeddings": original,
-            "llama_4_scaling_beta": growth,
-        },
+        "rope_parameters": {**rotation, "original_max_position_embeddings": original, "llama_4_scaling_beta": growth},
     }
 
 
@@ -221,9 +217,7 @@ COMBINED: dict[str, Architecture] = {
     "gemma3n": Architecture(config=_gemma3n, rows=_stream_rows),
     "mistral4": Architecture(config=_mistral4, rows=latent_rows),
     **{
-        name: Architecture(
-            config=functools.partial(_sparse, model_type=kind), rows=latent_rows, choosers=".indexer."
-        )
+        name: Architecture(config=functools.partial(_sparse, model_type=kind), rows=latent_rows, choosers=".indexer.")
         for name, kind in (("deepseek32", "deepseek_v32"), ("glm-dsa", "glm_moe_dsa"))
     },
 }

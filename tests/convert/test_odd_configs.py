@@ -41,13 +41,17 @@ ABSENT = object()
 CHOOSERS = ("index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq", "index_topk_pattern")
 NOT_TRIED = {
     ("bloom", "slow_but_exact"),  # transformers refuses a null there, which is as good as absent; true is tried below
-    ("gemma4_text", "rope_scaling"),  # transformers stumbles over it even where it is null
+    # transformers stumbles over them even where they are null
+    *(("gemma4_text", "rope_scaling"), ("gemma4_unified_text", "rope_scaling"), ("cohere2_moe", "rope_parameters")),
+    ("bamba", "partial_rotary_factor"),  # which transformers ignores beside rope_parameters, and ingot refuses
     *(("mellum", key) for key in ("rope_scaling", "rope_theta")),  # transformers ignores them, ingot refuses
     ("mistral4", "partial_rotary_factor"),  # queries have other dimensions, which never rotate
     # of weights that convert drops: where they are others, so are all random weights
     *((name, key) for name in ("deepseek_v32", "glm_moe_dsa") for key in CHOOSERS),
 }
 
+# Keys of a twin that the model's own code does not know.
+OF_TWINS = {"deepseek": ("shared_expert_intermediate_size", "sliding_window")}
 OTHER_NAMES = ("gelu_fast", "gelu_python_tanh")  # transformers knows no family that reads them as another function
 # silu, where config.json may say so; bloom and mpt have gelu, whatever it says
 ONE_ACTIVATION = (
@@ -55,7 +59,7 @@ ONE_ACTIVATION = (
 )
 UNSTABLE = ("qwen3_5_moe_text", "qwen3_next")  # whose delta rule blows up last bits in some of these configurations
 NO_ROTATION = ("kimi_linear", "nemotron_h")  # transformers checks the form of what it never computes with
-NO_KINDS = ("falcon_h1", "gpt_neo", "nemotron_h")  # transformers stumbles over layer_types, or over its null
+NO_KINDS = ("bamba", "falcon_h1", "gpt_neo", "nemotron_h")  # transformers stumbles over layer_types, or over its null
 
 # Sizes that ingot wants to be told: a model of transformers' default size is a surprise.
 SIZES = {
@@ -117,6 +121,7 @@ def keys_read(base: Config) -> set[str]:
     values = twin(base)
     others = {key: each for key, each in OTHERS.items() if (base["model_type"], key) not in NOT_TRIED}
     full = {**dict.fromkeys(others, 1), **AutoConfig.for_model(values.pop("model_type"), **values).to_dict(), **base}
+    full = {key: value for key, value in full.items() if key not in OF_TWINS.get(base["model_type"], ())}
     section = Section({**full, **others, **base}, "config.json")
     read_model(section, None)
     left_out = {

@@ -108,7 +108,6 @@ from tests.convert.test_odd_configs import FACTORS, LINEAR, STRETCHED, Config, b
         ("chatglm", {"add_bias_linear": True}, "add_bias_linear has a value that is not supported"),
         ("cohere2_moe", {"expert_selection_fn": "relu"}, "expert_selection_fn 'relu' is not supported"),
         ("cohere2_moe", {"shared_expert_combination_strategy": "gate"}, "expected: average, sum"),
-        ("deepseek", {"attention_bias": True}, "attention_bias has a value that is not supported"),
         ("deepseek", {"scoring_func": "sigmoid"}, "scoring_func has a value that is not supported"),
     ],
 )
