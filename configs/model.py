@@ -114,8 +114,7 @@ class MoeConfig:
     sum_offset, least_sum  the first is added to the sum of the shares, which counts as the second at least
     scale              factor of the weights
     shared_size        inner width of a gated MLP that every token takes beside its experts; 0: there is none
-    shared_gate        its result is multiplied by the sigmoid of a product of its own
-    shared_scale       factor of its result
+    shared_gate, shared_scale  its result is multiplied by the sigmoid of a product of its own, and by a number
     biases             router, gates, ups and downs of the experts add a bias
     gate_limit         above 0: experts compute down(g * sigmoid(gate_alpha * g) * (u + 1)) instead, where g is the gate
                        within this limit from above, u the up within it on both sides
@@ -267,8 +266,7 @@ class ModelConfig:
     sparse_beyond            attention chooses among more tokens than this (sparse attention): no more positions are
                              kept, and up to there it is exact; 0: it never chooses
     mixer_beside             they have it beside attention: both read the same norm, and are added
-    mixer_scale              factor of what a mixer adds
-    attention_in_scale, attention_out_scale  factors of what attention reads, and of what it adds
+    mixer_scale, attention_in_scale, attention_out_scale  factors of what a mixer adds, attention reads and adds
     gate_scale, mlp_scale    factors of the gate of an MLP, before its activation, and of what an MLP adds
     output_gate              attention is multiplied with the sigmoid of another product, before its output product
     gate_without_bias        that product has no bias, whatever q, k and v have

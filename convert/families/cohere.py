@@ -11,7 +11,7 @@ from ingot.errors import UnsupportedModelError
 
 
 def read_cohere(section: Section, *, theta: float, head_dim: int | None = None) -> ModelConfig:
-    """What the families of Cohere share; defaults are those of transformers. head_dim: as of `read_llama`."""
+    """What the families of Cohere share; defaults are those of transformers. head_dim: as in `read_llama`."""
     model = llama.read_llama(
         section, positions=8192, head_dim=head_dim, theta=theta, tied=True, eps_key="layer_norm_eps", eps=1e-5
     )
