@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot import __version__
+from ingot.builder.digests import checkpoint_digest, program_digest
 from ingot.builder.expressions import WeightReader
 from ingot.builder.model_card import model_card, weight_sources
 from ingot.builder.pack import BLOCK_BYTES, Packer
@@ -323,6 +324,7 @@ def _manifest(
             target=target_build.target.name,
             precision=str(target_build.precision),
             files=_rank_file_of(target_build, rank_files).files,
+            program=program_digest(target_build.whole),
             activation_errors=target_build.activation_errors,
             weight_sources=weight_sources(target_build.lowering.uses, checkpoint),
             lost_codes=target_build.lost_codes,
@@ -335,6 +337,7 @@ def _manifest(
         target=first.target,
         precision=first.precision,
         files=first.files,
+        program=first.program,
         built_with=first.built_with,
         activation_errors=first.activation_errors,
         weight_sources=first.weight_sources,
@@ -349,6 +352,7 @@ def _manifest(
         bos_id=tokens.bos,
         pad_id=tokens.pad,
         parts=(),
+        checkpoint=checkpoint_digest(checkpoint),
         sources=checkpoint.config.sources,
     )
 

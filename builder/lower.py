@@ -27,12 +27,14 @@ from ingot.step_inputs import inputs_among
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps of each token, and for how many tokens: 0 for all. latent: as of a CacheGroup."""
+    """What a layer keeps of each token, and for how many tokens: 0 for all. All as of a CacheGroup."""
 
     window: int
     kv_heads: int
     head_dim: int
     latent: int = 0
+    heads_before: int = 0
+    heads_behind: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +138,8 @@ def cache_groups(
             tokens_per_block=tokens_per_block,
             dtype=dtype,
             latent=kind.latent,
+            heads_before=kind.heads_before,
+            heads_behind=kind.heads_behind,
         )
         for kind, layers in kinds.items()
     )

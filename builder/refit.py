@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ingot import __version__
 from ingot.builder.build import ENGINE_FILES, MANIFEST_BYTES, graph_errors, process_memory
+from ingot.builder.digests import checkpoint_digest
 from ingot.builder.expressions import WeightReader
 from ingot.builder.model_card import model_card, weight_sources
 from ingot.builder.pack import Packer, WeightUse
@@ -65,6 +66,7 @@ def refit(
         bos_id=tokens.bos,
         pad_id=tokens.pad,
         parts=(),
+        checkpoint=checkpoint_digest(checkpoint),
         sources=checkpoint.config.sources,
     )
     records = {record_name(each): (engine_dir / record_name(each)).read_bytes() for each in entries}

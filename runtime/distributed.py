@@ -228,21 +228,22 @@ def share_memory(places: Sequence[RankPlace], wanted: str) -> bool:
     return one and wanted != "mpi"
 
 
-def share_cores(places: Sequence[RankPlace], rank: int) -> int | None:
+def share_cores(places: Sequence[RankPlace], rank: int, threads: int | None = None) -> int | None:
     """Keep this process to its own cores, where the launcher gave several ranks the same ones; neighbours together.
 
-    Before the session's threads start. Gives the threads of this rank; None: one for each core that it has.
+    Before the session's threads start. threads: of a rank, where the user says so. Gives those of this rank; None: one
+    for each core that it has.
     """
     same = [other for other in local_ranks(places, rank) if places[other].cpus == places[rank].cpus]
     cores = _cores(places[rank].cpus)
     if len(same) == 1:
-        return None
+        return threads
     if len(cores) < len(same):
-        return 1
+        return threads or 1
     at = same.index(rank)
     own = cores[len(cores) * at // len(same) : len(cores) * (at + 1) // len(same)]
     os.sched_setaffinity(os.getpid(), {cpu for core in own for cpu in core})
-    return None
+    return threads
 
 
 def _cores(cpus: frozenset[int]) -> list[frozenset[int]]:

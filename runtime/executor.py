@@ -204,6 +204,15 @@ class Executor(Owned):
                 return answer.get()()
         return work()
 
+    def while_still(self, work: Callable[[], Result]) -> Result:
+        """The same while no pipeline stage computes, either: what is under way has ended then."""
+
+        def settled() -> Result:
+            self._loop.settle()
+            return work()
+
+        return self.between_steps(settled)
+
 
 def _outcome(work: Callable[[], Result]) -> Callable[[], Result]:
     """Gives or raises, on the thread that asked, what `work` gave or raised on this one."""

@@ -4,9 +4,10 @@
     decode server    bytes ──write──▶ free blocks, sealed under the same keys: the request that follows finds them there
 
 The bytes are those of blocks [first, count) of a prompt: of each cache group, in order, the blocks that the token after
-them sees. Both servers know the keys, which are made of the tokens. Blocks that were written are cached like those of
-any request that has ended: nobody holds them, so nothing has to be given back, and one that is evicted before its
-request begins is computed anew.
+them sees. They lie there as in an engine of one rank, however many ranks either server has: its session collects the
+parts of its ranks, and gives each its own. Both servers know the keys, which are made of the tokens. Blocks that were
+written are cached like those of any request that has ended: nobody holds them, so nothing has to be given back, and one
+that is evicted before its request begins is computed anew.
 """
 
 import dataclasses
@@ -54,12 +55,12 @@ class BlockRange:
 class BlockTransfer:
     """Thread-safe: what touches blocks happens between two steps. Raises UsageError for sessions that cannot do it."""
 
-    def __init__(self, executor: Executor, session: Session, blocks: BlockManager, *, ranks: int, target: str) -> None:
-        if ranks > 1 or not isinstance(session, BlockSession):
+    def __init__(self, executor: Executor, session: Session, blocks: BlockManager, target: str) -> None:
+        if not isinstance(session, BlockSession):
             raise UsageError(
                 "--role: the KV blocks of this engine cannot move to another server",
-                expected="an engine of one rank for a CPU target or ref",
-                got=f"{ranks} ranks" if ranks > 1 else target,
+                expected="an engine for a CPU target or ref",
+                got=target,
                 hint="leave --role out: the server then computes prompts itself",
             )
         self._executor, self._session, self._blocks = executor, session, blocks
@@ -138,7 +139,7 @@ class BlockTransfer:
         ]
         count = max(1, _PIECE // max(sizes))
         for begin in range(0, len(parts), count):
-            yield self._executor.between_steps(functools.partial(copy, parts[begin : begin + count]))
+            yield self._executor.while_still(functools.partial(copy, parts[begin : begin + count]))
 
     def _places(self, blocks: BlockRange) -> list[tuple[int, int]]:
         """Cache group and place of each block, in the order of the bytes."""

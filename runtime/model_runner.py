@@ -139,8 +139,7 @@ class ModelRunner(Owned):
 
     def block_transfer(self) -> BlockTransfer:
         """For servers that compute prompts for others. Raises UsageError where blocks cannot leave the engine."""
-        manifest = self.engine.manifest
-        return BlockTransfer(self.executor, self._session, self.blocks, ranks=manifest.ranks, target=manifest.target)
+        return BlockTransfer(self.executor, self._session, self.blocks, self.engine.manifest.target)
 
     @classmethod
     def from_dir(

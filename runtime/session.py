@@ -128,7 +128,7 @@ def _load_rank(directory: Path, config: RuntimeConfig, target: JoinsRanks, link:
     """The share of one process. All of them have as many KV blocks as the one with the least memory."""
     places = find_places(directory, link)
     here = len(local_ranks(places, link.rank))
-    threads = share_cores(places, link.rank) if config.threads is None else config.threads
+    threads = share_cores(places, link.rank, config.threads)
     opened: list[Engine] = []
 
     def placement(plan: Plan) -> NumaPlacement | None:

@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import numpy as np
 
@@ -148,6 +148,13 @@ class StepLoop:
         while self.step():
             pass
 
+    def settle(self) -> None:
+        """Run the steps that pipeline stages have begun, and begin no others meanwhile. Raises RankError."""
+        if self._flight is not None:
+            with self._flight.resting():
+                while self._flight and self._death is None:
+                    self.step()
+
     def close(self, error: IngotError) -> None:
         """Fail every request that has not ended, release the session. Closing twice is fine."""
         if self._closed:
@@ -179,9 +186,7 @@ class StepLoop:
         if self.on_step is not None:
             self.on_step(report)
         if not report.prefill_tokens:
-            fitting = 1 + int(_CROSSING_SECONDS / max(report.session_seconds, 1e-6))
-            most = 1 if report.session_seconds > _LONG_STEP else min(fitting, self._session.most_steps)
-            self.most_steps = min(most, 2 * report.steps)
+            self.most_steps = min(_fitting(report.session_seconds, self._session.most_steps), 2 * report.steps)
 
     def _next_step(self) -> tuple[ScheduledStep, Ahead | None]:
         """The next step to run; stages that would idle begin further ones."""
@@ -194,7 +199,7 @@ class StepLoop:
         """The next step, and how many like it may follow in the same call."""
         chunks = self._scheduler.schedule()
         assert chunks, "the oldest request can always advance"
-        chunks = self._alone(chunks) if self._doubtful else chunks
+        chunks = _alone(chunks, self._doubtful)
         self._steady_until = time.perf_counter() + _CROSSING_SECONDS if self._scheduler.waiting else math.inf
         most = self._scheduler.repeatable(chunks, self.most_steps)
         step = self._last = self._assemble(chunks, self._last)
@@ -275,11 +280,6 @@ class StepLoop:
         self._doubtful.update(step.chunks)
         return []
 
-    def _alone(self, chunks: dict[Request, int]) -> dict[Request, int]:
-        """A doubtful request is computed by itself: the others' turn comes after it."""
-        first = next((request for request in chunks if request in self._doubtful), None)
-        return chunks if first is None else {first: chunks[first]}
-
     def _finish_step(self, step: ScheduledStep, outcome: StepResult | IngotError) -> None:
         """Move every request forward."""
         if isinstance(outcome, IngotError):
@@ -359,6 +359,17 @@ def _stats(blocks: BlockManager, scheduler: Scheduler) -> Stats:
         preempted_tokens=scheduler.preempted_tokens,
         prefix_hit_tokens=scheduler.prefix_hit_tokens,
     )
+
+
+def _fitting(seconds: float, most: int) -> int:
+    """How many steps may follow each other in a call. seconds: of one; most: that the session computes in a call."""
+    return 1 if seconds > _LONG_STEP else min(1 + int(_CROSSING_SECONDS / max(seconds, 1e-6)), most)
+
+
+def _alone(chunks: dict[Request, int], doubtful: Container[Request]) -> dict[Request, int]:
+    """A doubtful request is computed by itself: the others' turn comes after it."""
+    first = next((request for request in chunks if request in doubtful), None)
+    return chunks if first is None else {first: chunks[first]}
 
 
 def _in_words(error: Exception) -> IngotError:

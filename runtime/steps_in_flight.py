@@ -4,9 +4,10 @@ stage 0   A0  B0  A1  B1  A2          A, B: requests of two steps under way, whi
 stage 1       A0  B0  A1  B1          a request's next token follows the one that the last stage draws
 """
 
+import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class StepsInFlight:
     def __init__(self, session: PipelineSession) -> None:
         self._session, self._steps = session, deque[ScheduledStep]()
         self.overlapped = 0
+        self._rests = False
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -50,7 +52,7 @@ class StepsInFlight:
     ) -> bool:
         """Begin steps of requests that are in none, while stages would idle. alone: begin none. False: no step is under
         way, and the next one is not to be announced."""
-        known = len(scheduler.running) + len(scheduler.waiting)
+        known, alone = len(scheduler.running) + len(scheduler.waiting), alone or self._rests
         if not self._steps and (alone or known == 1):
             return False
         while len(self._steps) < self.stages and not alone:
@@ -60,6 +62,15 @@ class StepsInFlight:
             self.announce(assemble(chunks))
         assert self._steps, "the oldest request can always advance"
         return True
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Meanwhile no step begins: those that are under way end."""
+        self._rests = True
+        try:
+            yield
+        finally:
+            self._rests = False
 
     def drop(self, sequences: Sequences, scheduler: Scheduler | None) -> None:
         """End what is under way without results: its requests compute it again. scheduler: of a model with states,

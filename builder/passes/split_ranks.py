@@ -38,10 +38,11 @@ Range = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SplitRanks:
-    """sums: the pass before this one, of the same rank. kv_heads: gets those of this rank, by layer."""
+    """sums: the pass before this one, of the same rank. kv_heads: gets those of this rank, by layer: the first, the one
+    behind the last, and how many the layer has."""
 
     sums: SplitSums
-    kv_heads: dict[int, int] = dataclasses.field(default_factory=dict)
+    kv_heads: dict[int, tuple[int, int, int]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, program: Program) -> tuple[Program, PassReport]:
         """Raises BuildError where a rank cannot have a share."""
@@ -55,8 +56,12 @@ class SplitRanks:
 
 def own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:
     """A model's shape with the key heads of a rank. ranks: the passes that have run, if any."""
-    own = {layer: heads for each in ranks for layer, heads in each.kv_heads.items()}
-    layers = (dataclasses.replace(each, kv_heads=own.get(i, each.kv_heads)) for i, each in enumerate(shape.layers))
+    layers = list(shape.layers)
+    for each in ranks:
+        for layer, (low, high, count) in each.kv_heads.items():
+            layers[layer] = dataclasses.replace(
+                layers[layer], kv_heads=high - low, heads_before=low, heads_behind=count - high
+            )
     return dataclasses.replace(shape, layers=tuple(layers))
 
 
@@ -158,7 +163,7 @@ class _Work:
         for step in (attention, write):
             attrs = {**step.attrs, "heads": own, "kv_heads": keys}
             self._steps[step.name] = dataclasses.replace(self._steps[step.name], attrs=attrs)
-        self._split.kv_heads[int(attention.attrs["layer"])] = keys
+        self._split.kv_heads[int(attention.attrs["layer"])] = low, high, kv_heads
 
     def _divide_joined(self, value: int, ranges: list[Range], attention: str) -> None:
         """Queries, keys and values, which one product makes, or several side by side."""

@@ -311,6 +311,26 @@ void write_block(Session& self, int64_t group, int64_t block, const Bytes& from)
   self.write_block(group, block, bytes);
 }
 
+// A part for each rank.
+template <class Byte, class Array>
+std::vector<std::span<Byte>> spans_of(const std::vector<Array>& parts) {
+  std::vector<std::span<Byte>> spans;
+  for (const Array& part : parts) spans.emplace_back(reinterpret_cast<Byte*>(part.data()), part.size());
+  return spans;
+}
+
+void read_ranks_block(Session& self, int64_t group, int64_t block, const std::vector<WritableBytes>& parts) {
+  const auto spans = spans_of<std::byte>(parts);
+  const nb::gil_scoped_release release;
+  self.read_ranks_block(group, block, spans);
+}
+
+void write_ranks_block(Session& self, int64_t group, int64_t block, const std::vector<Bytes>& parts) {
+  const auto spans = spans_of<const std::byte>(parts);
+  const nb::gil_scoped_release release;
+  self.write_ranks_block(group, block, spans);
+}
+
 // What waits for the step that runs must not hold the interpreter's lock, which that step asks for.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
@@ -391,7 +411,10 @@ void bind_session(nb::module_& m) {
       .def("write_kv", &write_kv, "layer"_a, "block"_a, "values"_a, "data"_a, "Set a block's keys or values.")
       .def("block_bytes", &Session::block_bytes, "group"_a, "Of a block of a cache group, with all its layers.")
       .def("read_block", &read_block, "group"_a, "block"_a, "to"_a, "Copy a block of a cache group.")
-      .def("write_block", &write_block, "group"_a, "block"_a, "data"_a, "Set a block of a cache group.");
+      .def("write_block", &write_block, "group"_a, "block"_a, "data"_a, "Set a block of a cache group.")
+      .def("read_ranks_block", &read_ranks_block, "group"_a, "block"_a, "parts"_a,
+           "Copy a block of all ranks, of which this is the first.")
+      .def("write_ranks_block", &write_ranks_block, "group"_a, "block"_a, "parts"_a, "Set a block of all ranks.");
 }
 
 }  // namespace

@@ -67,8 +67,10 @@ def _open_window(link: RankLink, shape: tuple[int, int, int, int], timeout: floa
 
 
 def _slot_bytes(plan: Plan) -> int:
-    """That a rank brings to the others in one step of the plan, at most."""
-    return max((_brought(plan, step) for step in plan.steps if find_op(step.op).collective is not None), default=0)
+    """That a rank brings to the others in one step of the plan, at most, or as its part of a KV block. What is never
+    used of it takes no memory."""
+    brought = [_brought(plan, step) for step in plan.steps if find_op(step.op).collective is not None]
+    return max(*brought, *(group.block_bytes for group in plan.caches), 0)
 
 
 def _brought(plan: Plan, step: Step) -> int:

@@ -13,6 +13,7 @@ from ingot.plan import Attr, CacheGroup, Plan, Step
 from ingot.plugins.cpu.kv_layout import unpack_keys, unpack_rows, unpack_values
 from ingot.plugins.cpu.machine import check_memory, pool_bytes
 from ingot.plugins.cpu.native import _cpu, contract, enough_threads, num_threads
+from ingot.plugins.cpu.rank_blocks import RankBlocks
 from ingot.plugins.cpu.ranks import rank_errors
 from ingot.plugins.target import RankLink, SessionOptions
 from ingot.step_io import Ahead, Float32, Grammar, Int32, SequenceRules, StepBatch, StepResult, StepTimes
@@ -183,12 +184,14 @@ class CpuSession:
 
 
 class CpuRankSession(CpuSession):
-    """That of one of several ranks, whose processes meet in a group."""
+    """That of one of several ranks, whose processes meet in a group. blocks: those of the whole model."""
 
-    def __init__(self, alone: CpuSession, group: "_cpu.RankGroup", link: RankLink, stages: int) -> None:
+    def __init__(
+        self, alone: CpuSession, group: "_cpu.RankGroup", link: RankLink, stages: int, blocks: RankBlocks
+    ) -> None:
         super().__init__(alone.native, alone.caches, alone.num_blocks)
         self._group: _cpu.RankGroup | None = group
-        self._stages = stages
+        self._stages, self._blocks = stages, blocks
         self._link = link
         atexit.register(self._leave)  # others would wait for a process that takes its time to end
 
@@ -225,6 +228,23 @@ class CpuRankSession(CpuSession):
         with rank_errors(), contract("the session cannot follow the first rank"), self._tapped(steps, outputs):
             self.native.follow(1)
         return outputs
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of a block of the whole model."""
+        return self._blocks.nbytes(group)
+
+    def read_block(self, group: int, block: int, to: npt.NDArray[np.uint8]) -> None:
+        """Collect the parts of all ranks, while no announced step is under way. Raises RequestError, RankError."""
+        parts = self._blocks.parts(group)
+        with rank_errors(), contract("the session cannot read this KV block"):
+            self.native.read_ranks_block(group, block, parts)
+        self._blocks.join(group, parts, to)
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Give each rank its part, as `read_block` collects it. Raises RequestError, RankError."""
+        parts = self._blocks.cut(group, data)
+        with rank_errors(), contract("the session cannot write this KV block"):
+            self.native.write_ranks_block(group, block, parts)
 
     def require_ranks(self) -> None:
         """Raises RankError where a rank has ended or failed."""

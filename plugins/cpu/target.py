@@ -21,6 +21,7 @@ from ingot.plugins.cpu.native import (
     why_not,
 )
 from ingot.plugins.cpu.numa import numa_placement
+from ingot.plugins.cpu.rank_blocks import RankBlocks
 from ingot.plugins.cpu.ranks import open_group
 from ingot.plugins.cpu.session import CpuRankSession, CpuSession, open_native
 from ingot.plugins.target import (
@@ -184,8 +185,10 @@ class CpuTarget:
     ) -> CpuRankSession:
         """The same for one rank of several processes."""
         self._require_machine()
+        stages = plan.stage[1]
+        blocks = RankBlocks(link.exchange(plan.caches), stages)
         group = open_group(plan, link, options)
-        return CpuRankSession(open_native(plan, weights, options, self._level, group), group, link, plan.stage[1])
+        return CpuRankSession(open_native(plan, weights, options, self._level, group), group, link, stages, blocks)
 
     def _require_machine(self) -> None:
         require_native()

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Attr, Plan, Step
 from ingot.plugins.interpreter import Interpreter
-from ingot.plugins.op import Array
+from ingot.plugins.op import Array, make_cache
+from ingot.plugins.rank_shares import RankShares
 from ingot.plugins.ref.session import Arena, RefSession
 from ingot.plugins.registry import find_op
 from ingot.plugins.sequences import Sequences, step_result
@@ -33,6 +34,7 @@ class RanksSession:
         for first, own in stages:
             _require_alike(own, first)
         self._plans, self._stages = plans, [range(first, first + len(own)) for first, own in stages]
+        self._shares = RankShares([plan.caches for plan in plans], len(stages))
         self._sequences = Sequences()
         self.num_blocks = options.num_blocks
         with contextlib.ExitStack() as opened:
@@ -83,6 +85,31 @@ class RanksSession:
                     if step.name in wanted[rank]:
                         tapped[rank][step.name] = {name: arena[name].copy() for name in step.outputs if name}
         return step_result(self._sequences, batch, begun[0][1][self._plans[0].logits])
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of a block of the whole model."""
+        return sum(part.nbytes for part in self._whole_arrays(group))
+
+    def read_block(self, group: int, block: int, to: npt.NDArray[np.uint8]) -> None:
+        """See `BlockSession`."""
+        whole = self._whole_arrays(group)
+        self._shares.join(group, self._parts(group, block), whole)
+        to[...] = np.concatenate([part.ravel() for part in whole]).view(np.uint8)
+
+    def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """See `BlockSession`."""
+        whole, offset = self._whole_arrays(group), 0
+        for part in whole:
+            part[...] = data[offset : offset + part.nbytes].view(np.float32).reshape(part.shape)
+            offset += part.nbytes
+        self._shares.cut(group, whole, self._parts(group, block))
+
+    def _parts(self, group: int, block: int) -> list[tuple[Array, ...]]:
+        return [rank.kv[group].parts(block) for rank in self._ranks]
+
+    def _whole_arrays(self, group: int) -> tuple[Array, ...]:
+        """Room for a block of the whole model."""
+        return make_cache(self._shares.whole[group], 1).parts(0)
 
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits."""
@@ -146,9 +173,4 @@ def _require_alike(plans: Sequence[Plan], number: int) -> None:
                 where=f"rank {rank}",
                 expected=f"the steps and limits of rank {number}",
                 hint=REBUILD,
-            )
-        sizes = [(group.window, group.layers, group.tokens_per_block) for group in plan.caches]
-        if sizes != [(group.window, group.layers, group.tokens_per_block) for group in plans[0].caches]:
-            raise EngineError(
-                "the rank files of the engine do not belong together", where=f"rank {rank}: caches", hint=REBUILD
             )

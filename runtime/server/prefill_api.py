@@ -46,7 +46,8 @@ class PrefillApi(ApiBase):
             raise ApiError(
                 409,
                 f"the servers have different engines: this one has {self._digest[:16]}, the decode server "
-                f"{asked.engine[:16]}; serve copies of one engine, for one target, with one version of ingot",
+                f"{asked.engine[:16]}; build both from one Checkpoint, for one target, with one version of ingot "
+                "and the same options (--tp_size and --pp_size may differ, --sum_parts must not)",
                 code="engine_mismatch",
             )
         size = self._transfer.tokens_per_block

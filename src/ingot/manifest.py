@@ -17,7 +17,7 @@ from ingot.configs.read import parse_json, write_record
 from ingot.errors import REBUILD, ConfigError, EngineError
 from ingot.plan import Limits, Name, Number
 
-ENGINE_SCHEMA = 5
+ENGINE_SCHEMA = 6
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
 
@@ -26,6 +26,7 @@ TokenId = Annotated[int, Between(0, (1 << 31) - 1)]
 Word = Annotated[str, Like(r"[a-z0-9_-]*", "a word of small letters, or nothing")]
 FileName = Annotated[str, Like(r"(?!\.{1,2}(/|$))[^/\0]+(/(?!\.{1,2}(/|$))[^/\0]+)*", "a file's name in the engine")]
 Sha256 = Annotated[str, Like("[0-9a-f]{64}", "64 hexadecimal digits")]
+Digest = Annotated[str, Like("([0-9a-f]{64})?", "64 hexadecimal digits, or nothing")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,8 @@ class TargetEntry:
 
     target        a name of the target list, e.g. "cpu/avx2"
     precision     of the weights
+    program       SHA-256 of the steps and caches of one rank that has everything: engines of the same program and
+                  Checkpoint compute the same bits, whatever their tp_size and pp_size
     built_with    compiler or library → its exact version, of what has made parts of the engine
     files         which rank files hold its plan and weights: "" is rank0.engine, "cuda" rank0.cuda.engine
     activation_errors  by product: relative error of its output where its inputs are int8, as measured at build; None
@@ -56,6 +59,7 @@ class TargetEntry:
     target: Name
     precision: Name
     files: Word = ""
+    program: Digest = ""
     built_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
     activation_errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     weight_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -74,6 +78,7 @@ class Manifest(TargetEntry):
     capabilities  what a session of this engine can do
     ranks         number of rank files of each target
     eos_ids       tokens that end a sequence
+    checkpoint    SHA-256 of the graph of the Checkpoint and of the checksums of its weights
     sources       file → SHA-256 of what the engine's Checkpoint was made from; empty where that is not known
     """
 
@@ -86,6 +91,7 @@ class Manifest(TargetEntry):
     bos_id: TokenId | None
     pad_id: TokenId | None
     parts: tuple[Part, ...]
+    checkpoint: Digest = ""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     others: tuple[TargetEntry, ...] = ()
 

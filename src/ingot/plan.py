@@ -20,7 +20,7 @@ from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
 
-PLAN_SCHEMA = 13
+PLAN_SCHEMA = 14
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -141,6 +141,8 @@ class CacheGroup:
             before it left), its dtype f32, it has no heads
     latent  0; or how many of a key's numbers, its first ones, are the value too: such a group has one head, and a
             token's head_dim numbers lie there once, row after row
+    heads_before, heads_behind  of a rank: key heads of the model before and behind the kv_heads that it has, which
+            other ranks have; where there are more ranks than key heads, several have the same one
 
     K block: kv_heads * tokens_per_block * head_dim numbers
     V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16; latent: none
@@ -157,6 +159,8 @@ class CacheGroup:
     dtype: DType
     state: tuple[Count, ...] = ()
     latent: Annotated[int, Between(0, 1024), MultipleOf(4)] = 0
+    heads_before: Annotated[int, Between(0, 4096)] = 0
+    heads_behind: Annotated[int, Between(0, 4096)] = 0
 
     @property
     def state_offsets(self) -> tuple[int, ...]:

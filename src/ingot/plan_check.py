@@ -108,7 +108,9 @@ def _reads(step: Step) -> bool:
 
 
 def _group(where: str, group: CacheGroup) -> Iterable[tuple[str, str]]:
-    """A group has heads or states; the first one of a plan has heads."""
+    """A group has heads or states; the first one of a plan has heads, of which ranks may have a part."""
+    if (group.state or group.latent) and (group.heads_before or group.heads_behind):
+        yield where, "heads of other ranks, which share neither states nor latents"
     if group.state:
         given = group.window, group.kv_heads, group.head_dim, group.dtype, len(group.state)
         wanted = STATE_WINDOW, 0, 0, DType.F32, len(group.layers)

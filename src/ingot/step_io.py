@@ -312,7 +312,9 @@ class PipelineSession(Session, Protocol):
 
 @runtime_checkable
 class BlockSession(Session, Protocol):
-    """A session whose KV blocks can move to a session of the same engine in another process."""
+    """A session whose KV blocks can move to a session in another process, of the same engine or of one that divides the
+    same model among other ranks. A block is that of the whole model, as a session of one rank has it; it moves while
+    nothing runs, not even what was announced."""
 
     def block_bytes(self, group: int) -> int:
         """Bytes of a block of a cache group, with all its layers."""

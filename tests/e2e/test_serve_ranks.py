@@ -194,3 +194,20 @@ def test_a_command_that_is_killed_takes_its_ranks_along(engine: Path) -> None:
         ranks = ranks_of(server.process)
         server.process.kill()
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_threads_of_ranks_have_cores_of_their_own(engine: Path) -> None:
+    """Also where the user says how many there are: each runs on a core of its rank."""
+    with ServeProcess(engine, ("--threads", 2)) as server:
+        ranks = ranks_of(server.process)
+        first, second = (os.sched_getaffinity(ranks[rank]) for rank in (0, 1))
+        assert first
+        assert second
+        assert not first & second
+        for rank, cpus in ((0, first), (1, second)):
+            tasks = [int(task.name) for task in Path(f"/proc/{ranks[rank]}/task").iterdir()]
+            pinned = [found for task in tasks if len(found := os.sched_getaffinity(task)) == 1]
+            assert pinned
+            assert set().union(*pinned) <= cpus

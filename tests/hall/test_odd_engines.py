@@ -68,6 +68,7 @@ ENTRY = (
     "activation_errors",
     "weight_errors",
     "weight_sources",
+    "program",
     "lost_codes",
     "verification",
 )

@@ -4,6 +4,10 @@
 //   window_selftest STAGES PLACES THREADS STEPS   exit status 1: a wrong number; killed by SIGALRM: all wait for ever
 //   window_selftest fails                         ranks give up in the middle of a step, one each time: all others hear
 //                                                 of it, and all threads of a rank leave the step together
+//   window_selftest late                          a rank is slower than the timeout before it sends rows on, and nobody
+//                                                 gives up; then it stands still, and the others name that rank,
+//                                                 though others wait for ranks that wait for it
+//   window_selftest moves                         bytes of each rank go to the first one and back, between steps
 //   window_selftest race                          a rank reads a slot before its owner has come to the meeting, for
 //                                                 ThreadSanitizer to report
 //
@@ -13,6 +17,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -84,8 +89,10 @@ namespace {
 constexpr int64_t kNumbers = 700;  // of a row that ranks sum, not a multiple of what kernels take at once
 constexpr double kTimeout = 30.0;
 constexpr unsigned kStandstill = 120;  // seconds without a new step, beyond all timeouts
-constexpr int kFailures = 40;          // in a few of which threads of a rank hear of it at different calls
-std::atomic<int> wrong{0};             // counted without an order of its own, which would hide what the window lacks
+constexpr double kShortTimeout = 0.5;
+constexpr int64_t kLateStep = 5, kMoves = 300;
+constexpr int kFailures = 40;  // in a few of which threads of a rank hear of it at different calls
+std::atomic<int> wrong{0};     // counted without an order of its own, which would hide what the window lacks
 
 void count(bool is_wrong) {
   if (is_wrong) wrong.fetch_add(1, std::memory_order_relaxed);
@@ -96,7 +103,10 @@ struct Layout {
   int64_t steps;
   int fails_on = -1, fails_in = 0;  // the rank that gives up, and its thread
   bool races = false;
-  bool fails() const { return fails_on >= 0; }
+  int late = -1;              // the rank that takes more than the timeout for step kLateStep
+  bool stands_still = false;  // in the end
+  double timeout = kTimeout;
+  bool fails() const { return fails_on >= 0 || stands_still; }
   int ranks() const { return stages * places; }
 };
 
@@ -112,7 +122,7 @@ class Rank {
  public:
   Rank(const std::string& path, int rank, const Layout& layout)
       : layout_(layout),
-        window_(path, rank, {layout.ranks(), kNumbers * 4, 8, layout.stages, 2 * kNumbers * 4}, kTimeout),
+        window_(path, rank, {layout.ranks(), kNumbers * 4, 8, layout.stages, 2 * kNumbers * 4}, layout.timeout),
         meeting_(layout.threads),
         row_(kNumbers),
         sum_(kNumbers),
@@ -202,6 +212,7 @@ class Rank {
       for (int64_t i = own.begin; i < own.end; ++i) row_[i] = sum_[i];
       if (team.index == 0) window_.beat();
     }
+    if (window_.rank() == layout_.late && step == kLateStep) take_long();
     if (stage < last) {
       dawdle();
       for (int64_t i = own.begin; i < own.end; ++i) extra_[i] = row_of(step, i);
@@ -217,6 +228,15 @@ class Rank {
     }
     return true;
   }
+
+  // Three times the timeout in calls that are shorter; then the rank says nothing more until the others have given up.
+  void take_long() {
+    constexpr int kCalls = 10;
+    for (int call = 0; call < kCalls; ++call, window_.beat()) sleep(3 * layout_.timeout / kCalls);
+    while (layout_.stands_still && !window_.failed()) sleep(0.01);
+  }
+
+  static void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
   // Numbers of a group that has failed need not be right: a thread may have heard of it after the others had looked.
   void check(bool is_right) const { count(!is_right && !window_.failed()); }
@@ -242,7 +262,8 @@ int run(const Layout& layout) {
   for (std::thread& each : threads) each.join();
   for (auto& rank : ranks) {
     const Window& window = rank->window();
-    const bool right = layout.fails() ? window.failure() == "a rank gives up" : !window.failed();
+    const std::string words = layout.late < 0 ? "a rank gives up" : "rank " + std::to_string(layout.late) + " did not";
+    const bool right = layout.fails() ? window.failure().starts_with(words) : !window.failed();
     if (!right) std::printf("rank %d: %s\n", window.rank(), window.failed() ? window.failure().c_str() : "no failure");
     count(!right);
   }
@@ -264,6 +285,72 @@ int run_that_fails() {
   return 0;
 }
 
+int run_late() {
+  for (const bool stands_still : {false, true})
+    for (const int late : {2, 3}) {
+      const Layout layout{.stages = 2,
+                          .places = 2,
+                          .threads = 1,
+                          .steps = 20,
+                          .late = late,
+                          .stands_still = stands_still,
+                          .timeout = kShortTimeout};
+      if (const int status = run(layout); status != 0) return status;
+    }
+  return 0;
+}
+
+// What a rank has in the end is what it has sent to the first one, of other lengths each time.
+void move_bytes(Window& window) {
+  std::vector<std::byte> own(kNumbers * 4);
+  const auto value = [](int move, int rank, size_t i) { return static_cast<std::byte>(7 * move + 31 * rank + i % 11); };
+  const auto length = [&](int move, int rank) { return static_cast<size_t>((move * 37 + rank * 101) % kNumbers) + 1; };
+  std::vector<std::vector<std::byte>> all(static_cast<size_t>(window.count()), own);
+  for (int move = 0; move < kMoves; ++move) {
+    std::vector<std::span<std::byte>> to;
+    std::vector<std::span<const std::byte>> from;
+    for (int rank = 0; rank < window.count(); ++rank) {
+      std::vector<std::byte>& part = all[static_cast<size_t>(rank)];
+      to.emplace_back(part.data(), length(move, rank));
+      from.emplace_back(part.data(), length(move, rank));
+    }
+    const std::span<std::byte> mine(own.data(), length(move, window.rank()));
+    for (const bool back : {false, true}) {
+      if (window.rank() == 0) {
+        const int32_t number = move;
+        window.announce({&number, 1});
+        window.begin_step();
+      } else {
+        std::vector<int32_t> batch;
+        count(window.next_step(batch, [] { return false; }) != NextStep::kBegun || batch != std::vector{move});
+        for (size_t i = 0; i < mine.size(); ++i) mine[i] = back ? std::byte{0} : value(move, window.rank(), i);
+      }
+      count(!(back ? window.scatter(mine, from) : window.gather(mine, to)));
+      for (int rank = 1; rank < window.count() && window.rank() == 0; ++rank)
+        for (size_t i = 0; i < length(move, rank); ++i)
+          count(all[static_cast<size_t>(rank)][i] != value(move, rank, i));
+    }
+    for (size_t i = 0; i < mine.size() && window.rank() > 0; ++i) count(mine[i] != value(move, window.rank(), i));
+  }
+}
+
+int run_moves() {
+  for (const int stages : {1, 2}) {
+    const int ranks = 4, file = memfd_create("ranks", 0);
+    const WindowShape shape{ranks, kNumbers * 4, 8, stages, 64};
+    if (file < 0 || ftruncate(file, static_cast<off_t>(shape.bytes())) != 0) return 2;
+    std::vector<std::unique_ptr<Window>> windows;
+    std::vector<std::thread> threads;
+    const std::string path = "/proc/self/fd/" + std::to_string(file);
+    for (int rank = 0; rank < ranks; ++rank) windows.push_back(std::make_unique<Window>(path, rank, shape, kTimeout));
+    for (auto& window : windows) threads.emplace_back([&window] { move_bytes(*window); });
+    for (std::thread& each : threads) each.join();
+    std::printf("%d stages, %ld moves: %d times wrong\n", stages, static_cast<long>(kMoves), wrong.load());
+    ::close(file);
+  }
+  return wrong.load() == 0 ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace ingot
 
@@ -271,11 +358,13 @@ int main(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "race") return ingot::run({.stages = 1, .places = 2, .threads = 1, .steps = 20, .races = true});
   if (what == "fails") return ingot::run_that_fails();
+  if (what == "late") return ingot::run_late();
+  if (what == "moves") return ingot::run_moves();
   if (argc == 5)
     return ingot::run({.stages = std::atoi(argv[1]),
                        .places = std::atoi(argv[2]),
                        .threads = std::atoi(argv[3]),
                        .steps = std::atol(argv[4])});
-  std::fprintf(stderr, "usage: window_selftest STAGES PLACES THREADS STEPS | fails | race\n");
+  std::fprintf(stderr, "usage: window_selftest STAGES PLACES THREADS STEPS | fails | late | moves | race\n");
   return 2;
 }

@@ -92,5 +92,15 @@ def test_ranks_divide_cores_node_by_node(
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: bound.append(set(cpus)))
     places = [distributed.RankPlace(engine="e", machine="m", cpus=frozenset(range(8)))] * 2
     for rank, share in enumerate(shares):
-        assert distributed.share_cores(places, rank) is None
-        assert bound[rank] == share | {cpu + 1 for cpu in share}, "a core with both of its CPUs"
+        for threads in (None, 2):
+            assert distributed.share_cores(places, rank, threads) == threads
+            assert bound.pop() == share | {cpu + 1 for cpu in share}, "a core with both of its CPUs"
+
+
+def test_ranks_that_the_launcher_has_bound_or_that_are_more_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: pytest.fail("they keep what they have"))
+    bound = [distributed.RankPlace(engine="e", machine="m", cpus=frozenset({cpu})) for cpu in (0, 1)]
+    many = [distributed.RankPlace(engine="e", machine="m", cpus=frozenset({0}))] * 3
+    for places, expected in ((bound, None), (many, 1)):
+        assert distributed.share_cores(places, 1) == expected
+        assert distributed.share_cores(places, 1, 4) == 4

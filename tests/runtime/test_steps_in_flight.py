@@ -118,6 +118,27 @@ def test_a_request_that_leaves_while_its_step_is_under_way() -> None:
     assert loop.stats()["blocks_used"] == 0
 
 
+def test_what_is_under_way_ends_and_nothing_else_begins() -> None:
+    """As before a block moves: every token that was computed counts."""
+    loop, session = make(3)
+    requests = [request_of([1, n], 20) for n in range(6)]
+    loop.add(requests)
+    for _ in range(4):
+        loop.step()
+    assert len(session.under_way) == 2
+    before = loop.work.steps
+    loop.settle()
+    assert not session.under_way
+    assert loop.work.steps == before + 2
+    loop.settle()
+    assert loop.work.steps == before + 2
+    loop.drain()
+    for request in requests:
+        check(request)
+        assert request.num_generated == 20
+    assert loop.work.overlapped > loop.work.steps // 2
+
+
 def test_a_fault_fails_whom_it_concerns() -> None:
     loop, session = make(2)
     requests = [request_of([1, n], 14) for n in range(4)]

@@ -242,6 +242,7 @@ void Session::follow(const std::function<bool()>& interrupted, int64_t most_step
       const NextStep next = group_->next_step(packed_, interrupted);
       if (next == NextStep::kInterrupted) throw StepInterrupted{};
       if (next == NextStep::kNone) return;
+      if (follow_move()) continue;
       batch_.assign(unpacked_batch());
       sampler_.lay_out({}, {}, std::nullopt, batch_.rows);
       compute_batch(interrupted);
@@ -507,78 +508,6 @@ void Session::write_buffer(const std::string& name, const float* values, int64_t
   if (cols != buffer.cols)
     throw std::invalid_argument("buffer " + name + " has " + std::to_string(buffer.cols) + " columns");
   std::memcpy(arena_.data() + buffer.offset, values, static_cast<size_t>(rows * cols) * sizeof(float));
-}
-
-void Session::fill_kv(float value) {
-  const auto held = lock();
-  require_open();
-  for (size_t group = 0; group < kv_.size(); ++group) {
-    if (kv_sizes_[group].itemsize == 2) {
-      uint32_t bits;
-      std::memcpy(&bits, &value, sizeof(bits));
-      std::fill_n(reinterpret_cast<uint16_t*>(kv_[group].data()), kv_[group].bytes() / 2,
-                  static_cast<uint16_t>(bits >> 16));
-    } else {  // the scales of an int8 cache lie on multiples of 4; its codes hold the number's bytes
-      std::fill_n(reinterpret_cast<float*>(kv_[group].data()), kv_[group].bytes() / 4, value);
-    }
-  }
-}
-
-void Session::read_kv(int64_t layer, int64_t block, bool values, std::span<std::byte> to) {
-  const auto held = lock();
-  std::memcpy(to.data(), kv_block(layer, block, values, to.size()), to.size());
-}
-
-void Session::write_kv(int64_t layer, int64_t block, bool values, std::span<const std::byte> from) {
-  const auto held = lock();
-  std::memcpy(kv_block(layer, block, values, from.size()), from.data(), from.size());
-}
-
-std::byte* Session::kv_block(int64_t layer, int64_t block, bool values, size_t bytes) const {
-  require_open();
-  const auto [number, place] = find_layer(plan_.caches, layer);
-  const auto group = static_cast<size_t>(number);
-  if (block < 0 || block >= plan_.caches[group].num_blocks) throw std::invalid_argument("there is no such KV block");
-  if (bytes != kv_block_bytes(layer, values)) throw std::invalid_argument("a KV block has another size");
-  return kv_[group].data() + block * kv_sizes_[group].block + kv_sizes_[group].offset(place, values);
-}
-
-size_t Session::kv_block_bytes(int64_t layer, bool values) const {
-  const auto [group, place] = find_layer(plan_.caches, layer);
-  const CacheSizes& sizes = kv_sizes_[static_cast<size_t>(group)];
-  const std::vector<int64_t>& state = plan_.caches[static_cast<size_t>(group)].state;
-  if (!state.empty()) return values ? 0 : static_cast<size_t>(state[static_cast<size_t>(place)]) * sizeof(float);
-  return static_cast<size_t>(values ? sizes.v_block : sizes.k_block);
-}
-
-size_t Session::block_bytes(int64_t group) const {
-  if (group < 0 || group >= static_cast<int64_t>(kv_sizes_.size()))
-    throw std::invalid_argument("there is no such cache group");
-  return static_cast<size_t>(kv_sizes_[static_cast<size_t>(group)].block);
-}
-
-void Session::read_block(int64_t group, int64_t block, std::span<std::byte> to) {
-  const auto held = lock();
-  std::memcpy(to.data(), whole_block(group, block, to.size()), to.size());
-}
-
-void Session::write_block(int64_t group, int64_t block, std::span<const std::byte> from) {
-  const auto held = lock();
-  std::memcpy(whole_block(group, block, from.size()), from.data(), from.size());
-}
-
-std::byte* Session::whole_block(int64_t group, int64_t block, size_t bytes) const {
-  require_open();
-  if (bytes != block_bytes(group)) throw std::invalid_argument("a KV block has another size");
-  const auto at = static_cast<size_t>(group);
-  if (block < 0 || block >= plan_.caches[at].num_blocks) throw std::invalid_argument("there is no such KV block");
-  return kv_[at].data() + block * kv_sizes_[at].block;
-}
-
-int64_t Session::kv_bytes() const {
-  int64_t bytes = 0;
-  for (const CacheSizes& sizes : kv_sizes_) bytes += sizes.total;
-  return bytes;
 }
 
 }  // namespace ingot

@@ -102,6 +102,10 @@ class Session {
   size_t block_bytes(int64_t group) const;
   void read_block(int64_t group, int64_t block, std::span<std::byte> to);
   void write_block(int64_t group, int64_t block, std::span<const std::byte> from);
+  // Of the first of several ranks: the same of all ranks, while no announced step is under way. A part for each, by
+  // rank. Throw RankError, too.
+  void read_ranks_block(int64_t group, int64_t block, std::span<const std::span<std::byte>> parts);
+  void write_ranks_block(int64_t group, int64_t block, std::span<const std::span<const std::byte>> parts);
 
   int64_t kv_bytes() const;
   int threads() const { return threads_; }
@@ -117,6 +121,9 @@ class Session {
   std::span<const int32_t> packed_batch();
   BatchView unpacked_batch() const;
   void put_last_tokens(const BatchView& view, std::span<const int32_t> slots);
+  template <class Byte>
+  std::byte* begin_move(int32_t kind, int64_t group, int64_t block, std::span<const std::span<Byte>> parts);
+  bool follow_move();
   void execute(const Team& team);
   void compute(const BoundStep& step, const BoundCall& call, const Team& team);
   const BoundVariant& choose_variant() const;

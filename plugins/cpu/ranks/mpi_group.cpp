@@ -18,6 +18,8 @@ constexpr int kPolls = 2000, kYields = 2000;  // of a wait, before it sleeps bet
 constexpr std::chrono::microseconds kShort{50}, kIdle{500};
 constexpr std::chrono::milliseconds kAsk{100};
 constexpr int64_t kNoMore = -1;
+constexpr int kMoveTag = 1 << 14;  // beyond those of a step's messages, and at most what every MPI has
+constexpr const char* kMove = "the copy of a KV block";
 constexpr size_t kStatusBytes = 256;  // of any MPI_Status
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -78,25 +80,16 @@ bool MpiGroup::send(const Team& team, const Message& message, const float* x, in
   const Team::Range own = team.share(n);
   std::copy(x + own.begin, x + own.end, reinterpret_cast<float*>(to) + own.begin);
   team.barrier();
-  if (team.index == 0 && !failed()) {
-    using Call = int (*)(const void*, int, uintptr_t, int, int, uintptr_t, uintptr_t*);
-    const int code = std::bit_cast<Call>(calls_.isend)(to, static_cast<int>(n * 4), calls_.byte, rank() - places(),
-                                                       static_cast<int>(index), calls_.comm, &sent_[step][index]);
-    if (code != 0) fail("MPI_Isend says error " + std::to_string(code));
-  }
+  if (team.index == 0 && !failed())
+    isend({to, static_cast<size_t>(n) * 4}, rank() - places(), static_cast<int>(index), sent_[step][index]);
   return !failed();
 }
 
 bool MpiGroup::receive(const Team& team, const Message& message, float* y, int64_t n) {
   if (team.index == 0 && !failed()) {
-    using Call = int (*)(void*, int, uintptr_t, int, int, uintptr_t, uintptr_t*);
     uintptr_t request = 0;
-    const int code = std::bit_cast<Call>(calls_.irecv)(y, static_cast<int>(n * 4), calls_.byte, rank() + places(),
-                                                       static_cast<int>(message.index), calls_.comm, &request);
-    if (code != 0)
-      fail("MPI_Irecv says error " + std::to_string(code));
-    else
-      wait(request, message.name);
+    const std::span<std::byte> to{reinterpret_cast<std::byte*>(y), static_cast<size_t>(n) * 4};
+    if (irecv(to, rank() + places(), static_cast<int>(message.index), request)) wait(request, message.name);
   }
   team.barrier();
   return !failed();
@@ -147,6 +140,22 @@ NextStep MpiGroup::next_step(std::vector<int32_t>& batch, const std::function<bo
   return NextStep::kBegun;
 }
 
+bool MpiGroup::gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) {
+  uintptr_t request = 0;
+  if (rank() > 0) return isend(own, 0, kMoveTag, request) && wait(request, kMove);
+  for (int other = 1; other < count(); ++other)
+    if (!irecv(parts[static_cast<size_t>(other)], other, kMoveTag, request) || !wait(request, kMove)) return false;
+  return !failed();
+}
+
+bool MpiGroup::scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) {
+  uintptr_t request = 0;
+  if (rank() > 0) return irecv(own, 0, kMoveTag, request) && wait(request, kMove);
+  for (int other = 1; other < count(); ++other)
+    if (!isend(parts[static_cast<size_t>(other)], other, kMoveTag, request) || !wait(request, kMove)) return false;
+  return !failed();
+}
+
 void MpiGroup::close() {
   if (rank() != 0 || failed()) return;
   for (Announced& each : announced_)
@@ -162,6 +171,22 @@ void MpiGroup::broadcast(void* data, size_t bytes, uintptr_t& request) const {
   request = 0;
   const auto call = std::bit_cast<Call>(calls_.ibcast);
   require(call(data, static_cast<int>(bytes), calls_.byte, 0, calls_.comm, &request), "MPI_Ibcast");
+}
+
+bool MpiGroup::isend(std::span<const std::byte> bytes, int to, int tag, uintptr_t& request) {
+  using Call = int (*)(const void*, int, uintptr_t, int, int, uintptr_t, uintptr_t*);
+  const auto call = std::bit_cast<Call>(calls_.isend);
+  const int code = call(bytes.data(), static_cast<int>(bytes.size()), calls_.byte, to, tag, calls_.comm, &request);
+  if (code != 0) fail("MPI_Isend says error " + std::to_string(code));
+  return code == 0;
+}
+
+bool MpiGroup::irecv(std::span<std::byte> bytes, int from, int tag, uintptr_t& request) {
+  using Call = int (*)(void*, int, uintptr_t, int, int, uintptr_t, uintptr_t*);
+  const auto call = std::bit_cast<Call>(calls_.irecv);
+  const int code = call(bytes.data(), static_cast<int>(bytes.size()), calls_.byte, from, tag, calls_.comm, &request);
+  if (code != 0) fail("MPI_Irecv says error " + std::to_string(code));
+  return code == 0;
 }
 
 bool MpiGroup::done(uintptr_t& request) const {

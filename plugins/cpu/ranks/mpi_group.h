@@ -38,6 +38,8 @@ class MpiGroup final : public RankGroup {
   void announce(std::span<const int32_t> batch) override;
   void begin_step() override;
   NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) override;
+  bool gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) override;
+  bool scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) override;
   void close() override;
   void fail(const std::string& words) override;
   bool failed() const override { return failed_.load(std::memory_order_acquire); }
@@ -56,6 +58,9 @@ class MpiGroup final : public RankGroup {
   };
 
   void broadcast(void* data, size_t bytes, uintptr_t& request) const;
+  // To another rank, and from one, message `tag`; false, and the group has failed: MPI says an error.
+  bool isend(std::span<const std::byte> bytes, int to, int tag, Request& request);
+  bool irecv(std::span<std::byte> bytes, int from, int tag, Request& request);
   bool wait_for(Announced& announced);
   bool done(uintptr_t& request) const;
   // False, and the group has failed: the others have not come in time.

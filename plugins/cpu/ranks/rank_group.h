@@ -76,7 +76,7 @@ class RankGroup {
   virtual size_t message_bytes() const = 0;  // of a step
   virtual bool send(const Team& team, const Message& message, const float* x, int64_t n) = 0;
   virtual bool receive(const Team& team, const Message& message, float* y, int64_t n) = 0;
-  // The rank computes: those who wait for its messages need not give up yet. From one thread, after each of its calls.
+  // The rank computes: those who wait for it need not give up yet. From one thread, after each of its calls.
   virtual void beat() = 0;
 
   // The first rank: gives the others the batch of a step, which they begin as soon as they can; begins the oldest step
@@ -87,7 +87,13 @@ class RankGroup {
   // `interrupted` is asked ten times a second. Throws RankError.
   virtual NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) = 0;
 
-  // The same with `n` numbers of `x`, which are copied into the slot first; null: they are there.
+  // Bytes of every rank, at most slot_bytes() of each, in a step that has begun and runs no plan: they move to the
+  // first rank, or from it. The first rank has `parts`, by rank, and leaves its own alone; each other one has `own`.
+  // False: the group has failed.
+  virtual bool gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) = 0;
+  virtual bool scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) = 0;
+
+  // `meet` with `n` numbers of `x`, which are copied into the slot first; null: they are there.
   bool bring(const Team& team, const Meeting& meeting, const float* x, int64_t n, size_t bytes) {
     if (x != nullptr) {
       const Team::Range mine = team.share(n);

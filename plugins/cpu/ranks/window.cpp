@@ -23,9 +23,12 @@ namespace {
 constexpr size_t kPage = 4096, kMostWords = 2000;
 constexpr size_t kHeadBytes = 4096 + kMostWords + RankGroup::kMostRanks * 256;
 constexpr int kPolls = 300;
-constexpr int64_t kSliceNs = 50'000'000;    // of a sleep, after which a rank looks whether the others are still there
-constexpr int64_t kMostMeetings = 1 << 16;  // of a step; the numbers of all steps wrap around
+constexpr int64_t kSliceNs = 50'000'000;  // of a sleep, after which a rank looks whether the others are still there
+constexpr int64_t kMostOfALook = 2 * kSliceNs;   // that counts: who looks later has been stopped, or waits for a core
+constexpr int64_t kMostMeetings = 1 << 16;       // of a step; the numbers of all steps wrap around
 constexpr const char* kBegin = "the beginning";  // of a step, where its batch is handed over
+constexpr const char* kMove = "the copy of a KV block";
+constexpr int64_t kMoved = 1;  // the meeting to which a rank comes when bytes lie in its slot
 
 uint32_t step_number(int64_t step) { return static_cast<uint32_t>(step * kMostMeetings); }
 
@@ -149,7 +152,7 @@ bool Window::send(const Team& team, const Message& message, const float* x, int6
   Line& mine = head_->lines[rank()];
   uint32_t& before = sent_[static_cast<size_t>(step_ % kSteps)];
   const bool free = !failed() && (message.index > 0 || wait_for(mine.taken, rank() - places(), before, message.name,
-                                                                Patience::kWhileItComputes) == Waited::kCame);
+                                                                Patience::kTimeout) == Waited::kCame);
   if (free) {
     const Team::Range own = team.share(n);
     std::copy(x + own.begin, x + own.end, reinterpret_cast<float*>(messages_of(rank()) + message.offset) + own.begin);
@@ -166,8 +169,7 @@ bool Window::receive(const Team& team, const Message& message, float* y, int64_t
   const int from = rank() + places();
   Line& its = head_->lines[from];
   const uint32_t wanted = number(message.index + 1);
-  const bool came =
-      !failed() && wait_for(its.sent, from, wanted, message.name, Patience::kWhileItComputes) == Waited::kCame;
+  const bool came = !failed() && wait_for(its.sent, from, wanted, message.name, Patience::kTimeout) == Waited::kCame;
   if (came) {
     const Team::Range own = team.share(n);
     const auto* x = reinterpret_cast<const float*>(messages_of(from) + message.offset);
@@ -187,7 +189,7 @@ void Window::announce(std::span<const int32_t> batch) {
   const int64_t step = announced_ + 1;
   for (int other = 0; other < count() && step > kBatches; ++other)  // that have copied what lay there
     if (other != rank() && wait_for(head_->lines[other].arrived, other, step_number(step - kBatches), kBegin,
-                                    Patience::kWhileItComputes) != Waited::kCame)
+                                    Patience::kTimeout) != Waited::kCame)
       throw RankError(failure());
   std::ranges::copy(batch, this->batch(step));
   head_->batch_size[step % kBatches] = std::ssize(batch);
@@ -217,6 +219,37 @@ NextStep Window::next_step(std::vector<int32_t>& batch, const std::function<bool
   return NextStep::kBegun;
 }
 
+// Slots are free: all ranks of a stage have begun the step, and so have read what others of it brought to the one
+// before.
+bool Window::gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) {
+  if (rank() > 0) {
+    std::ranges::copy(own, this->own(0));
+    store(head_->lines[rank()].arrived, number(kMoved));
+    return !failed();
+  }
+  for (int other = 1; other < count(); ++other) {
+    if (wait_for(head_->lines[other].arrived, other, number(kMoved), kMove, Patience::kTimeout) != Waited::kCame)
+      return false;
+    const std::span<std::byte> to = parts[static_cast<size_t>(other)];
+    std::copy_n(at(0, other), to.size(), to.begin());
+  }
+  return !failed();
+}
+
+bool Window::scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) {
+  if (rank() > 0) {
+    if (wait_for(head_->lines[0].arrived, 0, number(kMoved), kMove, Patience::kTimeout) != Waited::kCame) return false;
+    std::copy_n(this->own(0), own.size(), own.begin());
+    return !failed();
+  }
+  for (int other = 1; other < count(); ++other)
+    if (wait_for(head_->lines[other].arrived, other, number(0), kBegin, Patience::kTimeout) != Waited::kCame)
+      return false;
+  for (int other = 1; other < count(); ++other) std::ranges::copy(parts[static_cast<size_t>(other)], at(0, other));
+  store(head_->lines[0].arrived, number(kMoved));
+  return !failed();
+}
+
 void Window::close() {
   if (rank() != 0 || failed()) return;
   head_->batch_size[++announced_ % kBatches] = -1;
@@ -244,9 +277,9 @@ Window::Waited Window::wait_for(Word& word, int rank, uint32_t number, const cha
     if (came()) return Waited::kCame;
     _mm_pause();
   }
-  int64_t begin = now_ns();
+  int64_t looked = now_ns(), silent = 0;  // ns without a beat of that rank
   uint32_t beats = head_->lines[rank].beats.load(std::memory_order_relaxed);
-  for (int64_t look = begin + kSliceNs;;) {
+  for (;;) {
     word.sleepers.fetch_add(1);
     const uint32_t seen = word.value.load();
     if (static_cast<int32_t>(seen - number) < 0 && !failed()) sleep_while(word.value, seen);
@@ -254,20 +287,18 @@ Window::Waited Window::wait_for(Word& word, int rank, uint32_t number, const cha
     if (came()) return Waited::kCame;
     if (failed()) return Waited::kFailed;
     const int64_t now = now_ns();
-    if (now < look) continue;
-    look = now + kSliceNs;
-    if (patience != Patience::kForEver) beat();  // this rank is not the one that keeps the others waiting
-    if (patience == Patience::kWhileItComputes) {
-      const uint32_t last = std::exchange(beats, head_->lines[rank].beats.load(std::memory_order_relaxed));
-      if (last != beats) begin = now;
-    }
+    if (now - looked < kSliceNs) continue;
+    silent += std::min(now - std::exchange(looked, now), kMostOfALook);
+    if (patience == Patience::kTimeout) beat();  // this rank is not the one that keeps the others waiting
+    const uint32_t last = std::exchange(beats, head_->lines[rank].beats.load(std::memory_order_relaxed));
+    if (last != beats) silent = 0;
     if (!is_here(rank) && !came()) {
       fail(rank_word(rank) + " has ended; " + rank_word(this->rank()) + " waited for it at " + where(name));
     } else if (patience == Patience::kForEver) {
       if ((*interrupted)()) return Waited::kInterrupted;
-    } else if (static_cast<double>(now - begin) > 1e9 * timeout_) {
+    } else if (const double seconds = 1e-9 * static_cast<double>(silent); seconds > timeout_) {
       fail(rank_word(rank) + " did not come to " + where(name) + ": " + rank_word(this->rank()) + " waited " +
-           std::to_string(static_cast<int64_t>(static_cast<double>(now - begin) * 1e-9)) + " s");
+           std::to_string(static_cast<int64_t>(seconds)) + " s");
     }
   }
 }

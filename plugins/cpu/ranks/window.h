@@ -31,7 +31,8 @@ struct WindowShape {
 class Window final : public RankGroup {
  public:
   // Maps a file of shape.bytes() zeros, which may be named /proc/PID/fd/NUMBER. timeout: seconds after which a rank
-  // that has not come counts as lost. Throws std::invalid_argument, RankError.
+  // that has not come, and neither computes nor waits for others, counts as lost. Throws std::invalid_argument,
+  // RankError.
   Window(const std::string& path, int rank, const WindowShape& shape, double timeout);
   ~Window() override;
   Window(const Window&) = delete;
@@ -50,6 +51,8 @@ class Window final : public RankGroup {
   void announce(std::span<const int32_t> batch) override;
   void begin_step() override;
   NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) override;
+  bool gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) override;
+  bool scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) override;
   void close() override;
   void fail(const std::string& words) override;
   bool failed() const override;
@@ -61,15 +64,16 @@ class Window final : public RankGroup {
   struct Line;
   struct Head;
   enum class Waited { kCame, kFailed, kInterrupted };
-  enum class Patience { kTimeout, kWhileItComputes, kForEver };
+  enum class Patience { kTimeout, kForEver };
 
   std::byte* at(int slot, int rank) const;
   std::byte* messages_of(int rank) const;  // in this step
   int32_t* batch(int64_t step) const;
   uint32_t number(int64_t meeting) const;
   void store(Word& word, uint32_t number);
-  // Until a word of `rank` has come to a number. kTimeout: the group fails after `timeout_`; kWhileItComputes: counted
-  // from when the rank last computed; kForEver: until `interrupted`.
+  // Until a word of `rank` has come to a number. kTimeout: the group fails `timeout_` after that rank last computed, or
+  // looked for others itself: so who fails it names the rank that stands still, not one that waits for that rank as
+  // well. kForEver: until `interrupted`.
   Waited wait_for(Word& word, int rank, uint32_t number, const char* name, Patience patience,
                   const std::function<bool()>* interrupted = nullptr);
   bool meet_all(uint32_t number, const char* name);
