@@ -77,14 +77,15 @@ def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float
 
     activations  f32: x as it is; bf16, f16: x rounded to that first (what AMX tiles and GPUs take); sums are float32
                  or wider, and of a quantised weight they run over x * q and are multiplied by the row's scale at the
-                 end.
+                 end. Both factors have that type: q is rounded to it too, where numbers of groups made it (w8 and w4
+                 have whole numbers, which bf16 holds)
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
                  additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32;
                  of grouped rows the sum is `GroupedRows.int8_product`
     """
-    if activations in ("bf16", "f16"):
-        dtype = DType(activations)
-        x = to_float32(from_float32(x, dtype), dtype)
+    rounds_to = DType(activations) if activations in ("bf16", "f16") else None
+    if rounds_to is not None:
+        x = _rounded(x, rounds_to)
     if isinstance(weight, np.ndarray):
         return (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
     if activations == "int8":
@@ -93,8 +94,20 @@ def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float
             return weight.int8_product(codes) * (a_scale[:, None] * weight.scale)
         assert isinstance(weight, QuantisedRows), "products of f8 take floats"
         return _integer_product(codes, weight.integers).astype(np.float32) * (a_scale[:, None] * weight.scale)
-    q = weight.integers if isinstance(weight, QuantisedRows) else weight.unscaled
+    q = factors(weight, rounds_to)
     return (x.astype(np.float64) @ q.astype(np.float64).T).astype(np.float32) * weight.scale
+
+
+def factors(weight: WeightRows, rounds_to: DType | None) -> Float32 | Int8:
+    """What x is multiplied with, before the row's scale [N, K]. rounds_to: the type of both factors; None: float32,
+    without a further rounding."""
+    if isinstance(weight, QuantisedRows):
+        return weight.integers
+    return weight.unscaled if rounds_to is None else _rounded(weight.unscaled, rounds_to)
+
+
+def _rounded(values: Float32, dtype: DType) -> Float32:
+    return to_float32(from_float32(values, dtype), dtype)
 
 
 def _integer_product(a: Int8, q: Int8) -> npt.NDArray[np.float64]:

@@ -285,6 +285,8 @@ _STEPS: dict[str, _StepKernels] = {
     "head_matmul": _StepKernels(_Binder.head_matmul, narrow=True, alone=True),
     "rope_query": _StepKernels(_Binder.rope_query, alone=True),
     "take_columns": _StepKernels(_Binder.take_columns, alone=True),
+    "gather_columns": _StepKernels(_Binder.gather_columns, narrow=True, alone=True),
+    "join_columns": _StepKernels(_Binder.join_columns, alone=True),
     "mix_streams": _StepKernels(_Binder.mix_streams, alone=True),
     "add_to_streams": _StepKernels(_Binder.add_to_streams, alone=True),
     "match_magnitude": _StepKernels(_Binder.match_magnitude, alone=True),

@@ -42,15 +42,15 @@ class Compiler:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Specialisation:
-    """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: there are
-    quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
+    """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: formats of
+    the quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
     latent: where attention is latent, how many numbers of a row of the cache are its value."""
 
     weight: DType
     kv: DType
     head_dim: int
     tokens_per_block: int
-    codes: bool = False
+    codes: tuple[DType, ...] = ()
     experts: bool = False
     states: bool = False
     latent: int = 0
@@ -66,6 +66,7 @@ class Specialisation:
             *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
             *(("-DINGOT_WEIGHT_IS_F32",) if self.weight is DType.F32 else ()),
             *(("-DINGOT_CODES",) if self.codes else ()),
+            *(f"-DINGOT_CODES_{each.name}" for each in self.codes),
             *(("-DINGOT_EXPERTS",) if self.experts else ()),
             *(("-DINGOT_STATES",) if self.states else ()),
             *((f"-DINGOT_LATENT={self.latent}",) if self.latent else ()),

@@ -35,7 +35,7 @@ def specialisation(plan: Plan) -> Specialisation:
     """What the plan's kernels are compiled for. Raises EngineError for what they cannot do."""
     typed = {step.inputs[at] for step in plan.steps if (at := _typed_input(step)) is not None}
     stored = {weight.dtype for weight in plan.weights if weight.name in typed}
-    codes = any(each.is_quantised for each in stored)
+    codes = tuple(sorted((each for each in stored if each.is_quantised), key=lambda each: each.value))
     types = {DType.BF16 if each.is_quantised else each for each in stored}
     if len(types) > 1:
         raise EngineError(

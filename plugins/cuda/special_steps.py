@@ -6,7 +6,15 @@ from ingot.plugins.cuda.latent import HeadProduct, head_launches, latent_attenti
 from ingot.plugins.cuda.plan_facts import heads_of, tiles_of
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
 from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launch
-from ingot.plugins.cuda.streams import add_launch, cut_launch, match_launch, mix_launch, take_launch
+from ingot.plugins.cuda.streams import (
+    add_launch,
+    cut_launch,
+    gather_launch,
+    join_launch,
+    match_launch,
+    mix_launch,
+    take_launch,
+)
 from ingot.plugins.cuda.work import Launch, Work, integer, pointer, row_grid
 
 
@@ -35,6 +43,25 @@ class SpecialSteps(PlanPlaces):
         buffer, cols = self._shape(step)
         y, x = self._buffer(buffer.name), self._buffer(step.inputs[0])
         return [take_launch(step.attrs, y=y, x=x, cols=cols, rows=buffer.rows)]
+
+    def gather_columns(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        x, order = step.inputs
+        launch = gather_launch(
+            y=self._buffer(buffer.name),
+            x=self._buffer(x),
+            order=self._weight(order),
+            cols=cols,
+            columns=self._buffers[x].cols,
+            rows=buffer.rows,
+            narrow=narrow,
+        )
+        return [launch]
+
+    def join_columns(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, _ = self._shape(step)
+        parts = [(self._buffer(name), self._buffers[name].cols) for name in step.inputs if name]
+        return [join_launch(y=self._buffer(buffer.name), parts=parts, rows=buffer.rows)]
 
     def mix_streams(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)

@@ -1,6 +1,6 @@
 """The launches of ops on residual streams side by side, on parts of rows, and on gates that are cut off."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ingot.plan import Attr, Rows
 from ingot.plugins.cuda.work import Launch, integer, number, pointer, row_grid
@@ -14,6 +14,22 @@ def take_launch(attrs: Mapping[str, Attr], *, y: int, x: int, cols: int, rows: R
     arguments = (pointer(y), pointer(x), integer(cols), of, first, count)
     grid = row_grid(rows, -(-cols // _STRIP))
     return Launch(kernel="take_columns", grid=grid, threads=_THREADS, shared=0, arguments=arguments)
+
+
+def gather_launch(*, y: int, x: int, order: int, cols: int, columns: int, rows: Rows, narrow: bool) -> Launch:
+    """cols: of y; columns: of x."""
+    arguments = (pointer(y), pointer(x), pointer(order), integer(cols), integer(columns), integer(narrow))
+    grid = row_grid(rows, -(-cols // _STRIP))
+    return Launch(kernel="gather_columns", grid=grid, threads=_THREADS, shared=0, arguments=arguments)
+
+
+def join_launch(*, y: int, parts: Sequence[tuple[int, int]], rows: Rows) -> Launch:
+    """parts: address and columns of each, two or three."""
+    (a, first), (b, second), (c, third) = (*parts, (0, 0))[:3]
+    cols = first + second + third
+    arguments = (pointer(y), pointer(a), pointer(b), pointer(c), integer(cols), integer(first), integer(second))
+    grid = row_grid(rows, -(-cols // _STRIP))
+    return Launch(kernel="join_columns", grid=grid, threads=_THREADS, shared=0, arguments=arguments)
 
 
 def mix_launch(*, y: int, x: int, coefs: int, columns: int, streams: int, rows: Rows) -> Launch:

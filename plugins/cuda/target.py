@@ -23,6 +23,7 @@ from ingot.plugins.cuda.states import MAX_KEY_DIM
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, SessionOptions, SplitRules, Target
+from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
 LIMITS = KernelLimits(
@@ -38,7 +39,7 @@ LIMITS = KernelLimits(
     activations=frozenset(ACTIVATIONS),
 )
 _DTYPES = ("bf16", "f16", "f32")
-_CODES, _TABLE_CODES = ("w8", "w4"), ("w8",)  # quantised weights; products round their inputs to bf16
+_CODES, _TABLE_CODES = (*FORMATS,), (TABLE_FORMAT.dtype,)  # quantised weights; products round their inputs to bf16
 _COPIES = 10  # of which the fastest counts
 _RESERVE = 512 << 20  # bytes of GPU memory for libraries, graphs and fragmentation
 

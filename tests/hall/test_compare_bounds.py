@@ -21,6 +21,7 @@ from ingot.compare.weights import _not_the_nearest
 from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.plan import Plan, Step
+from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.ref.session import RefSession
@@ -179,6 +180,23 @@ def test_the_nearest_integer_of_w8(value: float, code: int, right: bool) -> None
     if not right:
         assert bound[0] == pytest.approx(0.5 * scale, rel=2e-3)
         assert expected[0] == pytest.approx(np.clip(value, -127, 127) * scale if value < 500 else value * scale)
+
+
+@pytest.mark.parametrize(("off", "right"), [(0.9, True), (1.1, False)])
+def test_an_offset_of_a_group_without_a_scale(off: float, right: bool) -> None:
+    """K-quants have groups of one value: their offset is rounded to float16, which moves it by 2^-11 at most."""
+    rows = GroupedRows(
+        scale=np.full(1, 2, np.float32),
+        codes=np.zeros((1, 16), np.uint8),
+        group_scale=np.zeros((1, 1), np.float32),
+        table=np.arange(16, dtype=np.int8)[None],
+        shift=np.full((1, 1), -3, np.float32),
+        is_offset=np.ones(1, np.bool_),
+        group=16,
+    )
+    wanted: Array = rows.values * np.float32(1 + off * 2.0**-11)
+    at, _, _ = _not_the_nearest(wanted, rows.values, rows)
+    assert (len(at[0]) == 0) == right
 
 
 def test_every_slot_that_was_written_is_compared(llama: Built) -> None:

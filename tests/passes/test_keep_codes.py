@@ -109,12 +109,13 @@ def test_where_products_stay_whole(tmp_path: Path, options: dict[str, object]) -
 
 
 def test_each_target_takes_its_own_products_apart(tmp_path: Path) -> None:
-    """GPU targets have no kernels for codes that are kept."""
+    """TensorRT targets have no kernels for codes that are kept."""
     convert_gptq(tmp_path, same_order=False)
-    report = built(tmp_path, target="ref,cuda/sm90,cpu/avx2", activations="auto", kv_cache_dtype="auto", dry_run=True)
+    targets = "ref,tensorrt/sm90,cuda/sm90,cpu/avx2"
+    report = built(tmp_path, target=targets, activations="auto", kv_cache_dtype="auto", dry_run=True)
     names = [{step.name for step in each.plan.steps if step.op == "matmul"} for each in report.targets]
     assert [name[9:] for name in sorted(names[1]) if "/" in name] == ["attention_out", "down", "gate_up", "qkv"]
-    assert names[0] == names[2] >= {f"layers.0/{name}" for name in ("q", "k", "v", "gate", "up")}
+    assert names[0] == names[2] == names[3] >= {f"layers.0/{name}" for name in ("q", "k", "v", "gate", "up")}
 
 
 @pytest.mark.slow

@@ -7,14 +7,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import DType, from_float32, round_to_bf16, to_float32
 from ingot.plan import Attr, Buffer, Rows, Step
 from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, KvCache, Operand
 from ingot.plugins.quantised import stacked
 from ingot.plugins.ref.session import Arena
+from ingot.plugins.weight_rows import WeightRows
 from ingot.plugins.weight_values import HeldWeight, product
-from tests.plugins.ops.calls import LAYOUT, ONE_TOKEN, make_batch, random_array, random_rows
+from tests.plugins.ops.calls import LAYOUT, ONE_TOKEN, make_batch, random_array, random_f8, random_grouped, random_rows
 
 
 def step(op: str, inputs: Sequence[str], outputs: Sequence[str], **attrs: Attr) -> Step:
@@ -159,3 +160,15 @@ def test_a_held_weight_of_experts_multiplies_with_the_matrix_of_each() -> None:
         first, last = HeldWeight(held=held).products([(0, x), (1, x[:1])], "f32")
         np.testing.assert_array_equal(first, product(x, matrices[0], "f32"))
         np.testing.assert_array_equal(last, product(x[:1], matrices[1], "f32"))
+
+
+@pytest.mark.parametrize("rows", [random_grouped((4, 40), 16, "zero"), random_f8((4, 40), 32)], ids=["w4ts", "f8"])
+def test_matrix_units_take_both_factors_in_bf16(rows: WeightRows) -> None:
+    """Of groups, the numbers that the row's scale multiplies are rounded too; float32 keeps them."""
+    x = random_array(3, 40)
+    wide = x.astype(np.float64) @ rows.values.astype(np.float64).T
+    np.testing.assert_allclose(product(x, rows, "f32"), wide, rtol=1e-6, atol=1e-6 * np.ptp(wide))
+    narrow = dataclasses.replace(rows, scale=np.ones_like(rows.scale)).values
+    assert np.abs(round_to_bf16(narrow) - narrow).max() > 0
+    expected = round_to_bf16(x).astype(np.float64) @ round_to_bf16(narrow).astype(np.float64).T
+    np.testing.assert_array_equal(product(x, rows, "bf16"), expected.astype(np.float32) * rows.scale)

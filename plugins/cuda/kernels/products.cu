@@ -8,7 +8,7 @@
 // A warp computes a pair of 16 rows of the weight: neighbours, or those of gate and up that belong together.
 #include "epilogue.cuh"
 #include "experts.cuh"
-#include "weight_rows.cuh"
+#include "kept_rows.cuh"
 
 constexpr int kProductThreads = 256;  // of a block that computes many rows
 
@@ -189,7 +189,7 @@ INGOT_DEVICE void few_rows(const Product& p, float* parts) {
       if (slab + slot >= end) break;
       Eight values[2 * kHalves];
 #pragma unroll
-      for (int i = 0; i < 2 * kHalves; ++i) values[i] = Row::value(a[slot][i]);
+      for (int i = 0; i < 2 * kHalves; ++i) values[i] = left[i].value(a[slot][i]);
       multiply_slab<kHalves, kTiles>(sum, values, b[slot % kNear]);
       if (slab + slot + kAhead < end) load_weights(slot, slab + slot + kAhead);
       if (slab + slot + kNear < end) load_inputs(slot % kNear, slab + slot + kNear);
@@ -270,7 +270,7 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
       if constexpr (Row::kWide && !Row::kScaled) {
         copy_async(to + i * kProductThreads, weights[i].row + inside, weights[i].valid && column < p.of.k);
       } else {
-        to[i * kProductThreads] = Row::value(weights[i].load(slab, quarter));
+        to[i * kProductThreads] = weights[i].value(weights[i].load(slab, quarter));
       }
     }
     to += kWeightRows * 4;
@@ -372,20 +372,15 @@ INGOT_FEW_ROWS(product_16, 2, 2, FloatRow)
 INGOT_FEW_ROWS(product_16_half, 2, 1, FloatRow)
 INGOT_MANY_ROWS(product_64, 4, FloatRow)
 INGOT_MANY_ROWS(product_128, 8, FloatRow)
-#ifdef INGOT_CODES
-INGOT_FEW_ROWS(product_w8_8, 1, 2, RowW8)
-INGOT_FEW_ROWS(product_w8_8_half, 1, 1, RowW8)
-INGOT_FEW_ROWS(product_w8_16, 2, 2, RowW8)
-INGOT_FEW_ROWS(product_w8_16_half, 2, 1, RowW8)
-INGOT_MANY_ROWS(product_w8_64, 4, RowW8)
-INGOT_MANY_ROWS(product_w8_128, 8, RowW8)
-INGOT_FEW_ROWS(product_w4_8, 1, 2, RowW4)
-INGOT_FEW_ROWS(product_w4_8_half, 1, 1, RowW4)
-INGOT_FEW_ROWS(product_w4_16, 2, 2, RowW4)
-INGOT_FEW_ROWS(product_w4_16_half, 2, 1, RowW4)
-INGOT_MANY_ROWS(product_w4_64, 4, RowW4)
-INGOT_MANY_ROWS(product_w4_128, 8, RowW4)
-#endif
+
+#define INGOT_PRODUCTS_OF(format, Row)                  \
+  INGOT_FEW_ROWS(product_##format##_8, 1, 2, Row)       \
+  INGOT_FEW_ROWS(product_##format##_8_half, 1, 1, Row)  \
+  INGOT_FEW_ROWS(product_##format##_16, 2, 2, Row)      \
+  INGOT_FEW_ROWS(product_##format##_16_half, 2, 1, Row) \
+  INGOT_MANY_ROWS(product_##format##_64, 4, Row)        \
+  INGOT_MANY_ROWS(product_##format##_128, 8, Row)
+INGOT_FOR_CODES(INGOT_PRODUCTS_OF)
 
 #ifdef INGOT_EXPERTS
 
@@ -414,14 +409,12 @@ INGOT_MANY_ROWS(product_w4_128, 8, RowW4)
 INGOT_FEW_OF_EXPERT(experts_8, 1, FloatRow)
 INGOT_MANY_OF_EXPERT(experts_64, 4, FloatRow)
 INGOT_MANY_OF_EXPERT(experts_128, 8, FloatRow)
-#ifdef INGOT_CODES
-INGOT_FEW_OF_EXPERT(experts_w8_8, 1, RowW8)
-INGOT_MANY_OF_EXPERT(experts_w8_64, 4, RowW8)
-INGOT_MANY_OF_EXPERT(experts_w8_128, 8, RowW8)
-INGOT_FEW_OF_EXPERT(experts_w4_8, 1, RowW4)
-INGOT_MANY_OF_EXPERT(experts_w4_64, 4, RowW4)
-INGOT_MANY_OF_EXPERT(experts_w4_128, 8, RowW4)
-#endif
+
+#define INGOT_EXPERTS_OF(format, Row)                 \
+  INGOT_FEW_OF_EXPERT(experts_##format##_8, 1, Row)   \
+  INGOT_MANY_OF_EXPERT(experts_##format##_64, 4, Row) \
+  INGOT_MANY_OF_EXPERT(experts_##format##_128, 8, Row)
+INGOT_FOR_CODES(INGOT_EXPERTS_OF)
 
 #endif
 

@@ -31,6 +31,42 @@ take_columns(float* y, const float* x, int cols, int of, int first, int count) {
       [&](int column) { to[column] = from[place(column)]; });
 }
 
+// y[r, i] = x[r, order[i]], of x with `columns` columns. A number that is none of a column counts as the nearest one,
+// NaN as the first. Grid: (rows, strips of y)
+INGOT_KERNEL(kStreamThreads)
+gather_columns(void* y, const float* x, const float* order, int cols, int columns, int narrow) {
+  wait_for_previous();
+  const float* from = x + static_cast<int64_t>(blockIdx.x) * columns;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * cols;
+  const float last = static_cast<float>(columns - 1);
+  const auto taken = [from, last](float place) { return from[static_cast<int>(fminf(fmaxf(place, 0.f), last))]; };
+  for_strip(
+      cols, cols % 4 == 0,
+      [&](int column) {
+        Four<float> values = load_four(order + column);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) values.at[k] = taken(values.at[k]);
+        store_activations(y, begin + column, values, narrow);
+      },
+      [&](int column) { store_activation(y, begin + column, taken(order[column]), narrow); });
+}
+
+// y = (a, b, c), column after column; `first` and `second` are the columns of a and b. Grid: (rows, strips of y)
+INGOT_KERNEL(kStreamThreads)
+join_columns(float* y, const float* a, const float* b, const float* c, int cols, int first, int second) {
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const auto from = [=](int column) {
+    if (column < first) return a + row * first + column;
+    if (column < first + second) return b + row * second + (column - first);
+    return c + row * (cols - first - second) + (column - first - second);
+  };
+  for_strip(
+      cols, cols % 4 == 0 && first % 4 == 0 && second % 4 == 0,
+      [&](int column) { store_four(y + row * cols + column, load_four(from(column))); },
+      [&](int column) { y[row * cols + column] = *from(column); });
+}
+
 // y[i] = x[i] + sum over j of coefs[i][j] * x[j], of the streams of a row. Grid: (rows, strips of a stream)
 INGOT_KERNEL(kStreamThreads)
 mix_streams(float* y, const float* x, const float* coefs, int columns, int streams) {

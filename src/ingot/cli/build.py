@@ -38,7 +38,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--precision",
     help="Store weights as f32, bf16, f16 (GPU), w8, w4g128, w4g64 or w4g32; "
-    "auto (the default) keeps floats, and on CPUs integer codes of up to 8 bits and FP8; on GPUs all codes become w8. "
+    "auto (the default) keeps floats, and integer codes of up to 8 bits and FP8; TensorRT targets store floats. "
     "See `ingot help precisions`.",
 )
 @click.option(

@@ -59,8 +59,8 @@ Decoding reads every weight once per step, so fewer bits mean more tokens per se
 --lm_head_precision sets the last matmul alone; --activations sets how matmuls round their inputs.
 `ingot verify ENGINE --against CHECKPOINT` measures what a precision costs: KL divergence, top-1 agreement, perplexity.
 cuda targets take w8 and w4gG too, TensorRT targets f32, bf16 and f16 only. From a \
-quantised checkpoint (GGUF, AWQ, GPTQ, ...), `auto` keeps integer codes of up to 8 bits and FP8 on CPUs; on \
-GPUs they become w8."""
+quantised checkpoint (GGUF, AWQ, GPTQ, ...), `auto` keeps integer codes of up to 8 bits and FP8 on CPUs and cuda \
+targets; TensorRT targets store floats."""
 
 
 def _memory() -> str:

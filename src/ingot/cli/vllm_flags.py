@@ -32,8 +32,8 @@ VLLM = (
     flag(
         "--quantization awq|gptq|fp8",
         "-q",
-        way="no option: `ingot convert` recognises the format, and `ingot build` for CPUs keeps integer codes of "
-        "up to 8 bits, and FP8; for GPUs they become `w8`",
+        way="no option: `ingot convert` recognises the format, and `ingot build` keeps integer codes of "
+        "up to 8 bits, and FP8; TensorRT targets store floats",
         link="([which codes build keeps](../quantised_checkpoints.md#what-build-keeps))",
     ),
     flag("--tokenizer", "--tokenizer-mode", "--skip-tokenizer-init", way="no option: the engine holds the model's own"),

@@ -19,7 +19,7 @@ from ingot.compare.report import COMPARED, LOGITS, Comparison, Finding, StepFigu
 from ingot.compare.taps import Outputs, PlainRun, TappedRun
 from ingot.compare.tokens import Tokens
 from ingot.compare.walk import LogitWalk, StepWalk, TensorError, relative
-from ingot.compare.weights import WeightError, place, weight_error
+from ingot.compare.weights import WeightError, factor_error, place, weight_error
 from ingot.dtypes import DType
 from ingot.plan import Attr, Step
 from ingot.plugins.op import Array
@@ -70,6 +70,7 @@ class Run:
         self._done, self._passed = 0, set[str]()  # numbers looked at; steps of this group
         self._worst = {name: Worst() for name in self._steps}
         self._errors: dict[tuple[int, str], WeightError] = {}  # by rank and weight
+        self._factors: dict[tuple[int, str], float] = {}  # the same
         self._derived: set[tuple[int, str]] = set()  # ranks and steps
         self._findings: dict[str, dict[str, Finding]] = {name: {} for name in (*self._steps, LOGITS)}
 
@@ -105,7 +106,7 @@ class Run:
                     for error in errors:
                         self._check_kernel(rank, own, error)
                     live[rank.number].update(outputs)
-                    rounding = max(rounding, self._rounding(own, inputs))
+                    rounding = max(rounding, self._rounding(rank, own, inputs))
                     if own.outputs and (dtype := checker.stored_type(own)) is not DType.F32:
                         moved = outputs[own.outputs[0]] * OFF_GRID  # what a product would round otherwise
                         rounding = float(np.hypot(rounding, relative(rounded(moved, dtype), moved)))
@@ -178,7 +179,7 @@ class Run:
         for step in self._plan.steps:
             self._check_weights(self._ranks[0], step)
             inputs = {name: walk.live[name].astype(np.float32) for name in step.inputs if name in walk.live}
-            bound = walk.follow(step, self._rounding(step, inputs))
+            bound = walk.follow(step, self._rounding(self._ranks[0], step, inputs))
             worst = self._worst[step.name]
             worst.bound = max(worst.bound, bound)
             self._progress_by([step], sequences, "comparing weights")
@@ -288,7 +289,7 @@ class Run:
                 _off(error.error),
             )
 
-    def _rounding(self, step: Step, inputs: Mapping[str, Array]) -> float:
+    def _rounding(self, rank: Rank, step: Step, inputs: Mapping[str, Array]) -> float:
         """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
         if find_op(step.op).writes_kv:
@@ -297,11 +298,23 @@ class Run:
         if activations in ("bf16", "f16"):
             x = inputs[step.inputs[0]]
             errors.append(relative(rounded(x, DType(activations)), x, where_both=True))
+            errors.append(self._factor_error(rank, step, DType(activations)))
         if activations == "int8":
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)
             errors.append(relative(codes * scale[:, None], x, where_both=True))
         return float(np.sqrt(sum(error**2 for error in errors)))
+
+    def _factor_error(self, rank: Rank, step: Step, dtype: DType) -> float:
+        """What matrix units take in place of a quantised weight; computed once."""
+        packed = find_op(step.op).packed
+        name = step.inputs[packed] if packed is not None else ""
+        if name not in rank.packed.weights or not rank.packed.weights[name].dtype.is_quantised:
+            return 0.0
+        key = rank.number, name
+        if key not in self._factors:
+            self._factors[key] = factor_error(name, rank.packed, dtype, self._threads)
+        return self._factors[key]
 
     def _progress_by(self, steps: Sequence[Step], sequences: Int32, what: str) -> None:
         """A step is done for a group of sequences; several stages may take it."""

@@ -23,10 +23,12 @@ from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
 from ingot.plugins.weight_rows import WeightRows
+from ingot.plugins.weight_values import factors
 
 HALF = 0.5 * (1 + 2.0**-10)  # of a step, the float32 rounding of the quotient included
 Places = tuple[npt.NDArray[np.intp], ...]  # rows and columns of a block
 
+OFFSET = np.float32(2.0**-11 * (1 + 2.0**-10))  # relative, of a number that becomes a float16
 ROUNDED = np.float32(2.0**-22)  # relative, of a product of two scales
 CLIPPED = 4.0  # a value this many times the outermost one was not clipped by a search: the scale is wrong
 
@@ -82,6 +84,25 @@ def weight_error(name: str, packed: PackedWeights, source: Source, threads: int)
     )
 
 
+def factor_error(name: str, packed: PackedWeights, dtype: DType, threads: int) -> float:
+    """How far rounding to the type of matrix units moves what rows of groups stand for: root of the squared differences
+    over that of the squared values."""
+
+    def sums(block: Block) -> tuple[float, float]:
+        rows = packed.read(block)
+        if not isinstance(rows, (GroupedRows, F8Rows)):
+            return 0.0, 0.0
+        scale, exact = rows.scale[:, None], rows.unscaled
+        moved = (factors(rows, dtype) - exact) * scale
+        squares = (np.square(each[np.isfinite(each)], dtype=np.float64).sum() for each in (exact * scale, moved))
+        size, difference = squares
+        return float(size), float(difference)
+
+    found = list(parallel_map(sums, packed.blocks(name), threads))
+    size = sum(each for each, _ in found)
+    return float(np.sqrt(sum(each for _, each in found) / size)) if size else 0.0
+
+
 def _block_error(name: str, block: Block, packed: PackedWeights, source: Source) -> _BlockError:
     wanted, rows = _source_rows(name, block, source), packed.read(block)
     got = values_of(rows).reshape(wanted.shape)
@@ -128,7 +149,11 @@ def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows | GroupedRow
     steps = rows.group_scale if isinstance(rows, GroupedRows) else rows.multipliers
     if steps is not None:
         unit = np.repeat(unit * steps, rows.group, axis=1)[:, : wanted.shape[1]]
-    at = np.nonzero(~(np.abs(got - wanted) <= HALF * np.abs(unit)))
+    bounds = np.float32(HALF) * np.abs(unit)
+    if isinstance(rows, GroupedRows) and rows.shift is not None:  # an offset is rounded by itself, a scale may be zero
+        offsets = np.abs(rows.scale * rows.is_offset)[:, None] * np.abs(rows.shift)
+        bounds = bounds + OFFSET * np.repeat(offsets, rows.group, axis=1)[:, : wanted.shape[1]]
+    at = np.nonzero(~(np.abs(got - wanted) <= bounds))
     # a row that holds what is no number becomes NaN as a whole
     finite = np.isfinite(wanted).all(axis=1, keepdims=True)
     value: Array = np.where(finite, wanted, np.float32(np.nan))[at]
@@ -139,7 +164,7 @@ def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows | GroupedRow
         ends = lowest * unit, highest * unit  # a scale or multiplier may be negative
         nearest = np.clip(value, np.minimum(*ends), np.maximum(*ends))
         expected = np.where(np.abs(value) <= CLIPPED * np.abs(nearest), nearest, value)  # value of a scale that is NaN
-    bound: Array = np.float32(HALF) * np.abs(unit)
+    bound: Array = np.broadcast_to(bounds, wanted.shape)[at]
     right = (np.abs(found - expected) <= bound) | (found == expected) | (np.isnan(found) & np.isnan(expected))
     wrong = np.flatnonzero(~right)
     return (at[0][wrong], at[1][wrong]), expected[wrong], bound[wrong]

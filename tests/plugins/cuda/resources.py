@@ -9,12 +9,14 @@ from pathlib import Path
 
 from ingot.dtypes import DType
 from ingot.plugins.cuda.compiler import Specialisation, compile_kernels, find_compiler
+from ingot.weight_formats import FORMATS
 
 FILE = Path(__file__).with_name("resources.json")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_per_block=32)
 LARGE = dataclasses.replace(USUAL, head_dim=256)
-ALL = dataclasses.replace(USUAL, codes=True, experts=True, states=True)
+CODES = tuple(DType(each) for each in sorted(FORMATS))
+ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
 Report = dict[str, dict[str, int]]

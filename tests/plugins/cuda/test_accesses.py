@@ -52,8 +52,8 @@ def test_attention(checked: ctypes.CDLL, dtype: DType, heads: int, dim: int, spl
 
 @pytest.mark.slow
 def test_other_kernels(checked: ctypes.CDLL) -> None:
-    cases = [*test_kernels._norms(), *test_kernels._elementwise(), *test_kernels._embeddings(DType.BF16)]
-    for case in (*cases, *test_kernels._matmuls(DType.BF16)):
+    cases = [*test_kernels._norms(), *test_kernels._elementwise(), *test_kernels._columns()]
+    for case in (*cases, *test_kernels._embeddings(DType.BF16), *test_kernels._matmuls(DType.BF16)):
         test_kernels._check(checked, case)
 
 

@@ -23,10 +23,12 @@ from ingot.plugins.cuda.plan_facts import scratch_bytes
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.step_work import Load
+from ingot.weight_formats import FORMATS
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
+from tests.plugins.ops.calls import random_f8, random_grouped
 
-PRECISIONS = ("bf16", "f32", "w8", "w4g32")
+PRECISIONS = ("bf16", "f32", "w8", "w4g32", "w4tg32", "w4tsg16", "w8tg64", "w8tsg128", "f8g32", "f8")
 ROWS = (1, 7, 20, 110)  # of 3 experts, of which each row takes two: each kernel computes some
 GATE_UP, DOWN = "moe_gate_up", "moe_down"
 ROUTE: dict[str, Attr] = {
@@ -55,8 +57,14 @@ def _ids(rows: int, experts: int, slots: int) -> Array:
 
 def _weight(precision: str, experts: int, n: int, k: int, *, gated: bool) -> Packed:
     dtype, _, group = precision.partition("g")
-    if dtype not in ("w8", "w4"):
+    if dtype == "f8":
+        return Quantised.of(random_f8((experts, n, k), int(group or 0)), gated=gated)
+    if dtype not in FORMATS:
         return Packed(values=_normal(k, experts, n, k) / np.float32(k**0.5), dtype=DType(dtype))
+    if "t" in dtype:
+        shift, byte_codes = ("zero" if k % 8 else "offset") if dtype.endswith("s") else "", dtype.startswith("w8")
+        kept = random_grouped((experts, n, k), int(group), shift, more_bits=k % 8 > 0, byte_codes=byte_codes)
+        return Quantised.of(kept, gated=gated)
     random = np.random.default_rng(n + k)
     scale = random.uniform(0.001, 0.02, (experts, n)).astype(np.float32)
     if not group:
@@ -88,7 +96,7 @@ def product(
     gated, biased = op == GATE_UP and which % 3 > 0, which % 2 == 1
     weight = _weight(precision, experts, 2 * n if gated else n, k, gated=gated)
     dtype = precision.partition("g")[0]
-    attrs: dict[str, Attr] = {"activations": "bf16" if dtype in ("w8", "w4") else dtype, "group": weight.group}
+    attrs: dict[str, Attr] = {"activations": "bf16" if dtype in FORMATS else dtype, "group": weight.group}
     bias = Packed(values=_normal(3, experts * weight.shape[1])) if biased else None
     ids = _ids(200, experts, slots)[:rows]
     inputs: list[Input] = [_normal(1, 200, k if op == GATE_UP else slots * k)[:rows], ids, weight, bias]

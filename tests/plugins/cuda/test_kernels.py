@@ -11,6 +11,7 @@ from ingot.plan import Attr
 from ingot.plugins.cuda.bind import ACTIVATIONS
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
+from tests.plugins.cpu import column_cases
 from tests.plugins.cpu.one_step import Input, Packed, batch_of, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
 
@@ -101,6 +102,19 @@ def _streams() -> Iterator[Case]:
             yield "take_columns.f32.sm80", [x], {"of": width, "first": first, "count": taken}, batch
 
 
+def _columns() -> Iterator[Case]:
+    for op, cases in (("gather_columns", column_cases.gather_columns), ("join_columns", column_cases.join_columns)):
+        for inputs, attrs, batch in cases(DType.F32):
+            yield f"{op}.f32.sm80", inputs, attrs, batch
+    wide, order = (
+        _normal(1, 2, 1028),
+        np.random.default_rng(2).permutation(1028).astype(np.float32),
+    )  # more than a block
+    yield "gather_columns.f32.sm80", [wide, Packed(values=order)], {}, plain_batch(2)
+    for first, second in ((1028, 64), (1028, 65)):
+        yield "join_columns.f32.sm80", [_normal(3, 2, first), _normal(4, 2, second), None], {}, plain_batch(2)
+
+
 def _check(driver: ctypes.CDLL, case: Case) -> None:
     kernel, inputs, attrs, batch = case
     expected = reference_outputs(kernel, inputs, attrs, batch)
@@ -119,7 +133,7 @@ def test_products_and_tables(gpu: ctypes.CDLL, dtype: DType) -> None:
 
 
 def test_norms_and_elementwise_kernels(gpu: ctypes.CDLL) -> None:
-    for case in (*_norms(), *_elementwise(), *_streams()):
+    for case in (*_norms(), *_elementwise(), *_streams(), *_columns()):
         _check(gpu, case)
 
 

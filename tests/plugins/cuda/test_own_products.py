@@ -2,21 +2,28 @@
 whatever stands beside it."""
 
 import ctypes
+import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from ingot.dtypes import DType
+from ingot.dtypes import DType, round_to_bf16
 from ingot.plan import Attr
 from ingot.plugins.cuda import own_products
 from ingot.plugins.cuda.bind import ACTIVATIONS
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.weight_rows import WeightRows
+from ingot.plugins.weight_values import product as specified_product
+from ingot.weight_formats import FORMATS, KEPT
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
+from tests.plugins.ops.calls import random_f8, random_grouped, rows_of
 from tests.spanning import spanning, values
 
 ROWS = (1, 7, 9, 17, 65)  # each kernel computes some
+KEPT_TYPES = tuple(dict.fromkeys(each.partition("g")[0] for each in KEPT))
 SHAPES = ((33, 8, 0), (70, 300, 0), (66, 172, 1), (300, 520, 0), (2, 1000, 1))  # n, k, gated
 
 
@@ -24,9 +31,13 @@ def normal(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def codes(precision: str, n: int, k: int) -> QuantisedRows:
-    """Of w8, or of w4 with the group of its name: every code and multiplier that there is."""
-    random, _, group = np.random.default_rng(n + k), *precision.partition("g")[::2]
+def codes(precision: str, n: int, k: int, index: int = 0) -> WeightRows:
+    """Of w8, or of w4 with the group of its name: every code and multiplier that there is. Of kept codes, whose groups,
+    shifts and bits go round with the index."""
+    dtype, _, group = precision.partition("g")
+    if dtype in KEPT_TYPES:
+        return rows_of(dtype, n, k, index)
+    random = np.random.default_rng(n + k)
     scale = random.random(n).astype(np.float32) / np.float32(50)
     if not group:
         return QuantisedRows(scale=scale, codes=random.integers(-127, 128, (n, k)).astype(np.int8))
@@ -46,14 +57,14 @@ def product(
     n, k, gated = shape
     out, extra, dtype = n // 2 if gated else n, which % 4, precision.partition("g")[0]
     weight: Packed = (
-        Quantised.of(codes(precision, n, k), gated=bool(gated))
-        if dtype in ("w8", "w4")
+        Quantised.of(codes(precision, n, k, which // 3), gated=bool(gated))
+        if dtype in FORMATS
         else Packed(values=normal(k, n, k) / np.float32(k**0.5), dtype=DType(dtype))
     )
     attrs: dict[str, Attr] = {
         "activation": (*ACTIVATIONS,)[which % len(ACTIVATIONS)],
         "gated": gated,
-        "activations": "bf16" if dtype in ("w8", "w4") else dtype,
+        "activations": "bf16" if dtype in FORMATS else dtype,
         "group": weight.group,
     }
     bias: Input = Packed(values=normal(2, n)) if extra in (1, 3) else None
@@ -84,7 +95,7 @@ def check_bits(driver: ctypes.CDLL, precision: str, shape: tuple[int, int, int],
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "precision", ["bf16", pytest.param("f16", marks=pytest.mark.slow), "f32", "w8", "w4g32", "w4g128"]
+    "precision", ["bf16", pytest.param("f16", marks=pytest.mark.slow), "f32", "w8", "w4g32", "w4g128", *KEPT_TYPES]
 )
 def test_values(gpu: ctypes.CDLL, precision: str) -> None:
     check(gpu, precision, 3)
@@ -93,7 +104,7 @@ def test_values(gpu: ctypes.CDLL, precision: str) -> None:
 BITS = [
     (shape, which, precision)
     for shape, which in (((70, 300, 0), 3), ((66, 172, 1), 7), ((40, 1104, 0), 2))
-    for precision in ("bf16", "f32", "w8", "w4g64")
+    for precision in ("bf16", "f32", "w8", "w4g64", *KEPT_TYPES)
 ]
 
 
@@ -103,6 +114,49 @@ def test_a_row_has_the_same_bits_in_any_batch(
     gpu: ctypes.CDLL, precision: str, shape: tuple[int, int, int], which: int
 ) -> None:
     check_bits(gpu, precision, shape, which)
+
+
+def kept(precision: str, n: int, k: int) -> Iterator[WeightRows]:
+    """Rows whose scale is 1, in groups of each size: with zero points, offsets, and more bits than eight."""
+    for group in (16, 32, 64, 128):
+        if precision == "f8":
+            found = [random_f8((n, k), group), *([random_f8((n, k))] if group == 16 else ())]
+        elif precision.endswith("ts"):
+            byte_codes = precision.startswith("w8")
+            found = [random_grouped((n, k), group, shift, byte_codes=byte_codes) for shift in ("zero", "offset")]
+        else:
+            more_bits, byte_codes = group in (32, 128), precision.startswith("w8")
+            found = [random_grouped((n, k), group, more_bits=more_bits, byte_codes=byte_codes)]
+        for each in found:
+            yield dataclasses.replace(each, scale=np.ones(n, np.float32))
+
+
+def check_numbers(driver: ctypes.CDLL, precision: str, rows: int) -> None:
+    """Each row of x takes one column of the weight, so that a sum has one number."""
+    n, k = 37, 150
+    for index, weight in enumerate(kept(precision, n, k)):
+        x = np.zeros((rows, k), np.float32)
+        columns = (np.arange(rows) + 29 * index) % k
+        x[np.arange(rows), columns] = 1
+        attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "bf16", "group": weight.group}
+        inputs: list[Input] = [x, Quantised.of(weight), None, None]
+        (found,) = run_step(
+            driver, f"matmul.{precision}.sm80", inputs, attrs, plain_batch(rows), kv=layout_of(DType.BF16)
+        )
+        np.testing.assert_array_equal(found, round_to_bf16(weight.values)[:, columns].T, f"group {weight.group}")
+        np.testing.assert_array_equal(found, specified_product(x, weight, "bf16"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", KEPT_TYPES)
+@pytest.mark.parametrize("rows", [8, 150])
+def test_kept_codes_are_the_numbers_of_the_specification(gpu: ctypes.CDLL, precision: str, rows: int) -> None:
+    """To the bit."""
+    check_numbers(gpu, precision, rows)
+
+
+def test_numbers_of_one_format(gpu: ctypes.CDLL) -> None:
+    check_numbers(gpu, "w4ts", 8)
 
 
 @pytest.mark.daily(1)

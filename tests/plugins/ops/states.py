@@ -19,7 +19,8 @@ CUDA_OPS = {  # cuda targets have these, too
     *("moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate"),
     *("causal_conv", "linear_attention", "gated_norm"),
     *("latent_kv_write", "latent_attention", "head_matmul"),
-    *("rope_query", "take_columns", "mix_streams", "add_to_streams", "match_magnitude", "cut_below"),
+    *("rope_query", "take_columns", "gather_columns", "join_columns"),
+    *("mix_streams", "add_to_streams", "match_magnitude", "cut_below"),
 }
 
 

@@ -37,6 +37,10 @@ struct Entry {
   const size_t* sizes;
 };
 #define ENTRY(name) {#name, &Door<&name>::open, Door<&name>::kCount, Door<&name>::kSizes}
+#define PRODUCTS(format, rows)                                                                   \
+  , ENTRY(product_##format##_8), ENTRY(product_##format##_8_half), ENTRY(product_##format##_16), \
+      ENTRY(product_##format##_16_half), ENTRY(product_##format##_64), ENTRY(product_##format##_128)
+#define EXPERTS(format, rows) , ENTRY(experts_##format##_8), ENTRY(experts_##format##_64), ENTRY(experts_##format##_128)
 const Entry kEntries[] = {
     ENTRY(embed),
     ENTRY(rope_table),
@@ -49,6 +53,8 @@ const Entry kEntries[] = {
     ENTRY(gate_rows),
     ENTRY(gated_norm),
     ENTRY(take_columns),
+    ENTRY(gather_columns),
+    ENTRY(join_columns),
     ENTRY(mix_streams),
     ENTRY(add_to_streams),
     ENTRY(match_magnitude),
@@ -62,38 +68,18 @@ const Entry kEntries[] = {
     ENTRY(product_64),     ENTRY(product_128),
 #endif
 #ifdef INGOT_CODES
-    ENTRY(product_w8_8_half),
-    ENTRY(product_w8_16_half),
-    ENTRY(product_w4_8_half),
-    ENTRY(product_w4_16_half),
-    ENTRY(embed_codes),
-    ENTRY(product_w8_8),
-    ENTRY(product_w8_16),
-    ENTRY(product_w8_64),
-    ENTRY(product_w8_128),
-    ENTRY(product_w4_8),
-    ENTRY(product_w4_16),
-    ENTRY(product_w4_64),
-    ENTRY(product_w4_128),
+    ENTRY(embed_codes) INGOT_FOR_CODES(PRODUCTS),
 #endif
 #ifdef INGOT_EXPERTS
     ENTRY(moe_route),
     ENTRY(group_by_expert),
-    ENTRY(sum_experts),
+    ENTRY(sum_experts) INGOT_FOR_CODES(EXPERTS),
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(experts_f32),
 #else
     ENTRY(experts_8),
     ENTRY(experts_64),
     ENTRY(experts_128),
-#endif
-#ifdef INGOT_CODES
-    ENTRY(experts_w8_8),
-    ENTRY(experts_w8_64),
-    ENTRY(experts_w8_128),
-    ENTRY(experts_w4_8),
-    ENTRY(experts_w4_64),
-    ENTRY(experts_w4_128),
 #endif
 #endif
 #ifdef INGOT_STATES

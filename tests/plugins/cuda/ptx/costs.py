@@ -16,6 +16,7 @@ from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
 from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
+from ingot.weight_formats import FORMATS
 from tests.plugins.cuda.ptx.launches import ptx_of
 from tests.plugins.cuda.ptx.machine import Machine
 from tests.plugins.cuda.ptx.parse import Kernel, parse
@@ -88,14 +89,15 @@ def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[
 
 
 PRODUCTS = {  # kernel → rows of x in a block
-    f"product_{kind}{rows}": rows for kind in ("", "w8_", "w4_") for rows in (8, 16, 64, 128)
+    f"product_{kind}{rows}": rows for kind in ("", *(f"{each}_" for each in FORMATS)) for rows in (8, 16, 64, 128)
 }
 
 
 def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
     (many)."""
-    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=True)
+    codes = tuple(DType(each) for each in FORMATS if kernel.startswith(f"product_{each}_"))
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes)
     entry, rows = parse(ptx_of(nvcc, types))[kernel], PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
     short, long = (_multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (32, 64))

@@ -20,6 +20,7 @@ from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_til
 from tests.plugins.cuda.ptx.launches import Interpreted, ptx_of
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.parse import parse
+from tests.plugins.cuda.resources import CODES
 from tests.plugins.cuda.test_accesses import FAULTS
 from tests.spanning import often
 
@@ -46,11 +47,13 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", often(("bf16", "f16", "w8", "w4g32"), ("w4g32",)))
+@pytest.mark.parametrize(
+    "precision", often(("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES), ("w4g32", "w4ts"))
+)
 def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
     test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
-    kind = "product_" if precision in ("bf16", "f16") else f"product_{precision[:2]}_"
+    kind = "product_" if precision in ("bf16", "f16") else f"product_{precision.partition('g')[0]}_"
     assert whole(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
 
 
@@ -61,6 +64,15 @@ def test_a_row_has_the_same_bits_in_any_batch(
 ) -> None:
     test_own_products.check_bits(interpreted.driver, "bf16", shape, which)
     assert whole(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", often(test_own_products.KEPT_TYPES, ("w4t",)))
+def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interpreted, precision: str) -> None:
+    """To the bit, in few rows and in many."""
+    for rows in (3, 20):
+        test_own_products.check_numbers(interpreted.driver, precision, rows)
+    assert whole(interpreted) == {f"product_{precision}_8", f"product_{precision}_64"}
 
 
 @pytest.mark.slow
@@ -77,14 +89,15 @@ def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted)
         *(
             pytest.param(op, precision, 3, marks=pytest.mark.slow)
             for op in (test_experts.GATE_UP, test_experts.DOWN)
-            for precision in ("f16", "w8", "w4g32", "f32")
+            for precision in ("f16", *test_experts.PRECISIONS[1:])
         ),
     ],
 )
 def test_products_of_experts(interpreted: Interpreted, op: str, precision: str, every: int) -> None:
     """In tiles of each size, some of them without rows."""
     test_experts.check(interpreted.driver, op, precision, every)
-    kind = {"w4g32": "w4_", "w8": "w8_"}.get(precision, "")
+    dtype = precision.partition("g")[0]
+    kind = f"{dtype}_" if DType(dtype).is_quantised else ""
     kernels = {"experts_f32"} if precision == "f32" else {f"experts_{kind}{rows}" for rows in (8, 64, 128)}
     assert names(interpreted) >= {"group_by_expert", *kernels}
 
@@ -100,7 +113,7 @@ def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     test_kernels.test_norms_and_elementwise_kernels(interpreted.driver)
     expected = {"residual_norm", "epilogue", "gather_rows", "soft_cap", "scale_rows", "rope_table", "gate_rows"}
     streams = {"take_columns", "mix_streams", "add_to_streams", "match_magnitude", "cut_below"}
-    assert names(interpreted) == expected | streams
+    assert names(interpreted) == expected | streams | {"gather_columns", "join_columns"}
 
 
 def test_values_that_are_made(interpreted: Interpreted) -> None:
@@ -351,7 +364,7 @@ def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
 def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
     """For the kernel before it, which may still run: none that stores may do so earlier."""
     types = Specialisation(
-        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=True, experts=True, states=True
+        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=CODES, experts=True, states=True
     )
     for name, kernel in parse(ptx_of(nvcc, types)).items():
         if name == "draw_tokens":  # no part of a captured step

@@ -1,0 +1,279 @@
+// Rows that keep the codes of a quantised checkpoint: eight neighbouring k of a row, from each of these formats. What
+// the row's scale multiplies is computed in float32, one rounding for each operation, and then rounded to bf16: both
+// factors of the matrix units have that type. `plugins/weight_values.py` specifies the same roundings, and
+// `plugins/layouts.py` defines the panels.
+#pragma once
+
+#include "weight_rows.cuh"
+
+#if !defined(INGOT_WEIGHT_IS_F32) && defined(INGOT_CODES)
+
+// Numbers of codes are kept with this beside them: 2^15, to which a byte is added without arithmetic, and the 128 by
+// which bytes are larger than signed ones. It has nine bits, so that its product with a float16 is exact, and there is
+// room for eight bits behind the point.
+constexpr float kBeside = 32768 + 128;
+
+// Byte `which` of four.
+INGOT_DEVICE float beside_byte(uint32_t bytes, int which) {
+  return __uint_as_float(__byte_perm(bytes, 0x47000000u, 0x7404u + 16 * which));
+}
+
+// Numbers as the matrix units take them.
+INGOT_DEVICE Eight rounded(const float (&numbers)[8]) {
+  Eight to;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to.words[i] = pack_two<BF16>(numbers[2 * i], numbers[2 * i + 1]);
+  return to;
+}
+
+constexpr uint32_t kSigns = 0x80808080u;  // signed bytes become those from 0 to 255, 128 larger
+
+// Codes of four bits, in the order k 0 4 1 5 2 6 3 7, which are places of a table of 16 bytes.
+struct TableCodes {
+  static constexpr int kBits = 4, kWords = 1, kBlock = 128;
+
+  uint32_t table[4];
+  bool more;  // numbers have more bits
+
+  INGOT_DEVICE static TableCodes of(const unsigned char* panel) {
+    TableCodes found;
+    found.more = panel[81] != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) found.table[i] = reinterpret_cast<const uint32_t*>(panel + 64)[i] ^ kSigns;
+    return found;
+  }
+  // A line holds eight k of the panel's 16 rows.
+  INGOT_DEVICE static void load(uint32_t (&words)[1], const unsigned char* lines, int eight, int column) {
+    words[0] = reinterpret_cast<const uint32_t*>(lines)[eight * 16 + column];
+  }
+  // The bytes of k 0 4 1 5, and of k 2 6 3 7. A code's upper bit chooses the half of the table.
+  INGOT_DEVICE static void look_up(uint32_t (&bytes)[2], const uint32_t (&from)[4], uint32_t codes) {
+    const uint32_t places = codes & 0x77777777u, halves = (codes >> 1 & 0x44444444u) | 0x32103210u;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t which = places >> 16 * i;
+      const uint32_t lower = __byte_perm(from[0], from[1], which), upper = __byte_perm(from[2], from[3], which);
+      bytes[i] = __byte_perm(lower, upper, halves >> 16 * i);
+    }
+  }
+  INGOT_DEVICE static int place(int k) { return k % 2 * 2 + k / 4; }
+  INGOT_DEVICE void numbers(float (&to)[8], const uint32_t (&words)[1], const unsigned char* panel) const {
+    uint32_t bytes[2];
+    look_up(bytes, table, words[0]);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) to[k] = beside_byte(bytes[k % 4 / 2], place(k));
+    if (!more) return;
+    uint32_t rest[4];  // 256ths beside the table's numbers
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rest[i] = reinterpret_cast<const uint32_t*>(panel + 96)[i] ^ kSigns;
+    look_up(bytes, rest, words[0]);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      to[k] = fmaf(__fsub_rn(beside_byte(bytes[k % 4 / 2], place(k)), kBeside), 1.f / 256, to[k]);  // exact
+    }
+  }
+};
+
+// Signed bytes.
+struct ByteCodes {
+  static constexpr int kBits = 8, kWords = 2, kBlock = 128;
+
+  INGOT_DEVICE static ByteCodes of(const unsigned char*) { return {}; }
+  // A line holds four k of the panel's 16 rows.
+  INGOT_DEVICE static void load(uint32_t (&words)[2], const unsigned char* lines, int eight, int column) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) words[i] = reinterpret_cast<const uint32_t*>(lines)[(2 * eight + i) * 16 + column];
+  }
+  INGOT_DEVICE void numbers(float (&to)[8], const uint32_t (&words)[2], const unsigned char*) const {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) to[k] = beside_byte(words[k / 4] ^ kSigns, k % 4);
+  }
+};
+
+// Groups of 16 to 128 columns have a float16 scale, and where kShifts a shift behind the scales of a panel's rows: a
+// zero point, or an offset. A number is (code - zero point) * scale, or code * scale + offset.
+template <bool kWideRows, class Codes, bool kShifts>
+struct GroupRow {
+  static constexpr bool kWide = kWideRows, kScaled = true;
+  static constexpr int kAhead = Codes::kBits == 8 && !kShifts ? 4 : 3, kNumbers = kShifts ? 2 : 1;
+  struct Raw {
+    uint32_t words[Codes::kWords];
+    uint32_t scale;  // the shift in its upper half
+  };
+
+  const unsigned char* panel;
+  Codes codes;
+  int lines;  // where they begin in the panel
+  int column;
+  int eights;  // a group has two to the power of so many times eight columns
+  bool valid, offsets;
+
+  INGOT_DEVICE static GroupRow at(const void* weight, const Sizes& of, int pair, int i) {
+    const int number = 2 * pair + i / 16;
+    const bool valid = number < panels_of(of);
+    const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of);
+    const int eights = 1 + (of.group > 16) + (of.group > 32) + (of.group > 64);
+    return {panel, Codes::of(panel), kPanelHeader + group_bytes(of), i % 16, eights, valid, kShifts && panel[80] != 0};
+  }
+  INGOT_DEVICE static int group_bytes(const Sizes& of) {
+    return ((slabs(of.k) * kSlab + of.group - 1) / of.group * 32 * kNumbers + 63) / 64 * 64;
+  }
+  INGOT_DEVICE static int64_t panel_bytes(const Sizes& of) {
+    return kPanelHeader + group_bytes(of) + static_cast<int64_t>(slabs(of.k)) * kSlab * 2 * Codes::kBits;
+  }
+  INGOT_DEVICE static int64_t bytes(const Sizes& of) { return panels_of(of) * panel_bytes(of); }
+  INGOT_DEVICE static int slabs(int k) { return (k + Codes::kBlock - 1) / Codes::kBlock * (Codes::kBlock / kSlab); }
+  INGOT_DEVICE Raw load(int slab, int quarter) const {
+    Raw raw{};
+    if (!valid) return raw;
+    const int eight = 4 * slab + quarter;
+    Codes::load(raw.words, panel + lines, eight, column);
+    const uint16_t* group =
+        reinterpret_cast<const uint16_t*>(panel + kPanelHeader) + (eight >> eights) * 16 * kNumbers + column;
+    raw.scale = group[0];
+    if constexpr (kShifts) raw.scale |= static_cast<uint32_t>(group[16]) << 16;
+    return raw;
+  }
+  INGOT_DEVICE Eight value(const Raw& raw) const {
+    float number[8];
+    codes.numbers(number, raw.words, panel);
+    const float scale = f16_to_float(static_cast<uint16_t>(raw.scale));
+    const float shift = kShifts ? f16_to_float(static_cast<uint16_t>(raw.scale >> 16)) : 0.f;
+    if (kShifts && !offsets) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) number[k] = __fmul_rn(__fsub_rn(__fsub_rn(number[k], kBeside), shift), scale);
+      return rounded(number);
+    }
+    const float less = __fmul_rn(-kBeside, scale);  // exact, so that only the product with the number is rounded
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      number[k] = fmaf(number[k], scale, less);
+      if constexpr (kShifts) number[k] = __fadd_rn(number[k], shift);
+    }
+    return rounded(number);
+  }
+  INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
+};
+
+template <bool kWide>
+using RowW4t = GroupRow<kWide, TableCodes, false>;
+template <bool kWide>
+using RowW4ts = GroupRow<kWide, TableCodes, true>;
+template <bool kWide>
+using RowW8t = GroupRow<kWide, ByteCodes, false>;
+template <bool kWide>
+using RowW8ts = GroupRow<kWide, ByteCodes, true>;
+
+// Numbers of FP8 (E4M3), of which none is NaN. With groups, of 16 to 128 columns, these have float32 scales.
+template <bool kWideRows>
+struct RowF8 {
+  static constexpr bool kWide = kWideRows, kScaled = true;
+  static constexpr int kAhead = 4;
+  struct Raw {
+    uint32_t words[2];
+    float scale;
+  };
+
+  const unsigned char* panel;
+  const unsigned char* lines;
+  int column;
+  int eights;  // as above; 0 without groups
+  bool valid;
+
+  INGOT_DEVICE static RowF8 at(const void* weight, const Sizes& of, int pair, int i) {
+    const int number = 2 * pair + i / 16;
+    const bool valid = number < panels_of(of);
+    const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of);
+    const int eights = (of.group > 0) + (of.group > 16) + (of.group > 32) + (of.group > 64);
+    return {panel, panel + kPanelHeader + group_bytes(of), i % 16, eights, valid};
+  }
+  INGOT_DEVICE static int group_bytes(const Sizes& of) {
+    return of.group ? (slabs(of.k) * kSlab + of.group - 1) / of.group * 64 : 0;
+  }
+  INGOT_DEVICE static int64_t panel_bytes(const Sizes& of) {
+    return kPanelHeader + group_bytes(of) + static_cast<int64_t>(slabs(of.k)) * kSlab * 16;
+  }
+  INGOT_DEVICE static int64_t bytes(const Sizes& of) { return panels_of(of) * panel_bytes(of); }
+  INGOT_DEVICE static int slabs(int k) { return (k + 63) / 64 * 2; }
+  // The panel's 16 rows of one k lie side by side.
+  INGOT_DEVICE Raw load(int slab, int quarter) const {
+    Raw raw{{0, 0}, 1.f};
+    if (!valid) return raw;
+    const int eight = 4 * slab + quarter;
+    const unsigned char* from = lines + eight * 128 + column;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t two[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned char* at = from + (4 * i + 2 * half) * 16;
+        two[half] = __byte_perm(at[0], at[16], 0x5540);
+      }
+      raw.words[i] = __byte_perm(two[0], two[1], 0x5410);
+    }
+    if (eights) raw.scale = reinterpret_cast<const float*>(panel + kPanelHeader)[(eight >> eights) * 16 + column];
+    return raw;
+  }
+  INGOT_DEVICE Eight value(const Raw& raw) const {
+    Eight found;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t bytes = __byte_perm(raw.words[i / 2], 0, i % 2 ? 0x3424 : 0x1404);  // the upper ones of two halves
+      const uint32_t small = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u);         // in bf16, times 2^-120
+      found.words[i] = fused_bf16(small, 0x7b807b80u, 0x80008000u);                      // exact, zeros keep signs
+    }
+    if (eights == 0) return found;
+    float number[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t two = found.words[k / 2];
+      number[k] = __fmul_rn(__uint_as_float(k % 2 ? two & 0xffff0000u : two << 16), raw.scale);
+    }
+    return rounded(number);
+  }
+  INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
+};
+
+// Calls each(name, rows) for the formats of the engine's codes.
+#define INGOT_FOR_CODES(each) \
+  INGOT_IF_W8(each)           \
+  INGOT_IF_W4(each) INGOT_IF_W4T(each) INGOT_IF_W4TS(each) INGOT_IF_W8T(each) INGOT_IF_W8TS(each) INGOT_IF_F8(each)
+#ifdef INGOT_CODES_W8
+#define INGOT_IF_W8(each) each(w8, RowW8)
+#else
+#define INGOT_IF_W8(each)
+#endif
+#ifdef INGOT_CODES_W4
+#define INGOT_IF_W4(each) each(w4, RowW4)
+#else
+#define INGOT_IF_W4(each)
+#endif
+#ifdef INGOT_CODES_W4T
+#define INGOT_IF_W4T(each) each(w4t, RowW4t)
+#else
+#define INGOT_IF_W4T(each)
+#endif
+#ifdef INGOT_CODES_W4TS
+#define INGOT_IF_W4TS(each) each(w4ts, RowW4ts)
+#else
+#define INGOT_IF_W4TS(each)
+#endif
+#ifdef INGOT_CODES_W8T
+#define INGOT_IF_W8T(each) each(w8t, RowW8t)
+#else
+#define INGOT_IF_W8T(each)
+#endif
+#ifdef INGOT_CODES_W8TS
+#define INGOT_IF_W8TS(each) each(w8ts, RowW8ts)
+#else
+#define INGOT_IF_W8TS(each)
+#endif
+#ifdef INGOT_CODES_F8
+#define INGOT_IF_F8(each) each(f8, RowF8)
+#else
+#define INGOT_IF_F8(each)
+#endif
+
+#else
+#define INGOT_FOR_CODES(each)
+#endif
