@@ -149,9 +149,9 @@ def _not_the_nearest(wanted: Array, got: Array, rows: QuantisedRows | GroupedRow
     steps = rows.group_scale if isinstance(rows, GroupedRows) else rows.multipliers
     if steps is not None:
         unit = np.repeat(unit * steps, rows.group, axis=1)[:, : wanted.shape[1]]
-    bounds = np.float32(HALF) * np.abs(unit)
+    bounds: Array = np.float32(HALF) * np.abs(unit)
     if isinstance(rows, GroupedRows) and rows.shift is not None:  # an offset is rounded by itself, a scale may be zero
-        offsets = np.abs(rows.scale * rows.is_offset)[:, None] * np.abs(rows.shift)
+        offsets: Array = np.where(rows.is_offset, np.abs(rows.scale), np.float32(0))[:, None] * np.abs(rows.shift)
         bounds = bounds + OFFSET * np.repeat(offsets, rows.group, axis=1)[:, : wanted.shape[1]]
     at = np.nonzero(~(np.abs(got - wanted) <= bounds))
     # a row that holds what is no number becomes NaN as a whole
