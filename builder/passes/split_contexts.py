@@ -22,9 +22,16 @@ def split_contexts(plan: Plan, rules: SplitRules) -> tuple[Plan, PassReport]:
     latent = plan.caches[0].latent > 0
     if (reason := _refusal(plan, rules, 1 if latent else max(groups, default=1))) is not None:
         return plan, PassReport(name=NAME, fired=0, refused={reason: len(attention)})
-    tiles = -(-max(groups) // rules.latent_rows) if latent else plan.caches[0].kv_heads
+    tiles = -(-max(groups) // rules.latent_rows) if latent else _kv_heads(plan)
     made = dataclasses.replace(plan, splits=_splits(plan, rules, tiles))
     return made, PassReport(name=NAME, fired=len(attention))
+
+
+def _kv_heads(plan: Plan) -> int:
+    """Fewest thread blocks of an item, in layers that see whole contexts if there are some: those have most to do."""
+    with_heads = [each for each in plan.caches if not each.state]
+    whole = [each for each in with_heads if not each.window]
+    return min(each.kv_heads for each in whole or with_heads)
 
 
 def _refusal(plan: Plan, rules: SplitRules, group: int) -> str | None:

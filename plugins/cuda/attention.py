@@ -9,7 +9,7 @@ from ingot.plugins.cuda.shapes import attention_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, integer, number, pointer, row_grid
 
-_ROW_THREADS, _ATTENTION_THREADS, _ROPE_THREADS = 256, 128, 128
+_ROW_THREADS, _ATTENTION_THREADS, _ROPE_THREADS, _WARP = 256, 128, 128, 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +81,8 @@ def write_launch(
         *made,
     )
     kernel = "turn_and_make_values" if made else "turn_and_store"
-    grid = _head_grid(kv.padded_dim, heads + 2 * kv.kv_heads)
-    return Launch(kernel=kernel, grid=grid, threads=_ROPE_THREADS, shared=0, arguments=arguments)
+    grid = _head_grid(kv.head_dim, heads + 2 * kv.kv_heads)
+    return Launch(kernel=kernel, grid=grid, threads=_ROPE_THREADS, shared=0, arguments=arguments, head_dim=kv.head_dim)
 
 
 def turn_queries_launch(
@@ -94,7 +94,7 @@ def turn_queries_launch(
     positions: int,
     sequences: int,
     heads: int,
-    padded_dim: int,
+    head_dim: int,
     rotary_dim: int,
     interleaved: bool,
     wide_norm: bool,
@@ -120,18 +120,25 @@ def turn_queries_launch(
         integer(wide_norm),
         number(eps),
     )
-    grid = _head_grid(padded_dim, heads)
-    return Launch(kernel="turn_and_store", grid=grid, threads=_ROPE_THREADS, shared=0, arguments=arguments)
+    return Launch(
+        kernel="turn_and_store",
+        grid=_head_grid(head_dim, heads),
+        threads=_ROPE_THREADS,
+        shared=0,
+        arguments=arguments,
+        head_dim=head_dim,
+    )
 
 
-def _head_grid(padded_dim: int, heads: int) -> Grid:
+def _head_grid(head_dim: int, heads: int) -> Grid:
     """Blocks for the heads of every token, those of queries, keys and values."""
-    return row_grid(Rows.TOKENS, -(-heads // (_ROPE_THREADS // _head_lanes(padded_dim))))
+    return row_grid(Rows.TOKENS, -(-heads // (_ROPE_THREADS // _head_lanes(head_dim))))
 
 
-def _head_lanes(padded_dim: int) -> int:
-    """Threads for a head, each with 8 of its dims: a power of two, so that no head lies in two warps."""
-    return 1 << (padded_dim // 8 - 1).bit_length()
+def _head_lanes(head_dim: int) -> int:
+    """Threads for a head: a power of two, so that no head lies in two warps. Each has 8 of its dims, padded to a
+    multiple of 16, or several times 8 where a warp is too small."""
+    return min(_WARP, 1 << (2 * -(-head_dim // 16) - 1).bit_length())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +165,18 @@ class Scores:
 
 
 def attention_launches(
-    at: Places, kv: CacheGroup, scores: Scores, *, y: int, heads: int, window: int, scale: float, narrow: bool
+    at: Places,
+    kv: CacheGroup,
+    scores: Scores,
+    *,
+    y: int,
+    heads: int,
+    window: int,
+    scale: float,
+    narrow: bool,
+    parts: int = 1,
 ) -> list[Launch]:
-    """Attends to the pools. narrow: y has the products' type."""
+    """Attends to the pools. narrow: y has the products' type; parts: tiles of an item of prefill, see prefill_parts."""
     out, partial, stats = pointer(y), pointer(at.partial), pointer(at.stats)
 
     def launch(kernel: str, items: int, grid: Grid, shared: int) -> Launch:
@@ -181,9 +197,12 @@ def attention_launches(
             *scores.arguments(),
             integer(narrow),
         )
-        return Launch(kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments)
+        return _of_heads(kv, kernel, grid, arguments, shared)
 
     def prefill(counts: Counts, splits: int) -> tuple[int, int, int]:
+        return counts.prefill, kv.kv_heads * parts, 1
+
+    def rows(counts: Counts, splits: int) -> tuple[int, int, int]:
         return counts.prefill, kv.kv_heads, 1
 
     def whole(counts: Counts, splits: int) -> tuple[int, int, int]:
@@ -193,27 +212,18 @@ def attention_launches(
         return counts.decode, kv.kv_heads, splits
 
     if kv.dtype is DType.F32:
-        return [launch("attention_rows", at.prefill, prefill, 0), launch("attention_rows", at.decode, whole, 0)]
-    combine = Launch(
-        kernel="attention_combine",
-        grid=decode,
-        threads=_ATTENTION_THREADS,
-        shared=0,
-        only_split=True,
-        arguments=(
-            out,
-            pointer(at.decode),
-            partial,
-            stats,
-            integer(heads),
-            integer(kv.kv_heads),
-            integer(window),
-            pointer(scores.sinks),
-            integer(narrow),
-        ),
-    )
+        return [launch("attention_rows", at.prefill, rows, 0), launch("attention_rows", at.decode, whole, 0)]
+    merged = (out, pointer(at.decode), partial, stats, integer(heads), integer(kv.kv_heads), integer(window))
+    arguments = (*merged, pointer(scores.sinks), integer(narrow))
+    combine = dataclasses.replace(_of_heads(kv, "attention_combine", decode, arguments), only_split=True)
     return [
         launch("attention_prefill", at.prefill, prefill, attention_shared_bytes(kv.head_dim, decode=False)),
         launch("attention_decode", at.decode, decode, attention_shared_bytes(kv.head_dim, decode=True)),
         combine,
     ]
+
+
+def _of_heads(kv: CacheGroup, kernel: str, grid: Grid, arguments: tuple[Argument, ...], shared: int = 0) -> Launch:
+    return Launch(
+        kernel=kernel, grid=grid, threads=_ATTENTION_THREADS, shared=shared, arguments=arguments, head_dim=kv.head_dim
+    )

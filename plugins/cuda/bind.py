@@ -16,6 +16,7 @@ from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_lau
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
 from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
+from ingot.plugins.cuda.shapes import prefill_parts
 from ingot.plugins.cuda.special_steps import SpecialSteps
 from ingot.plugins.cuda.stored_types import check_types
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
@@ -209,14 +210,18 @@ class _Binder(SpecialSteps):
             growth=float(step.attrs["growth"]),
             growth_every=int(step.attrs["growth_every"]),
         )
+        places, kv = self._places(step, q=step.inputs[0])
+        heads = int(step.attrs["heads"])
         launches = attention_launches(
-            *self._places(step, q=step.inputs[0]),
+            places,
+            kv,
             scores,
             y=self._buffer(step.outputs[0]),
-            heads=int(step.attrs["heads"]),
+            heads=heads,
             window=int(step.attrs["window"]),
             scale=float(step.attrs["scale"]),
             narrow=narrow,
+            parts=prefill_parts(self._tiles.prefill, heads // kv.kv_heads, kv.head_dim),
         )
         return [*launches]
 

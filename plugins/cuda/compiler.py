@@ -1,7 +1,7 @@
 """CUDA C++ → machine code of one architecture (a cubin), on a machine that needs no GPU.
 
 The compiler is the machine's own nvcc, or that of the wheel nvidia-cuda-nvcc. Kernels are compiled for one engine at a
-time: its types, head size and block size are constants in the code.
+time: its types, head size and block size are constants in the code. Heads of another size have code of their own.
 """
 
 import contextlib
@@ -44,7 +44,8 @@ class Compiler:
 class Specialisation:
     """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: formats of
     the quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
-    latent: where attention is latent, how many numbers of a row of the cache are its value."""
+    latent: where attention is latent, how many numbers of a row of the cache are its value; alone: nothing but the
+    kernels that depend on the size of heads."""
 
     weight: DType
     kv: DType
@@ -54,6 +55,7 @@ class Specialisation:
     experts: bool = False
     states: bool = False
     latent: int = 0
+    alone: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -70,6 +72,7 @@ class Specialisation:
             *(("-DINGOT_EXPERTS",) if self.experts else ()),
             *(("-DINGOT_STATES",) if self.states else ()),
             *((f"-DINGOT_LATENT={self.latent}",) if self.latent else ()),
+            *(("-DINGOT_ATTENTION_ALONE",) if self.alone else ()),
         )
 
 

@@ -1,6 +1,8 @@
 """What a plan asks of a GPU session: for what its kernels are compiled, how heads are grouped, how much scratch memory
 its largest step needs, where its weights and its machine code lie."""
 
+import dataclasses
+
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
@@ -47,20 +49,31 @@ def specialisation(plan: Plan) -> Specialisation:
             if codes
             else "build with one --precision, or make the types in the recipe of --config equal",
         )
-    groups = {int(s.attrs["heads"]) // int(s.attrs["kv_heads"]) for s in plan.steps if find_op(s.op).reads_kv}
-    kv, sizes = heads_of(plan), {(each.kv_heads, each.head_dim, each.latent) for each in plan.caches if not each.state}
+    kinds, kv = _kinds(plan), heads_of(plan)
+    attended = [each for each in plan.caches if not each.state]
     if kv.latent > MAX_RANK or kv.head_dim > MAX_LATENT_DIM:
         raise EngineError(
             "latent attention with rows of this size is not supported on cuda targets",
             expected=f"at most {MAX_LATENT_DIM} numbers, of which at most {MAX_RANK} are the value",
             got=f"{kv.head_dim}, {kv.latent}",
         )
-    large = not kv.latent and (kv.head_dim > MAX_HEAD_DIM or max(groups, default=1) > MAX_GROUP)
-    if large or len(groups) > 1 or len(sizes) > 1:
+    several = len({(each.head_dim, each.latent) for each in attended}) > 1 and any(each.latent for each in attended)
+    largest = max((each.head_dim for each in attended if not each.latent), default=0)
+    group = max((group for group, of in kinds if not of.latent), default=1)
+    if several or largest > MAX_HEAD_DIM or group > MAX_GROUP:
         raise EngineError(
             "attention with heads of these sizes is not supported on cuda targets",
-            expected=f"at most {MAX_HEAD_DIM} dims and {MAX_GROUP} query heads per KV head, the same in all layers",
-            got=f"KV heads and their dims {sorted(each[:2] for each in sizes)}, groups of {sorted(groups)}",
+            expected=f"heads of at most {MAX_HEAD_DIM} dims with at most {MAX_GROUP} query heads per KV head, "
+            "or latents alone",
+            got=f"KV heads and their dims {sorted({(each.kv_heads, each.head_dim) for each in attended})}, "
+            f"groups of {sorted({group for group, _ in kinds})}",
+        )
+    if len({each.dtype for each in attended}) > 1:
+        raise EngineError(
+            "a cuda target needs one type for the KV cache of all layers",
+            where="the plan: caches",
+            got=", ".join(sorted({each.dtype.value for each in attended})),
+            hint="build the engine again",
         )
     if (parts := max((each.parts for each in plan.splits), default=1)) > MAX_SPLITS:
         raise EngineError(
@@ -82,8 +95,26 @@ def specialisation(plan: Plan) -> Specialisation:
     )
 
 
+def all_specialisations(plan: Plan) -> tuple[Specialisation, ...]:
+    """The plan's own, then one for each further size of heads. Raises EngineError as `specialisation`."""
+    first = specialisation(plan)
+    further = dict.fromkeys(each.head_dim for each in plan.caches if not each.state and each.head_dim != first.head_dim)
+    alone = dataclasses.replace(first, codes=(), experts=False, states=False, alone=True)
+    return first, *(dataclasses.replace(alone, head_dim=each) for each in further)
+
+
+def _kinds(plan: Plan) -> list[tuple[int, CacheGroup]]:
+    """Query heads of one KV head, and the cache group that is read: of each attention."""
+    return [
+        (int(each.attrs["heads"]) // int(each.attrs["kv_heads"]), plan.caches[plan.group_of(int(each.attrs["layer"]))])
+        for each in plan.steps
+        if find_op(each.op).reads_kv
+    ]
+
+
 def heads_of(plan: Plan) -> CacheGroup:
-    """The cache group whose heads attention is compiled for; of a plan without attention one that nothing uses."""
+    """The first cache group with heads, for whose attention all kernels are compiled; of a plan without attention one
+    that nothing uses."""
     unused = CacheGroup(
         layers=(), kv_heads=1, head_dim=16, tokens_per_block=plan.tokens_per_block, dtype=plan.caches[0].dtype
     )
@@ -100,16 +131,13 @@ def takes_library(step: Step) -> bool:
     return step.kernel.endswith(LIBRARY)
 
 
-def group_of(plan: Plan) -> int:
-    """Query heads of one KV head."""
-    step = next((step for step in plan.steps if find_op(step.op).reads_kv), None)
-    return 1 if step is None else int(step.attrs["heads"]) // int(step.attrs["kv_heads"])
-
-
 def tiles_of(plan: Plan) -> Tiles:
-    """How its attention cuts sequences into items."""
-    kv = heads_of(plan)
-    return latent_tiles(group_of(plan)) if kv.latent else attention_tiles(group_of(plan), kv.head_dim)
+    """How its attention cuts sequences into items, which are the same for all layers."""
+    tiles = [
+        latent_tiles(group) if kv.latent else attention_tiles(group, kv.head_dim)
+        for group, kv in set(_kinds(plan)) or {(1, heads_of(plan))}
+    ]
+    return Tiles(decode=min(each.decode for each in tiles), prefill=max(each.prefill for each in tiles))
 
 
 def scratch_bytes(plan: Plan) -> ScratchBytes:
@@ -148,7 +176,20 @@ def weight_places(plan: Plan) -> tuple[dict[str, int], int]:
 
 def code_weight(plan: Plan) -> Weight:
     """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
-    found = next((weight for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)), None)
-    if found is None:
-        raise EngineError("the engine holds no machine code that this version of ingot runs", hint="rebuild the engine")
-    return found
+    return next(iter(code_weights(plan).values()))
+
+
+def code_weights(plan: Plan) -> dict[int, Weight]:
+    """Size of heads → the machine code for them; that of the first size has all other kernels too. Raises EngineError
+    where some is missing."""
+    sizes = [each.head_dim for each in all_specialisations(plan)]
+    found = [weight for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT)]
+    if len(found) != len(sizes):
+        raise EngineError(
+            "the engine holds no machine code that this version of ingot runs",
+            where="the weights of the plan",
+            expected=f"code for heads of {' and of '.join(map(str, sizes))} dims",
+            got=f"{len(found)} piece{'' if len(found) == 1 else 's'} of code",
+            hint="rebuild the engine",
+        )
+    return dict(zip(sizes, found, strict=True))

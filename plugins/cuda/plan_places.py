@@ -6,7 +6,7 @@ from ingot.plugins.cuda.attention import Places
 from ingot.plugins.cuda.epilogues import epilogue_launch
 from ingot.plugins.cuda.experts import Taken, group_launches
 from ingot.plugins.cuda.gpu import Argument
-from ingot.plugins.cuda.plan_facts import specialisation, weight_places
+from ingot.plugins.cuda.plan_facts import specialisation, tiles_of, weight_places
 from ingot.plugins.cuda.states import Slots
 from ingot.plugins.cuda.work import (
     Addresses,
@@ -36,7 +36,7 @@ class PlanPlaces:
 
     def __init__(self, plan: Plan, at: Addresses) -> None:
         self._plan, self._at = plan, at
-        self._types = specialisation(plan)
+        self._types, self._tiles = specialisation(plan), tiles_of(plan)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
         self._offsets, _ = weight_places(plan)

@@ -20,10 +20,10 @@ from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.draw_rows import DrawLayout
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
-from ingot.plugins.cuda.plan_facts import code_weight, heads_of, needs_library, scratch_bytes, tiles_of, weight_places
+from ingot.plugins.cuda.plan_facts import code_weights, needs_library, scratch_bytes, tiles_of, weight_places
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import Sampler, Submitted, draw_kernel
-from ingot.plugins.cuda.shapes import partial_rows, product_rows
+from ingot.plugins.cuda.shapes import partial_rows, partial_sums, product_rows
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, check_next, idle_batch
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
 from ingot.plugins.target import SessionOptions
@@ -36,7 +36,7 @@ def device_bytes(plan: Plan) -> int:
     """What a session of a plan allocates on its GPU, with the spare block but without the KV cache."""
     scratch, rows = scratch_bytes(plan), partial_rows(plan)
     tables = _INT * TableLayout.of(plan, tiles_of(plan)).total
-    partial = 4 * rows * heads_of(plan).head_dim + 8 * rows
+    partial = 4 * partial_sums(plan) + 8 * rows
     drawn = DrawLayout.of(plan).nbytes
     arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs + scratch.groups
     return arena + tables + partial + drawn + plan.block_bytes + (WORKSPACE_BYTES if needs_library(plan) else 0)
@@ -45,6 +45,16 @@ def device_bytes(plan: Plan) -> int:
 def _spare_blocks(plan: Plan, num_blocks: tuple[int, ...]) -> tuple[int, ...]:
     """Where idle rows write, in each cache group: behind the blocks; they leave no state."""
     return tuple(-1 if kv.state else count for kv, count in zip(plan.caches, num_blocks, strict=True))
+
+
+def _load_code(device: Device, plan: Plan, weights: npt.NDArray[np.uint8]) -> dict[int, Any]:
+    """Size of heads → the module that has their kernels; 0: the one with all other kernels."""
+    modules: dict[int, Any] = {}
+    for head_dim, code in code_weights(plan).items():
+        (piece,) = code.pieces
+        modules[head_dim] = device.load(weights[piece.offset : piece.offset + code.nbytes])
+        modules.setdefault(0, modules[head_dim])
+    return modules
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +103,7 @@ class CudaSession:
             inputs=device.allocate(scratch.inputs),
             groups=device.allocate(scratch.groups),
             drawn=device.allocate(_INT * plan.limits.max_batch_size),
-            partial=device.allocate(4 * rows * heads_of(plan).head_dim),
+            partial=device.allocate(4 * partial_sums(plan)),
             stats=device.allocate(8 * rows),
             tables={name: tables + _INT * offset for name, offset in layout.offsets.items()},
             table_width=layout.width,
@@ -108,13 +118,10 @@ class CudaSession:
         if needs_library(plan):
             products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
             self._products = opened.enter_context(contextlib.closing(products))
-        code = code_weight(plan)
-        (piece,) = code.pieces
-        module = device.load(weights[piece.offset : piece.offset + code.nbytes])
         self._steps = bind(plan, self.addresses)
         draws = draw_kernel(plan)
-        self._kernels = self._load_kernels(module, draws)
-        self._sampler = Sampler(device, self._kernels[draws], plan, self.addresses.drawn)
+        self._kernels = self._load_kernels(_load_code(device, plan, weights), draws)
+        self._sampler = Sampler(device, self._kernels[draws, 0], plan, self.addresses.drawn)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
         logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
         self._logits_at = self.addresses.arena + logits.offset
@@ -142,18 +149,25 @@ class CudaSession:
             self.device.wait()
             self._graphs.capture(counts, functools.partial(self._launch_all, counts))
 
-    def _load_kernels(self, module: Any, draws: str) -> dict[str, Kernel]:
-        wanted = {draws: 0}
+    def _load_kernels(self, modules: Mapping[int, Any], draws: str) -> dict[tuple[str, int], Kernel]:
+        """By name and size of heads."""
+        wanted = {(draws, 0): 0}
         for bound in self._steps:
             for each in bound.work:
                 if isinstance(each, Launch):
-                    wanted[each.kernel] = max(each.shared, wanted.get(each.kernel, 0))
-        return {name: self.device.kernel(module, name, shared) for name, shared in wanted.items()}
+                    key = each.kernel, each.head_dim
+                    wanted[key] = max(each.shared, wanted.get(key, 0))
+        return {
+            (name, head_dim): self.device.kernel(modules[head_dim], name, shared)
+            for (name, head_dim), shared in wanted.items()
+        }
 
     def _prepared(self, work: Launch | Multiply) -> _Ready | Multiply:
         if isinstance(work, Multiply):
             return work
-        return _Ready(launch=work, kernel=self._kernels[work.kernel], arguments=Arguments(work.arguments))
+        return _Ready(
+            launch=work, kernel=self._kernels[work.kernel, work.head_dim], arguments=Arguments(work.arguments)
+        )
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence. Raises RequestError for rules or tokens that break the contract, and while steps run."""

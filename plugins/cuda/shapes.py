@@ -7,7 +7,8 @@ from ingot.plan import Plan
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import SplitRules
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+_WIDE = 256  # heads of more dims have kernels whose warps share the sums of a row
 MAX_GROUP = 64  # query heads of one KV head
 MAX_DECODE_GROUP = 16  # of these, in the kernel whose tile has 16 rows; larger groups take that of prefill
 SPLIT_TOKENS = 64  # one tile of decode
@@ -23,7 +24,8 @@ class Tiles:
     """How the tokens of a sequence are cut into items, whose rows (tokens x group) fill a tile.
 
     decode: tokens of an item of the kernel of 16 rows, 0 where the group is larger; prefill: of the one of 128 rows, or
-    64 for large heads
+    64 or 32 for large heads. Where layers have different heads, all take the same items: decode fits the smallest tile,
+    prefill fills the largest, of which other layers make parts
     """
 
     decode: int
@@ -32,7 +34,13 @@ class Tiles:
 
 def attention_tiles(group: int, head_dim: int) -> Tiles:
     """group: query heads of one KV head, at most MAX_GROUP."""
-    return Tiles(decode=MAX_DECODE_GROUP // group, prefill=prefill_rows(head_dim) // group)
+    return Tiles(decode=MAX_DECODE_GROUP // group, prefill=max(1, prefill_rows(head_dim) // group))
+
+
+def prefill_parts(tokens: int, group: int, head_dim: int) -> int:
+    """Into how many tiles of a layer's heads an item of prefill is cut. tokens: of the item."""
+    rows = prefill_rows(head_dim)
+    return -(-tokens * group // rows) if head_dim > _WIDE else -(-tokens // (rows // group))
 
 
 def latent_tiles(heads: int) -> Tiles:
@@ -47,13 +55,15 @@ def latent_shared_bytes(head_dim: int) -> int:
 
 def prefill_rows(head_dim: int) -> int:
     """Rows of a tile of prefill: as many as leave room for their sums in registers."""
-    return 128 if head_dim <= 128 else 64
+    return 128 if head_dim <= 128 else 64 if head_dim <= _WIDE else 32
 
 
 def attention_shared_bytes(head_dim: int, *, decode: bool) -> int:
     """Dynamic shared memory of attention over a 16-bit cache: queries, then stages of K, then of V."""
     padded = -(-head_dim // 16) * 16
-    if decode:
+    if head_dim > _WIDE:  # tiles are the smaller, the more rows there are
+        rows, stages, tile = (16, 1, 32) if decode else (32, 1, 16)
+    elif decode:
         rows, stages, tile = 16, 1 if padded > 128 else 2, 64
     elif padded <= 80:
         rows, stages, tile = 0, 2, 64  # queries lie in registers
@@ -84,8 +94,19 @@ def rows_of_item(plan: Plan) -> int:
 
 def partial_rows(plan: Plan) -> int:
     """Rows of partial sums that any step may need."""
-    blocks = (each.most_items * each.parts for each in plan.splits if each.parts > 1)
-    return rows_of_item(plan) * max(blocks, default=0)
+    return rows_of_item(plan) * _most_parts(plan)
+
+
+def partial_sums(plan: Plan) -> int:
+    """Numbers of these rows, in the layers where they are most."""
+    if any(each.latent for each in plan.caches):
+        return partial_rows(plan) * max(each.head_dim for each in plan.caches)
+    return _SPLIT_ROWS * _most_parts(plan) * max(each.kv_heads * each.head_dim for each in plan.caches)
+
+
+def _most_parts(plan: Plan) -> int:
+    """Parts of the contexts of all decode items of a step, where contexts are cut."""
+    return max((each.most_items * each.parts for each in plan.splits if each.parts > 1), default=0)
 
 
 def product_rows(rows: int, most: int) -> int:

@@ -3,7 +3,6 @@
 from ingot.plan import Step
 from ingot.plugins.cuda.attention import turn_queries_launch
 from ingot.plugins.cuda.latent import HeadProduct, head_launches, latent_attention_launches, write_latent_launch
-from ingot.plugins.cuda.plan_facts import heads_of, tiles_of
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
 from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launch
 from ingot.plugins.cuda.streams import (
@@ -31,7 +30,7 @@ class SpecialSteps(PlanPlaces):
             positions=self._table_at("positions"),
             sequences=self._table_at("token_sequences"),
             heads=int(step.attrs["heads"]),
-            padded_dim=heads_of(self._plan).padded_dim,
+            head_dim=int(step.attrs["head_dim"]),
             rotary_dim=self._buffers[cos_sin].cols if cos_sin else 0,
             interleaved=bool(step.attrs["interleaved"]),
             wide_norm=bool(norm) and self._weights[norm].shape[0] != step.attrs["head_dim"],
@@ -117,7 +116,7 @@ class SpecialSteps(PlanPlaces):
     def latent_attention(self, step: Step, narrow: bool) -> list[Work]:
         launches = latent_attention_launches(
             *self._places(step, q=step.inputs[0]),
-            tiles_of(self._plan),
+            self._tiles,
             y=self._buffer(step.outputs[0]),
             heads=int(step.attrs["heads"]),
             scale=float(step.attrs["scale"]),

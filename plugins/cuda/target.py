@@ -14,7 +14,7 @@ from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.experts import MAX_EXPERTS
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
-from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, LIBRARY, code_weight, needs_library, specialisation
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, LIBRARY, all_specialisations, code_weight, needs_library
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
@@ -30,7 +30,6 @@ LIMITS = KernelLimits(
     head_dim=MAX_HEAD_DIM,
     heads=65535,
     group=MAX_GROUP,
-    one_group=True,
     extent=(1 << 31) - 1,
     experts=MAX_EXPERTS,
     latent_dim=MAX_LATENT_DIM,
@@ -121,8 +120,13 @@ class CudaTarget:
 
     def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The machine code of the plan's kernels."""
-        code = compile_kernels(specialisation(plan), self.architecture.code, progress)
-        return (Constant(name="code", layout=CODE_LAYOUT + self.architecture.code, data=code.image),)
+        code, layout = self.architecture.code, CODE_LAYOUT + self.architecture.code
+        first, *further = all_specialisations(plan)
+        made = {"code": first, **{f"code.head_dim{each.head_dim}": each for each in further}}
+        return tuple(
+            Constant(name=name, layout=layout, data=compile_kernels(each, code, progress).image)
+            for name, each in made.items()
+        )
 
     def storing_narrow(self) -> frozenset[str]:
         """Those of all architectures are the same."""

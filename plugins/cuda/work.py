@@ -15,7 +15,8 @@ Grid = Callable[[Counts, int], tuple[int, int, int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """One kernel launch; `arguments` in the order of the kernel's parameters. only_split: not where splits is 1."""
+    """One kernel launch; `arguments` in the order of the kernel's parameters. only_split: not where splits is 1.
+    head_dim: dims of the heads that the kernel is compiled for; 0 where none matter."""
 
     kernel: str
     grid: Grid
@@ -23,6 +24,7 @@ class Launch:
     shared: int
     arguments: tuple[Argument, ...]
     only_split: bool = False
+    head_dim: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -93,7 +93,9 @@ class TensorRtRtxTarget:
 
     def limits(self) -> KernelLimits:
         """Those of the attention kernels, as far as the plugin gives them what they take."""
-        return dataclasses.replace(LIMITS, sinks=False, slopes=False, growth=False, made_values=False)
+        return dataclasses.replace(
+            LIMITS, head_dim=256, one_group=True, sinks=False, slopes=False, growth=False, made_values=False
+        )
 
     def activations(self, kernel: str) -> str:
         """Products are strongly typed: both factors have the weight's type."""

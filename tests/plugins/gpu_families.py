@@ -1,10 +1,7 @@
-"""Which families cuda and TensorRT targets refuse."""
+"""Which families TensorRT targets refuse; cuda targets take all."""
 
-CUDA_REFUSES = (
-    *("gemma4_text", "gemma4_unified_text"),  # two kinds of heads
-)
 TENSORRT_REFUSES = (
-    *CUDA_REFUSES,
+    *("gemma4_text", "gemma4_unified_text"),  # two kinds of heads
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),  # latent attention
     *("kimi_k2", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "youtu"),  # latent attention
     "afmoe",  # output gates

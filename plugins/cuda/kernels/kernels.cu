@@ -1,10 +1,13 @@
-// All kernels of an engine, compiled as one piece.
+// All kernels of an engine, compiled as one piece. Heads of each further size have a piece of their own, with those
+// kernels alone that depend on it.
+#ifndef INGOT_ATTENTION_ALONE
 #include "draw.cu"
 #include "experts.cu"
 #include "products.cu"
 #include "rows.cu"
 #include "states.cu"
 #include "streams.cu"
+#endif
 
 // Attention of one kind: heads of other sizes are no matter of these kernels.
 #ifdef INGOT_LATENT

@@ -5,6 +5,8 @@
 //   │warp 0│warp 1│warp 2│warp 3│  16 rows x 16 tokens          tile of prefill: see prefill_attention.cuh
 //   └──────┴──────┴──────┴──────┘
 //
+// Heads of more than 256 dims: see wide_attention.cuh.
+//
 // Grid: (items, kv_heads, splits). A split of decode takes an equal share of the item's KV tiles; combine merges the
 // splits.
 #include "paged_attention.cuh"
@@ -12,6 +14,27 @@
 constexpr int kAttentionThreads = 128;
 
 #ifndef INGOT_KV_IS_F32
+#if INGOT_HEAD_DIM > 256
+#include "wide_attention.cuh"
+
+constexpr int kDecodeTile = WideShape<16>::kTile;
+
+INGOT_KERNEL_TO_SHARE(WideShape<32>::kThreads, 2) attention_prefill(INGOT_ATTENTION_PARAMETERS) {
+  wait_for_previous();
+  INGOT_SHARED(memory);
+  __shared__ WideWork<32> work;
+  const PrefillBlock block(kv_heads);
+  attend_wide<32>(memory, work, INGOT_ATTENTION, block.item, block.part, block.kv_head);
+}
+
+INGOT_KERNEL_TO_SHARE(WideShape<16>::kThreads, 2) attention_decode(INGOT_ATTENTION_PARAMETERS) {
+  wait_for_previous();
+  INGOT_SHARED(memory);
+  __shared__ WideWork<16> work;
+  attend_wide<16>(memory, work, INGOT_ATTENTION, blockIdx.x, 0, blockIdx.y);
+}
+
+#else
 #include "matrix_units.cuh"
 #include "prefill_attention.cuh"
 
@@ -327,6 +350,8 @@ INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
   INGOT_SHARED(memory);
   attend_item<1>(memory, INGOT_ATTENTION);
 }
+constexpr int kDecodeTile = TileShape<1>::kTile;
+#endif
 
 // y = the splits of attention_decode, weighted. Grid: as attention_decode's; the blocks of an item share its elements.
 INGOT_KERNEL(kAttentionThreads)
@@ -343,7 +368,7 @@ attention_combine(void* y, const Item* items, const float* partial, const float*
   const int rows = item.count * (heads / kv_heads), begin = blockIdx.z * kAttentionThreads;
   if (begin >= rows * kHeadDim) return;
   const int end = item.position + item.count;
-  const int used = Splits<TileShape<1>::kTile>(at.first_visible(item.position), end, splits).used;
+  const int used = Splits<kDecodeTile>(at.first_visible(item.position), end, splits).used;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kv_heads + kv_head) * splits;
   for (int row = warp; row < rows; row += kAttentionThreads / kWarp) {  // a lane takes two splits
     float tops[2], own[2];

@@ -41,11 +41,24 @@ struct PrefillWork {
   int plain[4][2];  // where each warp's tiles begin and end of which every row sees all, with scores of a scale alone
 };
 
+// What a block of prefill computes: all heads of the first item first, which has most to do. An item that other heads
+// of the model take whole may be more than a tile of these: it has parts, which are dimensions of the grid too, and
+// the last of which may have no rows.
+struct PrefillBlock {
+  int item, part, kv_head;
+
+  INGOT_DEVICE explicit PrefillBlock(int kv_heads) {
+    const int linear = blockIdx.y * gridDim.x + blockIdx.x, parts = gridDim.y / kv_heads, each = linear / kv_heads;
+    item = each / parts, part = parts - 1 - each % parts, kv_head = linear % kv_heads;
+  }
+};
+
 // Copies tiles of K and V of one KV head to shared memory. Tokens outside begin .. end - 1 become zeros: their blocks
 // may not be there any more, or not yet.
-struct PrefillPages {
-  static constexpr int kTile = PrefillShape::kTile, kStride = PrefillShape::kStride;
-  static constexpr int kChunks = kHeadDim / 8, kRowsAtOnce = kChunks ? PrefillShape::kThreads / kChunks : 1;
+template <class Shape>
+struct Pages {
+  static constexpr int kTile = Shape::kTile, kStride = Shape::kStride;
+  static constexpr int kChunks = kHeadDim / 8, kRowsAtOnce = kChunks ? Shape::kThreads / kChunks : 1;
   static constexpr int kPage = kBlockTokens < kTile ? kBlockTokens : kTile;
   static constexpr bool kWide = kHeadDim % 8 == 0 && (kTile % kBlockTokens == 0 || kBlockTokens % kTile == 0);
 
@@ -57,7 +70,7 @@ struct PrefillPages {
     if constexpr (!kWide) return load_rows<kKeys, kValues>(keys, values, tile);
     const unsigned thread = thread_anew();
     const int begin = work.begin, end = work.end, chunk = thread % kChunks, row = thread / kChunks;
-    if (kChunks * kRowsAtOnce < PrefillShape::kThreads && row >= kRowsAtOnce) return;
+    if (kChunks * kRowsAtOnce < Shape::kThreads && row >= kRowsAtOnce) return;
 #pragma unroll
     for (int i = 0; i < kTile / kPage; ++i) {
       const int position = tile * kTile + i * kPage, to = (i * kPage + row) * kStride + chunk * 8;
@@ -88,7 +101,7 @@ struct PrefillPages {
   // The same, element by element: blocks or rows are no whole 16 bytes.
   template <bool kKeys, bool kValues>
   INGOT_DEVICE void load_rows(Kv* keys, Kv* values, int tile) const {
-    for (int i = threadIdx.x; i < kTile * kHeadDim; i += PrefillShape::kThreads) {
+    for (int i = threadIdx.x; i < kTile * kHeadDim; i += Shape::kThreads) {
       const int row = i / kHeadDim, dim = i % kHeadDim, position = tile * kTile + row;
       const bool valid = position >= work.begin && position < work.end;
       int64_t slot = 0;
@@ -464,10 +477,12 @@ INGOT_DEVICE void attend_held(PrefillRows& rows, bool plain, const Kv* keys, con
 INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const Attention& at) {
   using Shape = PrefillShape;
   if (threadIdx.x == 0) {
-    const int linear = blockIdx.y * gridDim.x + blockIdx.x;  // all heads of the first item first: it has most to do
-    const Item item = at.items[linear / at.kv_heads];
+    const PrefillBlock block(at.kv_heads);
+    const Item whole = at.items[block.item];
+    const int tokens = Shape::kRows / (at.heads / at.kv_heads), before = block.part * tokens;
+    const Item item{whole.sequence, whole.token + before, min(whole.count - before, tokens), whole.position + before};
     const int* table = at.tables + static_cast<int64_t>(item.sequence) * at.table_width;
-    work.item = item, work.table = table, work.kv_head = linear % at.kv_heads;
+    work.item = item, work.table = table, work.kv_head = block.kv_head;
     work.begin = at.first_visible(item.position), work.end = item.position + item.count;
   }
   Kv* queries = reinterpret_cast<Kv*>(memory);
@@ -481,8 +496,9 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
   }
 
   __syncthreads();  // the work is known
+  if (work.item.count <= 0) return;
   const int begin_tile = work.begin / Shape::kTile;
-  const PrefillPages pages{at, work};
+  const Pages<Shape> pages{at, work};
   const auto stage = [](unsigned tile) { return static_cast<int>(tile % Shape::kStages) * Shape::kStage; };
   pages.load<true, Shape::kStages == 2>(keys + stage(begin_tile), values + stage(begin_tile), begin_tile);
   copy_commit();

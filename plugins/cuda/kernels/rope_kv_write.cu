@@ -2,7 +2,8 @@
 //
 //   K block [kv_heads][tokens_per_block][head_dim]      V block [kv_heads][tokens_per_block][padded_dim]
 //
-// A thread takes eight dims of a head of q, k or v: four and the four that they are rotated with, or eight in a row.
+// A thread takes eight dims of a head of q, k or v: four and the four that they are rotated with, or eight in a row. Of
+// heads of more than 256 dims it takes several such eights.
 // Heads of other sizes, or whose rotated dims are no multiple of eight, go dim by dim, with a warp for each. Grid:
 // (tokens, groups of kHeadsPerBlock heads)
 #include "device.cuh"
@@ -15,7 +16,7 @@ constexpr int kHeadLanes = kPaddedDim <= 16    ? 2
                            : kPaddedDim <= 128 ? 16
                                                : 32;
 constexpr int kHeadsPerBlock = kRopeThreads / kHeadLanes;
-static_assert(kPaddedDim <= 8 * kWarp);
+constexpr int kHeadParts = (kPaddedDim / 8 + kHeadLanes - 1) / kHeadLanes;  // eights of a thread
 
 struct PagedCache {
   Kv* keys;           // of this layer: [blocks][kv_heads][kTokens][head_dim]
@@ -83,56 +84,83 @@ INGOT_DEVICE void rotate(float& x, float& y, float cosine, float sine) {
   y = y * cosine + x * sine, x = rotated;
 }
 
+// The eight dims at place `part` of a head: four, and the four that they are rotated with, or that follow them.
+struct TurnedDims {
+  bool there, rotated;
+  int part, first, second;
+  Four<float> x, y;
+
+  INGOT_DEVICE void place(const Turn& of, int head, int at) {
+    part = at, there = part < kHeadDim / 8, rotated = !of.is_v(head) && part < of.rotary_dim / 8;
+    first = rotated && !of.interleaved ? 4 * part : 8 * part;
+    second = rotated && !of.interleaved ? first + of.rotary_dim / 2 : first + 4;
+  }
+  INGOT_DEVICE void rotate_all(const Turn& of, const Four<float>& cosines, const Four<float>& sines) {
+    if (rotated && of.interleaved) {
+      rotate(x.at[0], x.at[1], cosines.at[0], sines.at[0]), rotate(x.at[2], x.at[3], cosines.at[1], sines.at[1]);
+      rotate(y.at[0], y.at[1], cosines.at[2], sines.at[2]), rotate(y.at[2], y.at[3], cosines.at[3], sines.at[3]);
+    } else if (rotated) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rotate(x.at[i], y.at[i], cosines.at[i], sines.at[i]);
+    }
+  }
+  INGOT_DEVICE void store(const Turn& of, int block, int head) const {
+    if (of.is_v(head)) {  // zeros behind its dims
+      if (8 * part >= kPaddedDim) return;
+      Kv* to = of.cache.values + of.slot(block, head) * kPaddedDim + 8 * part;
+      store_eight(to, x, y);
+    } else if (there && of.is_q(head)) {
+      float* to = of.q + static_cast<int64_t>(head) * kHeadDim;
+      store_four(to + first, x), store_four(to + second, y);
+    } else if (there) {
+      Kv* to = of.cache.keys + of.slot(block, head) * kHeadDim;
+      store_four(to + first, x), store_four(to + second, y);
+    }
+  }
+};
+
 INGOT_DEVICE void turn_eights(const Turn& of) {
   const Four<float> zeros{{0.f, 0.f, 0.f, 0.f}};
-  const int number = blockIdx.y * kHeadsPerBlock + threadIdx.x / kHeadLanes, part = threadIdx.x % kHeadLanes;
+  const int number = blockIdx.y * kHeadsPerBlock + threadIdx.x / kHeadLanes, lane = threadIdx.x % kHeadLanes;
   const int head = min(number, of.all_heads() - 1);  // every lane joins the shuffles
-  const bool there = part < kHeadDim / 8, is_q = of.is_q(head), is_v = of.is_v(head);
-  const bool rotated = !is_v && part < of.rotary_dim / 8;
-  const int first = rotated && !of.interleaved ? 4 * part : 8 * part;
-  const int second = rotated && !of.interleaved ? first + of.rotary_dim / 2 : first + 4;
-
-  const float* weight = of.norm(head);
-  const Four<float> x_weight = weight && there ? load_four(weight + first) : zeros;
-  const Four<float> y_weight = weight && there ? load_four(weight + second) : zeros;
-  const float* source = of.source(head);
-  Four<float> x = there ? load_four(source + first) : zeros, y = there ? load_four(source + second) : zeros;
-  const Four<float> cosines = rotated ? load_four(of.cosines + 4 * part) : zeros;
-  const Four<float> sines = rotated ? load_four(of.cosines + of.rotary_dim / 2 + 4 * part) : zeros;
-  const int block = is_q ? 0 : of.block();  // last: it waits for the position
+  const float *weight = of.norm(head), *source = of.source(head);
+  TurnedDims each[kHeadParts];
+  Four<float> x_weight[kHeadParts], y_weight[kHeadParts], cosines[kHeadParts], sines[kHeadParts];
+#pragma unroll
+  for (int i = 0; i < kHeadParts; ++i) {
+    TurnedDims& own = each[i];
+    own.place(of, head, lane + i * kHeadLanes);
+    x_weight[i] = weight && own.there ? load_four(weight + own.first) : zeros;
+    y_weight[i] = weight && own.there ? load_four(weight + own.second) : zeros;
+    own.x = own.there ? load_four(source + own.first) : zeros;
+    own.y = own.there ? load_four(source + own.second) : zeros;
+    cosines[i] = own.rotated ? load_four(of.cosines + 4 * own.part) : zeros;
+    sines[i] = own.rotated ? load_four(of.cosines + of.rotary_dim / 2 + 4 * own.part) : zeros;
+  }
+  const int block = of.is_q(head) ? 0 : of.block();  // last: it waits for the position
   if (of.q_norm || of.k_norm || of.value_norm) {
     float factor = of.factor(head);
     if (!of.wide_norm || of.value_norm) {
-      float squares = sum_of_squares(x) + sum_of_squares(y);
+      float squares = 0.f;
+#pragma unroll
+      for (int i = 0; i < kHeadParts; ++i) squares += sum_of_squares(each[i].x) + sum_of_squares(each[i].y);
 #pragma unroll
       for (int step = kHeadLanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(kAllLanes, squares, step);
-      if (!of.wide_norm || is_v) factor = 1.f / sqrtf(squares / kHeadDim + of.eps);
+      if (!of.wide_norm || of.is_v(head)) factor = 1.f / sqrtf(squares / kHeadDim + of.eps);
     }
-    if (weight) scale_four(x, factor, x_weight), scale_four(y, factor, y_weight);
-    if (of.value_norm && is_v) {
-      const Four<float> ones{{1.f, 1.f, 1.f, 1.f}};
-      scale_four(x, factor, ones), scale_four(y, factor, ones);
-    }
-  }
-  if (rotated && of.interleaved) {
-    rotate(x.at[0], x.at[1], cosines.at[0], sines.at[0]), rotate(x.at[2], x.at[3], cosines.at[1], sines.at[1]);
-    rotate(y.at[0], y.at[1], cosines.at[2], sines.at[2]), rotate(y.at[2], y.at[3], cosines.at[3], sines.at[3]);
-  } else if (rotated) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) rotate(x.at[i], y.at[i], cosines.at[i], sines.at[i]);
+    for (int i = 0; i < kHeadParts; ++i) {
+      if (weight) scale_four(each[i].x, factor, x_weight[i]), scale_four(each[i].y, factor, y_weight[i]);
+      if (of.value_norm && of.is_v(head)) {
+        const Four<float> ones{{1.f, 1.f, 1.f, 1.f}};
+        scale_four(each[i].x, factor, ones), scale_four(each[i].y, factor, ones);
+      }
+    }
   }
-
-  if (number >= of.all_heads()) return;
-  if (is_v) {  // zeros behind its dims
-    if (8 * part >= kPaddedDim) return;
-    Kv* to = of.cache.values + of.slot(block, head) * kPaddedDim + 8 * part;
-    store_eight(to, x, y);
-  } else if (there && is_q) {
-    float* to = of.q + static_cast<int64_t>(head) * kHeadDim;
-    store_four(to + first, x), store_four(to + second, y);
-  } else if (there) {
-    Kv* to = of.cache.keys + of.slot(block, head) * kHeadDim;
-    store_four(to + first, x), store_four(to + second, y);
+#pragma unroll
+  for (int i = 0; i < kHeadParts; ++i) {
+    each[i].rotate_all(of, cosines[i], sines[i]);
+    if (number < of.all_heads()) each[i].store(of, block, head);
   }
 }
 

@@ -37,8 +37,9 @@ def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> Cud
     (plan,) = add_constants([plan], [constants])
     whole = np.zeros(plan.weight_bytes, np.uint8)
     whole[: len(section)] = section[: plan.weight_bytes]
-    (piece,) = plan.weights[-1].pieces
-    whole[piece.offset : piece.offset + piece.end] = np.frombuffer(constants[0].data, np.uint8)
+    for weight, constant in zip(plan.weights[-len(constants) :], constants, strict=True):
+        (piece,) = weight.pieces
+        whole[piece.offset : piece.offset + piece.end] = np.frombuffer(constant.data, np.uint8)
     return target.open_session(plan, whole, SessionOptions(num_blocks=(num_blocks,)))
 
 

@@ -17,6 +17,7 @@ USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_pe
 LARGE = dataclasses.replace(USUAL, head_dim=256)
 CODES = tuple(DType(each) for each in sorted(FORMATS))
 ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
+WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
 Report = dict[str, dict[str, int]]
@@ -25,6 +26,7 @@ Report = dict[str, dict[str, int]]
 def label(specialisation: Specialisation, architecture: str) -> str:
     more = " with codes, experts and states" if specialisation.experts else ""
     more = f", {specialisation.latent} of them values" if specialisation.latent else more
+    more = ", attention alone" if specialisation.alone else more
     return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}{more}"
 
 
@@ -44,7 +46,7 @@ def main() -> None:
     """Compile everything and write the file."""
     compiler = find_compiler()
     assert compiler is not None, "this needs nvcc"
-    kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE)}
+    kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE, WIDE)}
     for each, sm in ((ALL, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a")):
         kernels[label(each, sm)] = measure(each, sm)
     FILE.write_text(json.dumps({"nvcc": compiler.version, "kernels": kernels}, indent=1) + "\n")

@@ -37,6 +37,7 @@ ATTENTION = [
     (dtype, heads, dim, splits)
     for dtype, heads, dim in (
         *((DType.BF16, 4, 12), (DType.BF16, 4, 16), (DType.BF16, 24, 12), (DType.BF16, 24, 88), (DType.F32, 4, 16)),
+        *((DType.BF16, 4, 260), (DType.BF16, 24, 260)),
     )
     for splits in (7, 1)
 ]
@@ -122,6 +123,25 @@ def test_faults_of_prompts_are_seen(
     _plant(monkeypatch, tmp_path, *map(str, planted))
     with pytest.raises(TargetError, match="LAUNCH_FAILED"):
         check(checked, DType.BF16, [(0, 70)], heads=2, kv_heads=1, dim=int(dim))
+    assert "a race" in capfd.readouterr().err
+
+
+WIDE_FAULTS = (  # where a barrier stands in wide_attention.cuh
+    "// the keys are here, and everybody",
+    "// everybody is done with the keys, and",
+    "// the values and their weights",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WIDE_FAULTS)
+def test_faults_of_wide_heads_are_seen(
+    checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    """The barrier is missing."""
+    _plant(monkeypatch, tmp_path, "wide_attention.cuh", f"__syncthreads();  {fault}", fault)
+    with pytest.raises(TargetError, match="LAUNCH_FAILED"):
+        check(checked, DType.BF16, [(0, 40)], heads=2, kv_heads=1, dim=260)
     assert "a race" in capfd.readouterr().err
 
 

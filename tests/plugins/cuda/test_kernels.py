@@ -168,6 +168,17 @@ def test_rope_of_padded_heads(gpu: ctypes.CDLL, rotary: int) -> None:
     check_rope(gpu, DType.BF16, 0, rotary, "head", dim=72)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "dim", "rotary", "norm"), [(DType.BF16, 288, 288, "head"), (DType.BF16, 260, 260, "wide")]
+)
+def test_rope_of_heads_of_more_than_256_dims(gpu: ctypes.CDLL, dtype: DType, dim: int, rotary: int, norm: str) -> None:
+    """A thread has several eights of a head, of which the last threads have fewer; or dim by dim."""
+    made: dict[str, Attr] = {"value_norm": 1, "keys_as_values": 1}
+    check_rope(gpu, dtype, 0, rotary, norm, dim=dim)
+    check_rope(gpu, dtype, 1, 64, norm, dim=dim, made=made)
+
+
 @pytest.mark.parametrize("rotary", [16, 10])
 def test_rope_of_many_heads(gpu: ctypes.CDLL, rotary: int) -> None:
     """62 + 2 * 2 heads need two blocks."""

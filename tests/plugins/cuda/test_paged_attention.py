@@ -136,6 +136,51 @@ def test_groups_of_heads(gpu: ctypes.CDLL, heads: int, kv_heads: int) -> None:
     check(gpu, DType.BF16, [(40, 1), (0, 7), (63, 2)], heads=heads, kv_heads=kv_heads, dim=64)
 
 
+WIDE = [  # dtype, query and KV heads, dims, what else
+    (DType.BF16, 4, 1, 288, {}),
+    (DType.F32, 4, 1, 288, {}),
+    (DType.F16, 8, 1, 512, {"sinks": True, "window": 33}),
+    (DType.BF16, 8, 1, 512, {"softcap": 1.5}),
+    (DType.BF16, 6, 2, 260, {"slopes": True, "growth": 0.5}),  # dims padded to 272: 17 tiles of 16
+    (DType.BF16, 24, 1, 288, {}),  # prefill even in decode
+    (DType.BF16, 40, 1, 288, {"window": 33}),  # more query heads than rows of a tile
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim", "extras"), WIDE)
+def test_heads_of_more_than_256_dims(
+    gpu: ctypes.CDLL, dtype: DType, heads: int, kv_heads: int, dim: int, extras: dict[str, Any]
+) -> None:
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, **extras}
+    check(gpu, dtype, [(0, 37), (70, 1), (15, 2)], **sizes)
+    if dtype is not DType.F32 and heads // kv_heads <= 16:
+        check(gpu, dtype, [(200, 1), (3, 1)], **sizes, splits=3)
+
+
+@pytest.mark.slow
+def test_rows_of_wide_heads_have_the_same_bits_in_chunks(gpu: ctypes.CDLL) -> None:
+    """Whatever rows share their tile, and wherever the chunk begins."""
+    random, tokens, heads, dim = np.random.default_rng(7), 57, 6, 288
+    cache = KvCache(layout_of(DType.BF16, dim, 1), 4)
+    for pool in (cache.keys, cache.values):
+        pool[:] = _rounded(random.standard_normal(pool.shape).astype(np.float32), DType.BF16)
+    q = random.standard_normal((tokens, heads * dim)).astype(np.float32)
+    attrs: dict[str, Attr] = {
+        **{"layer": 1, "heads": heads, "kv_heads": 1, "head_dim": dim, "scale": 0.1, "window": 40, "softcap": 0.0},
+        **{"bf16_bias": 0, "growth": 0.0, "growth_every": 1},
+    }
+
+    def attend(begin: int, end: int) -> Array:
+        batch = batch_of([(begin, end - begin)], [[2, 0, 3, 1]])
+        (found,) = run_step(gpu, "paged_attention.bf16.sm80", [q[begin:end], None, None], attrs, batch, cache)
+        return found
+
+    whole = attend(0, tokens)
+    for cut in (21, 40):
+        np.testing.assert_array_equal(np.concatenate([attend(0, cut), attend(cut, tokens)]), whole)
+
+
 WINDOWS = [(dtype, window) for window in (33, 1, 1000, 16, 64) for dtype in (DType.BF16, DType.F32)]
 
 

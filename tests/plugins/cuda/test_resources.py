@@ -9,7 +9,7 @@ import pytest
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, MachineCode, Resources, find_compiler, read_report
 from tests.plugins.cuda.kept_code import kept_on_disk
-from tests.plugins.cuda.resources import ARCHITECTURES, FILE, LARGE, USUAL, label, measure, recorded
+from tests.plugins.cuda.resources import ARCHITECTURES, FILE, LARGE, USUAL, WIDE, label, measure, recorded
 
 
 def test_nothing_that_was_recorded_spills() -> None:
@@ -28,11 +28,12 @@ def test_kernels_take_what_was_recorded(architecture: str) -> None:
     nvcc = find_compiler()
     if nvcc is None:
         pytest.skip("this machine lacks nvcc (pip install nvidia-cuda-nvcc)")
-    found, expected = measure(USUAL, architecture), recorded()[label(USUAL, architecture)]
-    assert found.keys() == expected.keys()
-    if nvcc.version == json.loads(FILE.read_text())["nvcc"]:
-        assert found == expected, "run: python -m tests.plugins.cuda.resources"
-    assert [name for name, what in found.items() if what["spill_stores"] or what["spill_loads"]] == []
+    for each in (USUAL, WIDE):
+        found, expected = measure(each, architecture), recorded()[label(each, architecture)]
+        assert found.keys() == expected.keys()
+        if nvcc.version == json.loads(FILE.read_text())["nvcc"]:
+            assert found == expected, "run: python -m tests.plugins.cuda.resources"
+        assert [name for name, what in found.items() if what["spill_stores"] or what["spill_loads"]] == []
 
 
 def test_a_report_is_read() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,12 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import CacheGroup, Split
-from ingot.plugins.cuda import products
+from ingot.plugins.cuda import compiler, products
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Gpu
 from ingot.plugins.cuda.plan_facts import specialisation
 from ingot.plugins.cuda.products import Product, Products
-from ingot.plugins.cuda.shapes import Tiles, attention_tiles, product_rows
+from ingot.plugins.cuda.shapes import Tiles, attention_tiles, partial_rows, partial_sums, prefill_parts, product_rows
 from ingot.plugins.cuda.step_tables import StepTables
 from ingot.plugins.cuda.target import TARGETS, CudaTarget
 from ingot.plugins.cuda.work import Addresses, cache_places
@@ -60,6 +61,37 @@ def test_tiles_hold_as_many_tokens_as_their_rows_allow() -> None:
 
     assert tokens(64) == tokens(128) == [(16, 128), (5, 42), (1, 8), (0, 2)]
     assert tokens(136) == tokens(256) == [(16, 64), (5, 21), (1, 4), (0, 1)]
+    assert tokens(260) == tokens(512) == [(16, 32), (5, 10), (1, 2), (0, 1)]
+
+
+def test_an_item_of_prefill_has_tiles_for_all_its_rows() -> None:
+    """Heads that hold fewer tokens in a tile than others of the model make parts of an item."""
+    assert [prefill_parts(64, group, 64) for group in (1, 2, 3, 16)] == [1, 1, 2, 8]
+    assert [prefill_parts(32, group, 512) for group in (1, 2, 3, 8, 64)] == [1, 2, 3, 8, 64]
+    assert prefill_parts(1, 64, 512) == 2, "a token's rows fill two tiles"
+
+
+def test_sums_of_parts_have_room_in_every_layer() -> None:
+    """Rows and numbers of a row are largest in different layers."""
+    plan, _ = one_step_plan("add.f32.sm80", [np.zeros((1, 8), np.float32)] * 2, {}, plain_batch(1))
+    groups = tuple(
+        CacheGroup(layers=(layer,), kv_heads=heads, head_dim=dim, tokens_per_block=16, dtype=DType.BF16)
+        for layer, heads, dim in ((0, 16, 256), (1, 4, 512))
+    )
+    plan = dataclasses.replace(plan, caches=groups, splits=(Split(most_items=3, parts=5, least_tokens=64),))
+    assert partial_rows(plan) == 16 * 16 * 3 * 5
+    assert partial_sums(plan) == 16 * 16 * 256 * 3 * 5
+    fewer = dataclasses.replace(plan, caches=(dataclasses.replace(groups[0], kv_heads=6), groups[1]))
+    assert partial_sums(fewer) == 16 * 4 * 512 * 3 * 5
+
+
+def test_shared_memory_belongs_to_kernels() -> None:
+    """On the emulated GPU it is static: in an inline function, a library that has it would stay loaded for ever."""
+    for path in compiler.SOURCES.glob("*.cu*"):
+        last = ""
+        for line in path.read_text().splitlines():
+            last = next(iter(re.findall(r"\bINGOT_(?:KERNEL|DEVICE)", line)), last)
+            assert "__shared__" not in line or line.startswith("#define") or last == "INGOT_KERNEL", f"{path}: {line}"
 
 
 def test_prompts_that_see_most_are_attended_to_first() -> None:

@@ -42,6 +42,7 @@ struct Entry {
       ENTRY(product_##format##_16_half), ENTRY(product_##format##_64), ENTRY(product_##format##_128)
 #define EXPERTS(format, rows) , ENTRY(experts_##format##_8), ENTRY(experts_##format##_64), ENTRY(experts_##format##_128)
 const Entry kEntries[] = {
+#ifndef INGOT_ATTENTION_ALONE
     ENTRY(embed),
     ENTRY(rope_table),
     ENTRY(residual_norm),
@@ -63,9 +64,12 @@ const Entry kEntries[] = {
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(product_f32),
 #else
-    ENTRY(product_8),      ENTRY(product_8_half),
-    ENTRY(product_16),     ENTRY(product_16_half),
-    ENTRY(product_64),     ENTRY(product_128),
+    ENTRY(product_8),
+    ENTRY(product_8_half),
+    ENTRY(product_16),
+    ENTRY(product_16_half),
+    ENTRY(product_64),
+    ENTRY(product_128),
 #endif
 #ifdef INGOT_CODES
     ENTRY(embed_codes) INGOT_FOR_CODES(PRODUCTS),
@@ -88,6 +92,7 @@ const Entry kEntries[] = {
     ENTRY(linear_attention_128),
     ENTRY(linear_attention_256),
 #endif
+#endif
 #ifdef INGOT_LATENT
     ENTRY(write_latent),
 #ifdef INGOT_KV_IS_F32
@@ -104,13 +109,12 @@ const Entry kEntries[] = {
     ENTRY(heads_128),
 #endif
 #else
-    ENTRY(turn_and_store), ENTRY(turn_and_make_values),
+    ENTRY(turn_and_store),
+    ENTRY(turn_and_make_values),
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
-    ENTRY(attention_prefill),
-    ENTRY(attention_decode),
-    ENTRY(attention_combine),
+    ENTRY(attention_prefill), ENTRY(attention_decode),     ENTRY(attention_combine),
 #endif
 #endif
 };

@@ -24,7 +24,7 @@ from tests.plugins.cuda.ptx.parse import Kernel, parse
 TILE, BLOCK, GROUP, THREADS = 64, 32, 4, 128
 SHORT, LONG = 3, 6  # tiles
 COPY = ("matrix_units.cuh", "copy_async")
-LOADING = {  # kernel → file and function, beside COPY
+LOADING = {  # kernel → file and function, beside COPY; heads of more than 256 dims have one way for both
     "attention_decode": ("paged_attention.cu", "load_pages"),
     "attention_prefill": ("prefill_attention.cuh", "load"),
 }
@@ -40,13 +40,15 @@ class Cost:
 
 def attention_cost(nvcc: Compiler, kernel: str, head_dim: int) -> Cost:
     """A tile's 64 tokens lie in two pages; GQA with four heads for a KV head."""
-    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=head_dim, tokens_per_block=BLOCK)
+    wide = head_dim > 256
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=head_dim, tokens_per_block=BLOCK, alone=wide)
     text, new = ptx_of(nvcc, types), 1 if kernel == "attention_decode" else prefill_rows(head_dim) // GROUP
     entry = parse(text)[kernel]
     files = {int(number): Path(name).name for number, name in re.findall(r'\.file\s+(\d+) "([^"]+)"', text)}
     (short, few), (long, many) = (_launch(entry, head_dim, tiles * TILE - new, new) for tiles in (SHORT, LONG))
     names = Counter({name: (long[name] - short[name]) // (LONG - SHORT) for name in long if long[name] != short[name]})
-    loads = [(file, range(*_lines_of(file, function))) for file, function in (LOADING[kernel], COPY)]
+    loader = LOADING["attention_prefill" if wide else kernel]
+    loads = [(file, range(*_lines_of(file, function))) for file, function in (loader, COPY)]
     loading = sum(
         many[file, line] - few[file, line]
         for file, line in many
@@ -169,7 +171,7 @@ def main() -> None:
         print(f"{kernel}: {names.total()} instructions a row, of all warps")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
     for kernel in ("attention_decode", "attention_prefill"):
-        for head_dim in (64, 128):
+        for head_dim in (64, 128, 512):
             cost = attention_cost(nvcc, kernel, head_dim)
             each = cost.loading / loads_per_tile(head_dim)
             print(f"{kernel}, head_dim {head_dim}: {cost.instructions.total()} instructions a tile")

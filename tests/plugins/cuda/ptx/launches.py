@@ -47,19 +47,19 @@ class Interpreted:
         self.counted: list[tuple[str, Counter[str]]] = []
         self.driver = driver
         self._nvcc, self._machine = nvcc, Machine()
-        self._kernels: dict[str, Kernel] = {}
+        self._modules: list[dict[str, Kernel]] = []
         self._allocate = Device.allocate
         monkeypatch.setattr(target, "compile_kernels", self._compiled)
-        monkeypatch.setattr(Device, "load", lambda device, image: None)
-        monkeypatch.setattr(Device, "kernel", lambda device, module, name, shared_bytes: gpu.Kernel(name, None))
+        monkeypatch.setattr(Device, "load", lambda device, image: self._modules[int(image.tobytes())])
+        monkeypatch.setattr(Device, "kernel", lambda device, module, name, shared_bytes: gpu.Kernel(name, module[name]))
         monkeypatch.setattr(Device, "allocate", lambda device, nbytes: self._allocated(device, nbytes))
         monkeypatch.setattr(Device, "launch", lambda device, *given: self._launch(device, *given))
         monkeypatch.setattr(Device, "capture", lambda device, launch: launch)
         monkeypatch.setattr(Device, "replay", lambda device, graph: graph())
 
     def _compiled(self, specialisation: Specialisation, architecture: str, progress: Progress) -> MachineCode:
-        self._kernels = parse(ptx_of(self._nvcc, specialisation))
-        return MachineCode(image=b"none", kernels={})
+        self._modules.append(parse(ptx_of(self._nvcc, specialisation)))
+        return MachineCode(image=str(len(self._modules) - 1).encode(), kernels={})
 
     def _allocated(self, device: Device, nbytes: int) -> int:
         address, size = self._allocate(device, nbytes), max(nbytes, 256)
@@ -76,7 +76,7 @@ class Interpreted:
         given: Arguments,
     ) -> None:
         device.wait()  # for what was enqueued before
-        entry = self._kernels[kernel.name]
+        entry = kernel.function
         block = parameter_block(entry, given)
         self.counted.append((kernel.name, self._machine.launch(entry, grid, threads, shared, block)))
 

@@ -1,6 +1,7 @@
 """The PTX of every kernel, as nvcc makes it, against the references: values, bounds, alignment, races, and what a tile
 of attention costs. Each kernel runs in make test; the emulated GPU runs the same sources with more shapes there."""
 
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
@@ -207,6 +208,7 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
         _LATER(DType.BF16, 3, 1, 256, 0),
         _LATER(DType.BF16, 5, 1, 72, 33),
         _LATER(DType.BF16, 2, 2, 12, 33),
+        _LATER(DType.BF16, 8, 1, 512, 33),
         (DType.F16, 4, 2, 16, 0),
         (DType.F32, 4, 2, 16, 33),
     ],
@@ -312,6 +314,8 @@ BUDGETS = {  # instructions of all four warps; prefill: for 128 rows
     ("attention_decode", 128): 2000,
     ("attention_prefill", 64): 2750,
     ("attention_prefill", 128): 4150,
+    ("attention_decode", 512): 7000,
+    ("attention_prefill", 512): 11500,  # for 32 rows
 }
 
 
@@ -366,7 +370,9 @@ def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
     types = Specialisation(
         weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=CODES, experts=True, states=True
     )
-    for name, kernel in parse(ptx_of(nvcc, types)).items():
+    wide = dataclasses.replace(types, head_dim=512, codes=(), experts=False, states=False, alone=True)
+    kernels = [*parse(ptx_of(nvcc, types)).items(), *parse(ptx_of(nvcc, wide)).items()]
+    for name, kernel in kernels:
         if name == "draw_tokens":  # no part of a captured step
             continue
         ops = [".".join(each.op) for each in kernel.instructions]
