@@ -19,18 +19,18 @@ from ingot.step_io import KnownTokens, PipelineSession, Session
 
 
 class StepsInFlight:
-    """In the order in which they were announced.
+    """steps: in the order in which they were announced.
 
     overlapped  how many have been announced while another one was under way
     """
 
     def __init__(self, session: PipelineSession) -> None:
-        self._session, self._steps = session, deque[ScheduledStep]()
+        self._session, self.steps = session, deque[ScheduledStep]()
         self.overlapped = 0
         self._rests = False
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.steps)
 
     @property
     def stages(self) -> int:
@@ -40,11 +40,11 @@ class StepsInFlight:
     @property
     def requests(self) -> set[Request]:
         """Those of all steps."""
-        return {request for step in self._steps for request in step.chunks}
+        return {request for step in self.steps for request in step.chunks}
 
     def share(self, known: int) -> int:
         """Requests that the next step may have, of all that are known: every stage is to have as many."""
-        idle, free = known - sum(len(step.chunks) for step in self._steps), self.stages - len(self._steps)
+        idle, free = known - sum(len(step.chunks) for step in self.steps), self.stages - len(self.steps)
         return min(-(-known // self.stages), -(-max(idle, 0) // free))
 
     def fill(
@@ -53,14 +53,15 @@ class StepsInFlight:
         """Begin steps of requests that are in none, while stages would idle. alone: begin none. False: no step is under
         way, and the next one is not to be announced."""
         known, alone = len(scheduler.running) + len(scheduler.waiting), alone or self._rests
-        if not self._steps and (alone or known == 1):
+        if not self.steps and (alone or known == 1):
             return False
-        while len(self._steps) < self.stages and not alone:
-            chunks = scheduler.schedule(self.requests, self.share(known))
+        while len(self.steps) < self.stages and not alone:
+            share = self.share(known)
+            chunks = scheduler.schedule(self.requests, share) if share else {}
             if not chunks:
                 break
             self.announce(assemble(chunks))
-        assert self._steps, "the oldest request can always advance"
+        assert self.steps, "the oldest request can always advance"
         return True
 
     @contextlib.contextmanager
@@ -83,19 +84,19 @@ class StepsInFlight:
     def announce(self, step: ScheduledStep) -> None:
         """Have the first stage begin it."""
         self._session.announce(step.batch)
-        self.overlapped += bool(self._steps)
-        self._steps.append(step)
+        self.overlapped += bool(self.steps)
+        self.steps.append(step)
 
     def pop(self) -> ScheduledStep:
         """The oldest, which must run now; without the draws of requests that have ended since."""
-        return without_ended(self._steps.popleft())
+        return without_ended(self.steps.popleft())
 
     def settle(self) -> list[ScheduledStep]:
         """End all of them without results, also one that has been popped and did not run. Gives those that were not
         popped."""
         self._session.settle()
-        steps = list(self._steps)
-        self._steps.clear()
+        steps = list(self.steps)
+        self.steps.clear()
         return steps
 
 

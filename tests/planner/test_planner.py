@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.errors import ConfigError, UsageError
 from ingot.planner.arrange import Candidate, Goals, arrangements
-from ingot.planner.cost import Int64, plan_cost
-from ingot.planner.device import Device, decode_seconds, read_devices, step_seconds
+from ingot.planner.clock import Clock, stages_clock
+from ingot.planner.cost import plan_cost
+from ingot.planner.device import Device, Float64, decode_seconds, read_devices, step_seconds
 from ingot.planner.make_plan import PlanOptions, _best, _candidate, _simulate
-from ingot.planner.simulate import Clock, ReplicaOptions, simulate
+from ingot.planner.simulate import ReplicaOptions, simulate
+from ingot.planner.virtual import VirtualSession
 from ingot.plugins.plan_work import PlanWork
 from ingot.quickstart import SHIPPED
 from ingot.step_work import Load
@@ -124,11 +128,10 @@ def test_several_decode_steps_at_once_are_those_steps(tmp_path: Path) -> None:
     cost, past = plan_cost(plan), np.array([3, 9, 40], np.int64)
     ones = np.ones(3, np.int64)
     singly = [step_seconds(cost, MINE, 2, past + turn, ones, 3).total for turn in range(9)]
-    assert decode_seconds(cost, MINE, 2, past, 9) == pytest.approx(singly, rel=1e-12)
+    found = decode_seconds([cost, cost], MINE, 2, [past.tolist()], 9)
+    assert found[:, 0] == pytest.approx(np.array([singly, singly]), rel=1e-12)
 
-    def step(past: Int64, new: Int64, rows: int) -> list[float]:
-        return [step_seconds(cost, MINE, 1, past, new, rows).total]
-
+    clock = stages_clock([cost], MINE, 1)
     options = ReplicaOptions(
         limits=plan.limits,
         num_blocks=plan.in_each(64),
@@ -138,8 +141,7 @@ def test_several_decode_steps_at_once_are_those_steps(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     lengths = [(int(random.integers(1, 20)), int(random.integers(1, 25))) for _ in range(30)]
     arrivals = np.cumsum(random.exponential(3e-4, 30)).tolist()
-    one = simulate(lengths, arrivals, Clock(step=step), options, replicas=2)
-    clock = Clock(step=step, decode=lambda past, steps: decode_seconds(cost, MINE, 1, past, steps))
+    one = simulate(lengths, arrivals, dataclasses.replace(clock, decode=None), options, replicas=2)
     several = simulate(lengths, arrivals, clock, options, replicas=2)
     assert several.ttft == pytest.approx(one.ttft, rel=1e-9)
     assert several.tpot == pytest.approx(one.tpot, rel=1e-9, nan_ok=True)
@@ -155,11 +157,50 @@ def test_stages_work_at_different_steps_at_once(checkpoint: Path, tmp_path: Path
     clock = Clock(step=lambda past, new, rows: [1.0, 2.0], stages=2)
     alone = simulate([(4, 3)], [0.0], clock, options)
     assert (alone.ttft.tolist(), alone.tpot.tolist(), alone.seconds) == ([3.0], [3.0], 9.0)
-    ahead = dataclasses.replace(clock, decode=lambda past, steps: np.full(steps, 3.0))
+
+    def decode(batches: Sequence[Sequence[int]], steps: int) -> Float64:
+        return np.tile(np.array([1.0, 2.0])[:, None, None], (1, len(batches), steps))
+
+    ahead = dataclasses.replace(clock, decode=decode)
     again = simulate([(4, 3)], [0.0], ahead, options)
     assert (again.ttft.tolist(), again.tpot.tolist(), again.seconds) == ([3.0], [3.0], 9.0)
-    both = simulate([(4, 3)] * 2, [0.0, 0.0], clock, options)
-    assert (both.ttft.tolist(), both.tpot.tolist(), both.seconds) == ([3.0, 5.0], [4.0, 4.0], 13.0)
+    for each in (clock, ahead):
+        both = simulate([(4, 3)] * 2, [0.0, 0.0], each, options)
+        assert (both.ttft.tolist(), both.tpot.tolist(), both.seconds) == ([3.0, 5.0], [4.0, 4.0], 13.0)
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("blocks", [12, 64])
+@pytest.mark.parametrize("stages", [2, 3, 8])
+def test_stages_that_go_round_are_simulated_at_once(stages: int, blocks: int, tmp_path: Path) -> None:
+    """The same steps as one by one: with windows, with unequal stages, with requests that come together and alone, with
+    room for few requests and for all."""
+    build(BuildConfig(target="ref", max_batch_size=12, autotune=False), made(tmp_path, "gemma3_text"), tmp_path / "e")
+    plan = read_plan(tmp_path / "e")
+    cost = plan_cost(plan)
+    costs = [dataclasses.replace(cost, weights=cost.weights * (1 + stage % 3)) for stage in range(stages)]
+    clock = stages_clock(costs, MINE, 1)
+    options = ReplicaOptions(
+        limits=dataclasses.replace(plan.limits, max_num_tokens=32),
+        num_blocks=plan.in_each(blocks),
+        tokens_per_block=plan.tokens_per_block,
+        windows=tuple(group.window for group in plan.caches),
+    )
+    random = np.random.default_rng(stages)
+    count = 60
+    lengths = [(int(random.integers(1, 60)), int(random.integers(1, 60))) for _ in range(count)]
+    gaps = random.exponential(sum(clock.step(np.array([9]), np.array([1]), 1)) * 4, count)
+    arrivals = np.cumsum(np.where(random.random(count) < 0.3, 0.0, gaps)).tolist()
+    with mock.patch.object(VirtualSession, "announce", autospec=True, side_effect=VirtualSession.announce) as single:
+        one = simulate(lengths, arrivals, dataclasses.replace(clock, decode=None), options, replicas=2)
+        calls = single.call_count
+        several = simulate(lengths, arrivals, clock, options, replicas=2)
+    assert several.ttft == pytest.approx(one.ttft, rel=1e-9)
+    assert several.tpot == pytest.approx(one.tpot, rel=1e-9, nan_ok=True)
+    assert (several.steps, several.tokens, several.preemptions) == (one.steps, one.tokens, one.preemptions)
+    assert several.busy == pytest.approx(one.busy)
+    if blocks == 64:  # else somebody always waits for room, and each step decides
+        assert single.call_count - calls < calls / 2, "most steps are not announced one by one"
 
 
 def test_stages_share_the_work_and_pass_rows_on(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ingot.plan import Plan
-from ingot.planner.cost import Int64, StepCost
-from ingot.planner.device import PARTS, Device, Float64, StepSeconds, decode_seconds, step_seconds
-from ingot.planner.simulate import Clock
+from ingot.planner.clock import Clock, stages_clock
+from ingot.planner.cost import StepCost
+from ingot.planner.device import PARTS, Device, StepSeconds, step_seconds
 
 MEMORY_USED = 0.9
 CHUNK = 2048  # tokens of a step
@@ -117,17 +117,7 @@ class Candidate:
 
     def clock(self, cached: int = 0) -> Clock:
         """cached: tokens that every sequence has in the cache before its first step."""
-
-        def step(past: Int64, new: Int64, rows: int) -> list[float]:
-            return [step_seconds(cost, self.device, self.tp, past + cached, new, rows).total for cost in self.stages]
-
-        def decode(past: Int64, steps: int) -> Float64:
-            found = np.zeros(steps)
-            for cost in self.stages:
-                found += decode_seconds(cost, self.device, self.tp, past + cached, steps)
-            return found
-
-        return Clock(step=step, stages=self.pp, decode=decode)
+        return stages_clock(self.stages, self.device, self.tp, cached)
 
 
 def arrangements(goals: Goals, candidate: Candidate, *, can_be_apart: bool) -> Iterator[Arrangement]:

@@ -11,7 +11,7 @@ a TOML file describes others, or changes what is known:
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ingot.configs.read import Section, nearest, parse_toml
 from ingot.errors import ConfigError, UsageError
-from ingot.planner.cost import Int64, StepCost
+from ingot.planner.cost import CacheCost, Int64, StepCost
 from ingot.plugins.cpu.native import barrier_seconds, peak_flops, read_bandwidth
 from ingot.plugins.cuda import devices as cuda
 from ingot.plugins.cuda.target import CODES
@@ -86,48 +86,102 @@ class StepSeconds:
         return PARTS[int(np.argmax(self.parts))]
 
 
-def step_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, new: Int64, logit_rows: int) -> StepSeconds:
-    """One step of sequences with `past` tokens in the cache and `new` ones, on ranks that each have this cost.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionLoad:
+    """Sequences that decode, or those that do not. For each window: the tokens that all of them see, and the pairs of a
+    row and a token that it sees."""
+
+    sequences: float
+    seen: Mapping[int, tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepLoad:
+    """What a step computes: rows, rows of logits, sequences, and the attention of decode rows and of prompts."""
+
+    rows: float
+    logit_rows: float
+    sequences: float
+    attention: tuple[AttentionLoad, ...]
+
+
+def step_load(past: Int64, new: Int64, logit_rows: int, windows: Collection[int]) -> StepLoad:
+    """A step of sequences with `past` tokens in the cache and `new` ones. windows: of the caches; 0: a row sees all tokens."""
+    rows = int(new.sum())
+    kinds = [(past, new)] if rows == len(new) else [(past[kind], new[kind]) for kind in (new == 1, new > 1)]
+    attention = []
+    for before, count in kinds:
+        seen, pairs = before + count, count * before + count * (count + 1) / 2
+        sums: dict[int, tuple[float, float]] = {}
+        for window in windows:
+            if window:
+                limited = np.minimum(seen, window + count), np.minimum(pairs, count * window)
+                sums[window] = (float(limited[0].sum()), float(limited[1].sum()))
+            else:
+                sums[window] = (float(seen.sum()), float(pairs.sum()))
+        attention.append(AttentionLoad(sequences=len(count), seen=sums))
+    return StepLoad(rows=rows, logit_rows=logit_rows, sequences=len(new), attention=tuple(attention))
+
+
+def load_seconds(cost: StepCost, device: Device, ranks: int, load: StepLoad) -> StepSeconds:
+    """One step on ranks that each have this cost.
 
     Products, attention of decode rows and attention of prompts come one after another; each takes what its bytes or its
     operations take, whichever is longer.
     """
-    rows = int(new.sum())
-    memory, compute, links, host = _without_attention(cost, device, ranks, rows, logit_rows, len(new))
-    for kind in (new == 1, new > 1):
-        before, count = past[kind], new[kind]
+    memory, compute, links, host = _without_attention(cost, device, ranks, load.rows, load.logit_rows, load.sequences)
+    for kind in load.attention:
         nbytes = operations = 0.0
         for cache in cost.caches:
-            seen, pairs = before + count, count * before + count * (count + 1) / 2
-            if cache.window:
-                seen, pairs = np.minimum(seen, cache.window + count), np.minimum(pairs, count * cache.window)
-            nbytes += float(seen.sum()) * cache.token_bytes + len(count) * cache.state_bytes
-            operations += float(pairs.sum()) * cache.operations
+            seen, pairs = kind.seen[cache.window]
+            nbytes += seen * cache.token_bytes + kind.sequences * cache.state_bytes
+            operations += pairs * cache.operations
         read, computed = _reading(device, nbytes), _computing(device, operations, "bf16")
         memory, compute = memory + read * (read >= computed), compute + computed * (read < computed)
     return StepSeconds(parts=(memory, compute, links, host))
 
 
-def decode_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, steps: int) -> Float64:
-    """The same for so many decode steps in turn, each of one token of every sequence: [steps]."""
-    count, turns = len(past), np.arange(steps)
-    nbytes, operations = np.zeros(steps), np.zeros(steps)
-    for cache in cost.caches:
-        if cache.window:
-            before = past + turns[:, None]
-            seen = np.minimum(before + 1, cache.window + 1).sum(axis=1)
-            pairs = np.minimum(before + 1, cache.window).sum(axis=1)
-        else:
-            seen = pairs = float(past.sum()) + count * (turns + 1)
-        nbytes += seen * cache.token_bytes + count * cache.state_bytes
-        operations += pairs * cache.operations
-    fixed = sum(_without_attention(cost, device, ranks, count, count, count))
+def step_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, new: Int64, logit_rows: int) -> StepSeconds:
+    """One step of sequences with `past` tokens in the cache and `new` ones, see `load_seconds`."""
+    load = step_load(past, new, logit_rows, {cache.window for cache in cost.caches})
+    return load_seconds(cost, device, ranks, load)
+
+
+def decode_seconds(
+    costs: Sequence[StepCost], device: Device, ranks: int, batches: Sequence[Sequence[int]], steps: int
+) -> Float64:
+    """The same for this many decode steps in turn of each of some batches, each of one token of every sequence, on ranks
+    of each of these costs. batches: the tokens in the cache of each sequence. [costs, batches, steps]"""
+    turns, sizes = np.arange(steps), [len(past) for past in batches]
+    count = np.array(sizes, np.float64)[:, None]
+    total = np.array([sum(past) for past in batches], np.float64)[:, None]
+    nbytes = count * _of_each(costs, lambda cache: cache.state_bytes)
+    operations = np.zeros((1, 1, 1))
+    for window in {cache.window for cost in costs for cache in cost.caches}:
+        seen = pairs = total + count * (turns + 1)
+        if window:
+            befores = [np.array(past) + turns[:, None] for past in batches]
+            seen = np.array([np.minimum(before + 1, window + 1).sum(axis=1) for before in befores])
+            pairs = np.array([np.minimum(before + 1, window).sum(axis=1) for before in befores])
+        nbytes = nbytes + seen * _of_each(costs, lambda cache, of=window: cache.token_bytes * (cache.window == of))
+        operations = operations + pairs * _of_each(
+            costs, lambda cache, of=window: cache.operations * (cache.window == of)
+        )
+    rest = {
+        size: [sum(_without_attention(cost, device, ranks, size, size, size)) for cost in costs] for size in set(sizes)
+    }
+    fixed = np.array([rest[size] for size in sizes]).T[:, :, None]
     found: Float64 = fixed + np.maximum(_reading(device, nbytes), _computing(device, operations, "bf16"))
     return found
 
 
+def _of_each(costs: Sequence[StepCost], what: Callable[[CacheCost], float]) -> Float64:
+    """The sum over the caches of each: [costs, 1, 1]"""
+    return np.array([[[sum([what(cache) for cache in cost.caches])]] for cost in costs], np.float64)
+
+
 def _without_attention(
-    cost: StepCost, device: Device, ranks: int, rows: int, logit_rows: int, sequences: int
+    cost: StepCost, device: Device, ranks: int, rows: float, logit_rows: float, sequences: float
 ) -> tuple[float, float, float, float]:
     """Seconds of a step but for attention, in the order of PARTS."""
     drawn = min(logit_rows, 1)
