@@ -106,7 +106,7 @@ class StepLoad:
 
 
 def step_load(past: Int64, new: Int64, logit_rows: int, windows: Collection[int]) -> StepLoad:
-    """A step of sequences with `past` tokens in the cache and `new` ones. windows: of the caches; 0: a row sees all tokens."""
+    """A step of sequences with `past` tokens in the cache and `new` ones. windows: of the caches; 0: rows see all."""
     rows = int(new.sum())
     kinds = [(past, new)] if rows == len(new) else [(past[kind], new[kind]) for kind in (new == 1, new > 1)]
     attention = []
@@ -150,7 +150,7 @@ def step_seconds(cost: StepCost, device: Device, ranks: int, past: Int64, new: I
 def decode_seconds(
     costs: Sequence[StepCost], device: Device, ranks: int, batches: Sequence[Sequence[int]], steps: int
 ) -> Float64:
-    """The same for this many decode steps in turn of each of some batches, each of one token of every sequence, on ranks
+    """Seconds of this many decode steps in turn of each of some batches, each of one token of every sequence, on ranks
     of each of these costs. batches: the tokens in the cache of each sequence. [costs, batches, steps]"""
     turns, sizes = np.arange(steps), [len(past) for past in batches]
     count = np.array(sizes, np.float64)[:, None]
