@@ -11,7 +11,7 @@ a TOML file describes others, or changes what is known:
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ingot.configs.read import Section, nearest, parse_toml
 from ingot.errors import ConfigError, UsageError
-from ingot.planner.cost import CacheCost, Int64, StepCost
+from ingot.planner.cost import Int64, StepCost
 from ingot.plugins.cpu.native import barrier_seconds, peak_flops, read_bandwidth
 from ingot.plugins.cuda import devices as cuda
 from ingot.plugins.cuda.target import CODES
@@ -155,18 +155,17 @@ def decode_seconds(
     turns, sizes = np.arange(steps), [len(past) for past in batches]
     count = np.array(sizes, np.float64)[:, None]
     total = np.array([sum(past) for past in batches], np.float64)[:, None]
-    nbytes = count * _of_each(costs, lambda cache: cache.state_bytes)
-    operations = np.zeros((1, 1, 1))
+    nbytes: Float64 = count * np.array([[[sum([cache.state_bytes for cache in cost.caches])]] for cost in costs])
+    operations: Float64 = np.zeros((1, 1, 1))
     for window in {cache.window for cost in costs for cache in cost.caches}:
         seen = pairs = total + count * (turns + 1)
         if window:
             befores = [np.array(past) + turns[:, None] for past in batches]
             seen = np.array([np.minimum(before + 1, window + 1).sum(axis=1) for before in befores])
             pairs = np.array([np.minimum(before + 1, window).sum(axis=1) for before in befores])
-        nbytes = nbytes + seen * _of_each(costs, lambda cache, of=window: cache.token_bytes * (cache.window == of))
-        operations = operations + pairs * _of_each(
-            costs, lambda cache, of=window: cache.operations * (cache.window == of)
-        )
+        own = [[cache for cache in cost.caches if cache.window == window] for cost in costs]
+        nbytes = nbytes + seen * np.array([[[sum([cache.token_bytes for cache in caches])]] for caches in own])
+        operations = operations + pairs * np.array([[[sum([cache.operations for cache in caches])]] for caches in own])
     rest = {
         size: [sum(_without_attention(cost, device, ranks, size, size, size)) for cost in costs] for size in set(sizes)
     }
@@ -175,22 +174,17 @@ def decode_seconds(
     return found
 
 
-def _of_each(costs: Sequence[StepCost], what: Callable[[CacheCost], float]) -> Float64:
-    """The sum over the caches of each: [costs, 1, 1]"""
-    return np.array([[[sum([what(cache) for cache in cost.caches])]] for cost in costs], np.float64)
-
-
 def _without_attention(
     cost: StepCost, device: Device, ranks: int, rows: float, logit_rows: float, sequences: float
 ) -> tuple[float, float, float, float]:
     """Seconds of a step but for attention, in the order of PARTS."""
-    drawn = min(logit_rows, 1)
+    drawn = min(logit_rows, 1.0)
     moved = cost.weights + drawn * cost.head
     moved += cost.experts * (1 - (1 - cost.taken) ** rows) + cost.drawn_experts * (1 - (1 - cost.taken) ** logit_rows)
     moved += rows * cost.row_bytes + logit_rows * cost.logit_bytes
     operations = rows * cost.row_operations + logit_rows * cost.logit_operations
     read, computed = _reading(device, moved), _computing(device, operations, cost.arithmetic)
-    meetings, sent = cost.messages, rows * cost.sent_bytes
+    meetings, sent = float(cost.messages), rows * cost.sent_bytes
     if ranks > 1:
         meetings += cost.collectives + drawn
         sent += rows * cost.met_bytes * cost.collectives * 2 * (ranks - 1) / ranks + logit_rows * cost.gathered_bytes
