@@ -90,6 +90,7 @@ concept Int8Vector =
       { S::kMaxCodeRows } -> std::convertible_to<int64_t>;  // products of more rows unpack int4 first
       { S::kCodePanels } -> std::convertible_to<int>;
       { S::kCodeRows } -> std::convertible_to<int>;
+      { S::kLeavesCodes } -> std::convertible_to<bool>;  // see CodeProducts; if true, there is also dots
       { S::kFlipX } -> std::convertible_to<uint32_t>;  // what x is xored with, where the CPU multiplies unsigned bytes
       { S::kByteRows } -> std::convertible_to<int>;
       { S::kBytePanels } -> std::convertible_to<int>;

@@ -83,6 +83,7 @@ struct Int8Avx2 : SimdAvx2 {
   static constexpr int64_t kLongestRun = 64;
   static constexpr int64_t kMaxCodeRows = INT64_MAX;    // any number of rows multiplies int4 as it is stored
   static constexpr int kCodePanels = 1, kCodeRows = 5;  // six would take every register, and run slower
+  static constexpr bool kLeavesCodes = true;            // see CodeProducts
 
   // The beginning for a run of 32 or 64 values of x, the same for all columns.
   template <int kRun>
@@ -111,6 +112,13 @@ struct Int8Avx2 : SimdAvx2 {
   INGOT_INLINE void dot(Short& sum, Short codes, Short x) {  // asm: see accumulate in simd_avx2.h
     Short product;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(codes), "x"(x));
+  }
+  // Both vectors of a line. In this order Zen 3 makes a tenth more of them than one after the other.
+  INGOT_INLINE void dots(Short (&sum)[2], const Short (&codes)[2], Short x) {
+    Short a, b;
+    asm("vpmaddubsw %6, %4, %2\n\tvpmaddubsw %6, %5, %3\n\tvpaddw %2, %0, %0\n\tvpaddw %3, %1, %1"
+        : "+x"(sum[0]), "+x"(sum[1]), "=&x"(a), "=&x"(b)
+        : "x"(codes[0]), "x"(codes[1]), "x"(x));
   }
   INGOT_INLINE Short short_multipliers(const int8_t* m) {
     const __m256i wide = columns(m);

@@ -66,6 +66,7 @@ struct Int8Avx512 : SimdAvx512 {
   static constexpr int64_t kLongestRun = 128;
   static constexpr int64_t kMaxCodeRows = 64;           // see matmul_w4a8
   static constexpr int kCodePanels = 2, kCodeRows = 8;  // more would keep totals in memory
+  static constexpr bool kLeavesCodes = false;
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {

@@ -16,6 +16,7 @@ struct Int8Dots : Int8Avx2 {
   using Short = __m256i;
   static constexpr int64_t kLongestRun = 128;
   static constexpr int kCodePanels = 1, kCodeRows = 6;
+  static constexpr bool kLeavesCodes = false;
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {

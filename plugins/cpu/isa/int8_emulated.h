@@ -42,6 +42,7 @@ struct Int8Emulated : SimdEmulated {
   static constexpr int64_t kLongestRun = 128;
   static constexpr int64_t kMaxCodeRows = 10;
   static constexpr int kCodePanels = 2, kCodeRows = 3;
+  static constexpr bool kLeavesCodes = false;
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {

@@ -195,11 +195,11 @@ struct GroupProducts {
     return kTiles[static_cast<size_t>(rows - kFirst)];
   }
   // Each group of rows looks up the last panel of an odd number for itself: tiles of its own would save little.
-  static bool unpacks(int64_t panels) { return kLeaves && panels == kPanels; }
-  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
+  static bool unpacks(int64_t panels, int64_t) { return kLeaves && panels == kPanels; }
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t groups) {
     if constexpr (kBytes) return panels > 1 ? tile_with<kStored, 1, kPanels>(rows) : tile_with<kStored, 1, 1>(rows);
     if constexpr (kLeaves)
-      if (!only && unpacks(panels))
+      if (groups > 1 && unpacks(panels, groups))
         return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
     if constexpr (!kBytes)
       return panels > 1 ? tile_with<kLookedUp, 1, kPanels>(rows) : tile_with<kLookedUp, 1, 1>(rows);

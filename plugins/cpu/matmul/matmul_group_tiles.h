@@ -139,8 +139,8 @@ struct GroupTileProducts {
                                                                          table<kFirst, kPanels>(Indices())};
     return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
   }
-  static bool unpacks(int64_t) { return true; }
-  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool) {
+  static bool unpacks(int64_t, int64_t) { return true; }
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t) {
     return first ? tile_with<true>(rows, panels) : tile_with<false>(rows, panels);
   }
   static int64_t panels_at_once(int64_t) { return kPanels; }

@@ -193,12 +193,12 @@ struct ByteProducts {
   }
 
   static int64_t panels_at_once(int64_t) { return kPanels; }
-  // Whether the first group of rows leaves weights of so many panels at once to the others.
-  static bool unpacks(int64_t) { return kUnpacks; }
-  // What multiplies a group of so many rows by one panel or kPanels. first: of the groups; only: there are no others.
-  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, bool only) {
+  // Whether the first of so many groups of rows leaves weights of so many panels at once to the others.
+  static bool unpacks(int64_t, int64_t) { return kUnpacks; }
+  // What multiplies a group of so many rows by one panel or kPanels. first: of so many groups.
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t groups) {
     static constexpr auto kFirst = tables<false>(), kOther = tables<true>();
-    return ((kUnpacks ? first : only) ? kFirst : kOther)[panels > 1][static_cast<size_t>(rows - 1)];
+    return ((kUnpacks ? first : groups == 1) ? kFirst : kOther)[panels > 1][static_cast<size_t>(rows - 1)];
   }
 };
 
@@ -213,7 +213,10 @@ struct CodeProducts {
   static constexpr bool kWholeBytes = kRun == 2 * kTileK, kWholeOnce = true;
   // Whether totals stay in registers, as far as these go: a store costs AVX-512 as much as two products.
   static constexpr bool kKeepsTotals = kWholeBytes || I::kRegisters >= 32;
-  static constexpr int64_t kPart = kKeepsTotals ? 2048 : 1024, kUnpackedBytes = 0;
+  // The first of several groups of rows can leave a byte for each code to the others, where making one of a nibble
+  // costs much beside its products.
+  static constexpr bool kLeaves = I::kLeavesCodes && kPanels == 1;
+  static constexpr int64_t kPart = kKeepsTotals ? 2048 : 1024, kUnpackedBytes = kLeaves ? kPart * kPanel : 0;
   static constexpr int64_t kBlockRows = kKeepsTotals ? 16 * kRows : 96 / kRows * kRows, kBlockPanels = 32;
   static constexpr int64_t kLines = kWholeBytes ? kTileLines : kRun / 4;
 
@@ -294,9 +297,7 @@ struct CodeProducts {
         for (int r = 0; r < kR; ++r) {
           const typename I::Short xr = I::load_x(x[h] + (i * kR + r) * 4);
 #pragma GCC unroll 2
-          for (int p = 0; p < kP; ++p)
-#pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) I::dot(sum[r][p][h % kSums][v], codes[p][v], xr);
+          for (int p = 0; p < kP; ++p) dots(sum[r][p][h % kSums], codes[p], xr);
         }
       }
 #pragma GCC unroll 2
@@ -305,20 +306,35 @@ struct CodeProducts {
 #pragma GCC unroll 2
     for (int64_t i = 0; i < kLines; ++i) add_line(i);
     for_each(std::make_integer_sequence<int, kTotals>(), [&]<int h>() __attribute__((always_inline)) {
+      typename I::Short factors[kP][kVectors];  // made before totals are stored, which could lie over them
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) factors[p][v] = I::short_multipliers(multipliers[p][h] + v * I::kWidth);
       each<kR, kP>([&]<int r, int p, int v>() __attribute__((always_inline)) {
         auto of = sum[r][p][h][v];
         if constexpr (kWholeBytes && kSums == 2) of = I::add_shorts(of, sum[r][p][1][v]);
-        const auto factors = I::short_multipliers(multipliers[p][h] + v * I::kWidth);
         if constexpr (kKeepsTotals) {
-          I::add_short(total[r][p][v], of, factors);
+          I::add_short(total[r][p][v], of, factors[p][v]);
         } else {
           int32_t* const to = total_at(t, r, p, v);
           auto stored = I::load_short(to);
-          I::add_short(stored, of, factors);
+          I::add_short(stored, of, factors[p][v]);
           I::store_short(to, stored);
         }
       });
     });
+  }
+
+  // Products of a line of codes with four k of a row.
+  [[gnu::always_inline]] static inline void dots(typename I::Short (&sum)[kVectors],
+                                                 const typename I::Short (&codes)[kVectors], typename I::Short x) {
+    if constexpr (I::kLeavesCodes) {
+      I::dots(sum, codes, x);
+    } else {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) I::dot(sum[v], codes[v], x);
+    }
   }
 
   // Few rows take both halves of each line at once, many one after the other, for the sake of registers.
@@ -342,17 +358,86 @@ struct CodeProducts {
     });
   }
 
-  template <int kP, size_t... kR>
-  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kR + 1, kP>...};
+  // One byte for each of the codes of a part of a panel, line by line as products take them.
+  static void leave(const Int8Tile& t) {
+    const std::byte* from = t.lines[0];
+    std::byte* to = t.unpacked;
+    constexpr int64_t kStep = I::kWidth * 4;
+    for (int64_t k = 0; k < t.tiles * kTileK; k += 2 * kTileK, to += kTileBytes)
+      for (int64_t i = 0; i < kTileBytes; i += kStep, from += kStep, to += kStep) {
+        I::store_short(reinterpret_cast<int32_t*>(to), I::load_codes(from, false));
+        I::store_short(reinterpret_cast<int32_t*>(to + kTileBytes), I::load_codes(from, true));
+      }
   }
-  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool, bool) {
+
+  // A group of rows times codes that were left. All of a run is unrolled: in a loop of two lines AVX2 makes a quarter
+  // fewer products.
+  template <int kR, bool kFirst>
+  static void left_tile(const Int8Tile& t) {
+    if constexpr (kFirst) leave(t);
+    const std::byte *line = kFirst ? t.unpacked : t.lines[0], *next = t.next[0];
+    const int64_t end = t.tiles * kTileK, run_stride = t.run_stride, next_bytes = t.next_step * (kRun / 4);
+    const int32_t* start = t.runs;
+    const int8_t *x = t.x, *const multipliers = t.multipliers[0];
+    const int group_bits = t.group_bits;
+    int32_t* const totals = t.sums;
+    if (t.first) std::fill_n(totals, kR * kPanel, 0);
+    for (int64_t k = 0; k < end; k += kRun, next += next_bytes) {
+      // three lines hold what a run fetches for at least three groups of rows
+#pragma GCC unroll 3
+      for (int64_t i = 0; i < 3; ++i) I::prefetch_far(next + i * kLineBytes);
+      typename I::Short sum[kR][kVectors];
+#pragma GCC unroll 16
+      for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = I::set_short(start[r * run_stride]);
+      ++start;
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kRun / 4; ++i, x += 4 * kR, line += kLineBytes) {
+        typename I::Short codes[kVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v)
+          codes[v] = I::load_short(reinterpret_cast<const int32_t*>(line) + v * I::kWidth);
+#pragma GCC unroll 16
+        for (int r = 0; r < kR; ++r) dots(sum[r], codes, I::load_x(x + r * 4));
+      }
+      typename I::Short factors[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v)
+        factors[v] = I::short_multipliers(multipliers + (k >> group_bits) * kPanel + v * I::kWidth);
+#pragma GCC unroll 16
+      for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          int32_t* const at = totals + r * kPanel + v * I::kWidth;
+          auto total = I::load_short(at);
+          I::add_short(total, sum[r][v], factors[v]);
+          I::store_short(at, total);
+        }
+    }
+  }
+
+  enum Kind { kStored, kFirstLeft, kLeft };
+  template <Kind kKind, int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    if constexpr (kKind == kStored)
+      return {tile<kR + 1, kP>...};
+    else
+      return {left_tile<kR + 1, kKind == kFirstLeft>...};
+  }
+  template <Kind kKind>
+  static Int8TileFn tile_with(int64_t rows, int64_t panels) {
     using Indices = std::make_index_sequence<kRows>;
-    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<1>(Indices()),
-                                                                         table<kPanels>(Indices())};
+    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<kKind, 1>(Indices()),
+                                                                         table<kKind, kPanels>(Indices())};
     return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
   }
-  static bool unpacks(int64_t) { return false; }
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t groups) {
+    if constexpr (kLeaves)
+      if (unpacks(panels, groups)) return first ? tile_with<kFirstLeft>(rows, panels) : tile_with<kLeft>(rows, panels);
+    return tile_with<kStored>(rows, panels);
+  }
+  static bool unpacks(int64_t, int64_t groups) { return kLeaves && groups > 2; }
   // One row with long runs waits for memory anyway, which gives more to one stream. With shorter runs it waits for sums
   // of one panel.
   static int64_t panels_at_once(int64_t rows) { return rows > 1 || kRun < I::kLongestRun ? kPanels : 1; }
@@ -412,9 +497,9 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
                             .panel_stride = stride,
                             .next = next,
                             .next_step = ceil_div(next_bytes, tiles * kTileLines)};
-        Products::tile_of(count, step, g == group, groups == 1)(tile);
+        Products::tile_of(count, step, g == group, groups)(tile);
         for (int64_t i = 0; i < step; ++i) {
-          if (Products::unpacks(step)) lines[i] = unpacked + i * Products::kUnpackedBytes;
+          if (Products::unpacks(step, groups)) lines[i] = unpacked + i * Products::kUnpackedBytes;
           next[i] += next_bytes;
         }
       }

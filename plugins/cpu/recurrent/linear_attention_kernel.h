@@ -1,5 +1,9 @@
 // linear_attention, token by token for prompts and decode alike: one order of operations for every element of the
-// state, whatever stands in the step. An item is some columns of a head's state, which depend on no other columns.
+// state, whatever stands in the step. An item is a head, or where there are few, some columns of its state, which
+// depend on no other columns.
+//
+// Floors: one token reads and writes the state, 8 bytes an element. In a run of tokens the state stays in the L1 cache,
+// and each token takes four multiplications of an element: change, output, decay, and the next token's key.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +18,11 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kStateColumns = 64;  // of an item: with key_dim 128 its part of the state fits the L1 cache
+constexpr int64_t kStateColumns = 64;  // of an item, at least
+// Rows of a state lie a power of two apart, mostly, so that they share few sets of the L1 cache. A run of tokens thus
+// copies these columns side by side: 16 KiB with key_dim 128.
+constexpr int64_t kRunColumns = 32;
+constexpr int64_t kRunTokens = 16;  // keys, queries and decays of so many are made at once, for all columns of an item
 
 template <typename S>
 [[gnu::always_inline]] inline float first_lane(typename S::V v) {
@@ -73,88 +81,242 @@ void scale_row(const float* from, float* to, int64_t n, float eps, float scale) 
     store_lanes<S>(to + i, S::mul(load_lanes<S>(from + i, n - i), S::set1(scale)), n - i);
 }
 
-// One token and item. from: null for a state of zeros; the lanes of vector j are columns j * kWidth on, of which `n`.
-template <typename S, bool kWhole>
-void state_token(const float* from, float* to, int64_t stride, int64_t key_dim, int64_t n, const float* k,
-                 const float* q, const float* decays, float step, const float* strength, const float* v, float* y,
-                 const float* skip) {
-  using V = typename S::V;
-  constexpr int kVectors = kStateColumns / S::kWidth;
-  const auto lanes = [n](int j) { return kWhole ? int64_t{S::kWidth} : std::max<int64_t>(n - j * S::kWidth, 0); };
-  const auto load = [&](const float* p, int j) __attribute__((always_inline)) {
-    return kWhole ? S::load(p + j * S::kWidth) : load_lanes<S>(p + j * S::kWidth, lanes(j));
-  };
-  const auto store = [&](float* p, V value, int j) __attribute__((always_inline)) {
-    kWhole ? S::store(p + j * S::kWidth, value) : store_lanes<S>(p + j * S::kWidth, value, lanes(j));
-  };
-  V known[kVectors], out[kVectors];
-  for (int j = 0; j < kVectors; ++j) known[j] = out[j] = S::zero();
-  for (int64_t i = 0; i < key_dim; ++i) {
-    const V key = S::set1(k[i]), fall = S::set1(decays[i]);
-    for (int j = 0; j < kVectors; ++j) {
-      const V state = from == nullptr ? S::zero() : S::mul(load(from + i * stride, j), fall);
-      known[j] = S::fma(state, key, known[j]);
-      store(to + i * stride, state, j);
+// Whether what the state holds of a token's key takes part in the token's change, and whether each dim of a key has a
+// decay of its own.
+enum class Rule { kAdd, kDelta, kDeltaByDim };
+
+// Where a head's parts lie in a token's row of x.
+struct HeadPlaces {
+  int64_t q, k, v, cols;
+
+  HeadPlaces(const LinearAttentionArgs& args, int64_t head) {
+    const int64_t keys = args.key_heads * args.key_dim, values = args.heads * args.value_dim;
+    const int64_t key_head = head / (args.heads / args.key_heads) * args.key_dim;
+    q = key_head + (args.values_first ? values + keys : 0);
+    k = key_head + (args.values_first ? values : keys);
+    v = head * args.value_dim + (args.values_first ? 0 : 2 * keys);
+    cols = 2 * keys + values;
+  }
+};
+
+// Up to kRunTokens tokens, as a head takes them.
+struct HeadTokens {
+  float *k, *q, *decays;     // [tokens, key_dim]
+  float *steps, *strengths;  // [tokens]; steps not with kDeltaByDim, strengths not with kAdd
+
+  static int64_t floats(int64_t key_dim) { return kRunTokens * (3 * key_dim + 2); }
+
+  HeadTokens(float* memory, int64_t key_dim)
+      : k(memory),
+        q(k + kRunTokens * key_dim),
+        decays(q + kRunTokens * key_dim),
+        steps(decays + kRunTokens * key_dim),
+        strengths(steps + kRunTokens) {}
+
+  template <typename S, Rule kRule>
+  void prepare(const LinearAttentionArgs& args, const HeadPlaces& places, int64_t head, int64_t first, int64_t count) {
+    const float rate = -exp_of<S>(args.a_log[head]);
+    const int64_t dims = args.key_dim;
+    for (int64_t t = 0; t < count; ++t) {
+      const float* x = args.x + (first + t) * places.cols;
+      const int64_t at = (first + t) * args.heads + head;
+      scale_row<S>(x + places.q, q + t * dims, dims, args.l2_eps, args.scale);
+      scale_row<S>(x + places.k, k + t * dims, dims, args.l2_eps, 1.0f);
+      if constexpr (kRule == Rule::kDeltaByDim) {
+        decay_row<S>(args.dt + at * dims, decays + t * dims, dims, rate, args.dt_min, args.dt_max);
+      } else {
+        steps[t] = std::min(std::max(softplus<S>(args.dt[at]), args.dt_min), args.dt_max);
+        std::fill_n(decays + t * dims, dims, exp_of<S>(rate * steps[t]));
+      }
+      if constexpr (kRule != Rule::kAdd)
+        strengths[t] = first_lane<S>(over_logistic<S>(S::set1(1.0f), S::set1(args.beta[at])));
     }
   }
-  V change[kVectors];
-  for (int j = 0; j < kVectors; ++j) {
-    const V value = load(v, j);
-    change[j] = strength ? S::mul(S::set1(*strength), S::sub(value, known[j])) : S::mul(S::set1(step), value);
+
+  // What token t adds to the state along its key, of which the state holds `known`.
+  template <typename S, Rule kRule>
+  [[gnu::always_inline]] typename S::V change(int64_t t, typename S::V value, typename S::V known) const {
+    if constexpr (kRule == Rule::kAdd)
+      return S::mul(S::set1(steps[t]), value);
+    else
+      return S::mul(S::set1(strengths[t]), S::sub(value, known));
   }
-  for (int64_t i = 0; i < key_dim; ++i) {
+};
+
+// What a thread computes at a time: some tokens and columns of a head.
+struct StateRun {
+  HeadTokens tokens;
+  int64_t count, key_dim, columns;
+  const float* from;  // the state before, rows of `stride` floats; null for zeros
+  float* to;          // the state after
+  int64_t stride;
+  const float* v;  // of the first token; those of the next are v_stride further on
+  int64_t v_stride;
+  float* y;
+  int64_t y_stride;
+  const float* skip;  // of the head, or null
+};
+
+// kColumns columns, of which the first n exist.
+template <typename S, int64_t kColumns>
+struct Columns {
+  using V = typename S::V;
+  static constexpr int kVectors = kColumns / S::kWidth;
+  int64_t n;
+
+  [[gnu::always_inline]] V load(const float* p, int j) const {
+    return load_lanes<S>(p + j * S::kWidth, std::max<int64_t>(n - j * S::kWidth, 0));
+  }
+  [[gnu::always_inline]] void store(float* p, V value, int j) const {
+    store_lanes<S>(p + j * S::kWidth, value, std::max<int64_t>(n - j * S::kWidth, 0));
+  }
+  [[gnu::always_inline]] void store_y(const StateRun& run, int64_t t, const V* out) const {
+    for (int j = 0; j < kVectors; ++j) {
+      V y = out[j];
+      if (run.skip != nullptr) y = S::fma(S::set1(*run.skip), load(run.v + t * run.v_stride, j), y);
+      store(run.y + t * run.y_stride, y, j);
+    }
+  }
+};
+
+// One token, by two passes over the state where it lies.
+template <typename S, Rule kRule, bool kWhole>
+void one_token(const StateRun& run) {
+  using V = typename S::V;
+  const Columns<S, kStateColumns> columns{kWhole ? kStateColumns : run.columns};
+  constexpr int kVectors = columns.kVectors;
+  const float *k = run.tokens.k, *q = run.tokens.q, *decays = run.tokens.decays;
+  V known[kVectors], out[kVectors], change[kVectors];
+  for (int j = 0; j < kVectors; ++j) known[j] = out[j] = S::zero();
+  for (int64_t i = 0; i < run.key_dim; ++i) {
+    const V key = S::set1(k[i]), decay = S::set1(decays[i]);
+    for (int j = 0; j < kVectors; ++j) {
+      const V state = run.from == nullptr ? S::zero() : S::mul(columns.load(run.from + i * run.stride, j), decay);
+      known[j] = S::fma(state, key, known[j]);
+      columns.store(run.to + i * run.stride, state, j);
+    }
+  }
+  for (int j = 0; j < kVectors; ++j) change[j] = run.tokens.change<S, kRule>(0, columns.load(run.v, j), known[j]);
+  for (int64_t i = 0; i < run.key_dim; ++i) {
     const V key = S::set1(k[i]), query = S::set1(q[i]);
     for (int j = 0; j < kVectors; ++j) {
-      const V state = S::fma(key, change[j], load(to + i * stride, j));
+      const V state = S::fma(key, change[j], columns.load(run.to + i * run.stride, j));
       out[j] = S::fma(query, state, out[j]);
-      store(to + i * stride, state, j);
+      columns.store(run.to + i * run.stride, state, j);
     }
   }
-  for (int j = 0; j < kVectors; ++j) {
-    if (skip != nullptr) out[j] = S::fma(S::set1(*skip), load(v, j), out[j]);
-    store(y, out[j], j);
+  columns.store_y(run, 0, out);
+}
+
+// One pass over the state of a run: token t's change and output, and what the state then holds of the next token's key.
+// The pass of the last token leaves the state in run.to.
+template <typename S, Rule kRule, bool kLast>
+[[gnu::noinline]] void pass(const StateRun& run, int64_t t, float* state, const typename S::V* change,
+                            typename S::V* known) {
+  using V = typename S::V;
+  const Columns<S, kRunColumns> columns{run.columns};
+  constexpr int kVectors = columns.kVectors;
+  const float *k = run.tokens.k + t * run.key_dim, *q = run.tokens.q + t * run.key_dim;
+  const float *next_k = k + run.key_dim, *next_decays = run.tokens.decays + (t + 1) * run.key_dim;
+  V out[kVectors], held[kVectors], by[kVectors];
+  for (int j = 0; j < kVectors; ++j) out[j] = held[j] = S::zero(), by[j] = change[j];
+  V decay = kLast || kRule == Rule::kDeltaByDim ? S::zero() : S::set1(next_decays[0]);
+  for (int64_t i = 0; i < run.key_dim; ++i) {
+    const V key = S::set1(k[i]), query = S::set1(q[i]), next_key = kLast ? S::zero() : S::set1(next_k[i]);
+    if constexpr (!kLast && kRule == Rule::kDeltaByDim) decay = S::set1(next_decays[i]);
+    float* row = state + i * kRunColumns;
+    for (int j = 0; j < kVectors; ++j) {
+      V now = S::fma(key, by[j], S::load(row + j * S::kWidth));
+      out[j] = S::fma(query, now, out[j]);
+      if constexpr (kLast) {
+        columns.store(run.to + i * run.stride, now, j);
+      } else {
+        now = S::mul(now, decay);
+        if constexpr (kRule != Rule::kAdd) held[j] = S::fma(now, next_key, held[j]);
+        S::store(row + j * S::kWidth, now);
+      }
+    }
   }
+  for (int j = 0; j < kVectors; ++j) known[j] = held[j];
+  columns.store_y(run, t, out);
+}
+
+// A run of tokens. state: [key_dim, kRunColumns]
+template <typename S, Rule kRule>
+void several_tokens(const StateRun& run, float* state) {
+  using V = typename S::V;
+  const Columns<S, kRunColumns> columns{run.columns};
+  constexpr int kVectors = columns.kVectors;
+  V known[kVectors], change[kVectors];
+  for (int j = 0; j < kVectors; ++j) known[j] = S::zero();
+  for (int64_t i = 0; i < run.key_dim; ++i) {
+    const V key = S::set1(run.tokens.k[i]), decay = S::set1(run.tokens.decays[i]);
+    for (int j = 0; j < kVectors; ++j) {
+      const V now = run.from == nullptr ? S::zero() : S::mul(columns.load(run.from + i * run.stride, j), decay);
+      known[j] = S::fma(now, key, known[j]);
+      S::store(state + i * kRunColumns + j * S::kWidth, now);
+    }
+  }
+  for (int64_t t = 0; t < run.count; ++t) {
+    const float* v = run.v + t * run.v_stride;
+    for (int j = 0; j < kVectors; ++j) change[j] = run.tokens.change<S, kRule>(t, columns.load(v, j), known[j]);
+    const auto next = t + 1 < run.count ? pass<S, kRule, false> : pass<S, kRule, true>;
+    next(run, t, state, change, known);
+  }
+}
+
+// Columns [column, end) of a head, for all tokens of a sequence.
+template <typename S, Rule kRule>
+void head_columns(const LinearAttentionArgs& args, int64_t sequence, int64_t head, int64_t column, int64_t end,
+                  float* memory) {
+  const HeadPlaces places(args, head);
+  HeadTokens tokens(memory, args.key_dim);
+  float* const state = memory + HeadTokens::floats(args.key_dim);
+  const int64_t place = head * args.key_dim * args.value_dim, y_stride = args.heads * args.value_dim;
+  args.kv.for_each_run(sequence, [&](int64_t begin, int64_t stop, const float* before, float* after) {
+    for (int64_t first = begin; first < stop; first += kRunTokens, before = after) {
+      const int64_t count = std::min(stop - first, kRunTokens);
+      tokens.prepare<S, kRule>(args, places, head, first, count);
+      const int64_t width = count == 1 ? kStateColumns : kRunColumns;
+      for (int64_t at = column; at < end; at += width) {
+        const StateRun run{.tokens = tokens,
+                           .count = count,
+                           .key_dim = args.key_dim,
+                           .columns = std::min(end - at, width),
+                           .from = before == nullptr ? nullptr : before + place + at,
+                           .to = after + place + at,
+                           .stride = args.value_dim,
+                           .v = args.x + first * places.cols + places.v + at,
+                           .v_stride = places.cols,
+                           .y = args.y + first * y_stride + head * args.value_dim + at,
+                           .y_stride = y_stride,
+                           .skip = args.skip == nullptr ? nullptr : args.skip + head};
+        if (count > 1)
+          several_tokens<S, kRule>(run, state);
+        else if (run.columns == kStateColumns)
+          one_token<S, kRule, true>(run);
+        else
+          one_token<S, kRule, false>(run);
+      }
+    }
+  });
 }
 
 template <typename S>
 void linear_attention(const LinearAttentionArgs& args, const Team& team) {
-  const int64_t keys = args.key_heads * args.key_dim, values = args.heads * args.value_dim, cols = 2 * keys + values;
-  const int64_t parts = (args.value_dim + kStateColumns - 1) / kStateColumns;
-  auto* k = reinterpret_cast<float*>(team.scratch(static_cast<size_t>(3 * args.key_dim) * sizeof(float)));
-  float *q = k + args.key_dim, *decays = q + args.key_dim;
-  const Team::Range items = team.share(args.kv.sequences * args.heads * parts);
+  const int64_t floats = HeadTokens::floats(args.key_dim) + args.key_dim * kRunColumns;
+  auto* memory = reinterpret_cast<float*>(team.scratch(static_cast<size_t>(floats) * sizeof(float)));
+  const auto run = args.beta == nullptr ? head_columns<S, Rule::kAdd>
+                   : args.by_dim        ? head_columns<S, Rule::kDeltaByDim>
+                                        : head_columns<S, Rule::kDelta>;
+  // Every item makes keys and decays of its own, so that whole heads are items where there are enough for all threads.
+  const int64_t heads = args.kv.sequences * args.heads;
+  const int64_t width = heads >= 4 * team.count ? args.value_dim : kStateColumns;
+  const int64_t parts = (args.value_dim + width - 1) / width;
+  const Team::Range items = team.share(heads * parts);
   for (int64_t item = items.begin; item < items.end; ++item) {
-    const int64_t part = item % parts, head = item / parts % args.heads, sequence = item / parts / args.heads;
-    const int64_t column = part * kStateColumns, n = std::min(args.value_dim - column, kStateColumns);
-    const int64_t key_head = head / (args.heads / args.key_heads) * args.key_dim;
-    const int64_t at_q = key_head + (args.values_first ? values + keys : 0);
-    const int64_t at_k = key_head + (args.values_first ? values : keys);
-    const int64_t at_v = head * args.value_dim + column + (args.values_first ? 0 : 2 * keys);
-    const int64_t place = head * args.key_dim * args.value_dim + column;
-    const float rate = -exp_of<S>(args.a_log[head]);
-    args.kv.for_each_run(sequence, [&](int64_t begin, int64_t end, const float* before, float* after) {
-      const float* from = before == nullptr ? nullptr : before + place;
-      float* to = after + place;
-      for (int64_t t = begin; t < end; ++t, from = to) {
-        const float* x = args.x + t * cols;
-        scale_row<S>(x + at_q, q, args.key_dim, args.l2_eps, args.scale);
-        scale_row<S>(x + at_k, k, args.key_dim, args.l2_eps, 1.0f);
-        float step = 0;
-        if (args.by_dim) {
-          const float* dt = args.dt + (t * args.heads + head) * args.key_dim;
-          decay_row<S>(dt, decays, args.key_dim, rate, args.dt_min, args.dt_max);
-        } else {
-          step = std::min(std::max(softplus<S>(args.dt[t * args.heads + head]), args.dt_min), args.dt_max);
-          std::fill_n(decays, args.key_dim, exp_of<S>(rate * step));
-        }
-        float strength = 0;
-        if (args.beta)
-          strength = first_lane<S>(over_logistic<S>(S::set1(1.0f), S::set1(args.beta[t * args.heads + head])));
-        const auto run = n == kStateColumns ? state_token<S, true> : state_token<S, false>;
-        run(from, to, args.value_dim, args.key_dim, n, k, q, decays, step, args.beta ? &strength : nullptr, x + at_v,
-            args.y + t * values + head * args.value_dim + column, args.skip ? args.skip + head : nullptr);
-      }
-    });
+    const int64_t column = item % parts * width, head = item / parts % args.heads;
+    run(args, item / parts / args.heads, head, column, std::min(column + width, args.value_dim), memory);
   }
 }
 
