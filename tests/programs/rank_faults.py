@@ -3,8 +3,9 @@
 python -m tests.programs.rank_faults [--rounds 200] [--seed 0] [--margin 10] [--timeout 1]
 
 Builds a tiny engine of 2 ranks that share each layer, and one of two pipeline stages of 2 such ranks. A round starts a
-process for each rank, lets the first one generate without end, and takes one rank away while they open, or while steps
-run. It fails unless all others end by themselves within seconds, say which rank it was, and leave nothing in /dev/shm.
+process for each rank, lets the first one generate and move KV blocks without end, and takes one rank away while they
+open, or while steps run. It fails unless all others end by themselves within seconds, say which rank it was, and leave
+nothing in /dev/shm.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import numpy as np
+
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
@@ -30,9 +33,11 @@ from ingot.convert.convert import convert
 from ingot.errors import IngotError
 from ingot.runtime import ModelRunner
 from ingot.runtime.session import load_engine
+from ingot.step_io import BlockSession, Session
 from tests.runtime.rank_processes import PipeLink
 
 LOOK = 0.05  # seconds between two looks
+MOVES = 200
 SHAPE = (
     '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, '
     '"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 61, '
@@ -99,9 +104,19 @@ def run_rank(
             told.send("computing")
             while True:
                 runner.generate([[1, 2, 3], [4]], max_new_tokens=100, end_id=-1)
+                runner.executor.while_still(lambda: move_blocks(loaded.session))
     except IngotError as error:
         told.send(str(error))
         sys.exit(1)
+
+
+def move_blocks(session: Session) -> None:
+    """Collect a free block of all ranks, and give it back, some hundred times: as long as some steps take."""
+    assert isinstance(session, BlockSession), "CPU ranks have blocks that move"
+    data = np.zeros(session.block_bytes(0), np.uint8)
+    for _ in range(MOVES):
+        session.read_block(0, 0, data)
+        session.write_block(0, 0, data)
 
 
 def run_round(fault: Fault, engine: Path, margin: float) -> str:
