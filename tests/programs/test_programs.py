@@ -21,6 +21,7 @@ from tests.peers.models import SHAPES, write_model
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.emulation import Emulation
 from tests.programs import compare_commits, gguf_speed, gguf_tokens, random_quantised
+from tests.programs.block_times import LAYOUTS
 
 TINY = {
     **SHAPES["tinyllama"],
@@ -212,6 +213,13 @@ def test_the_way_of_input_ids() -> None:
 @pytest.mark.parametrize("rounds", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_ranks_are_taken_away_at_random_moments(rounds: int) -> None:
     assert f"{rounds} rounds, the longest" in run("rank_faults", "--rounds", rounds)
+
+
+@pytest.mark.slow
+def test_moves_of_blocks_are_timed() -> None:
+    first, *rows = run("block_times", "--rounds", 3, "--layers", 3, "--kv_heads", 4, "--head_dim", 16).splitlines()
+    assert first.startswith("blocks of 24 KiB")
+    assert [row.split(":")[0] for row in rows] == [f"tp {tp} x pp {pp}" for tp, pp in LAYOUTS]
 
 
 @pytest.mark.slow
