@@ -15,7 +15,7 @@ from tests.gpu_proof.work import Job
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     *("kernels", "paged_attention", "own_products", "experts", "draws"),
-    *("session", "verify", "decode_graphs", "read_twice"),
+    *("session", "verify", "kept_codes", "decode_graphs", "read_twice"),
 )
 FILES = [f"tests/plugins/cuda/test_{name}.py" for name in TESTS]
 SMALL = [*FILES[:2], "-k", "norms or rope_and_cache or softcap or (windows and 33) or (splits and (3 or empty))"]

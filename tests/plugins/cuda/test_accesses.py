@@ -20,6 +20,7 @@ from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_experts as experts
 from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda import test_latent as latent
+from tests.plugins.cuda import test_own_products as own_products
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
 from tests.plugins.cuda.test_paged_attention import check
@@ -62,6 +63,13 @@ def test_other_kernels(checked: ctypes.CDLL) -> None:
 def test_experts(checked: ctypes.CDLL) -> None:
     experts.check(checked, experts.DOWN, "bf16", 4)
     experts.check_routes(checked, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["w4ts", "w8t", "f8"])
+def test_kept_codes(checked: ctypes.CDLL, precision: str) -> None:
+    own_products.check_numbers(checked, precision, 3)
+    own_products.check_numbers(checked, precision, 20)
 
 
 @pytest.mark.slow

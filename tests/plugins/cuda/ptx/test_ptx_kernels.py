@@ -334,11 +334,16 @@ SLAB_BUDGETS = {  # of a block's warps
     **{"product_8": 75, "product_16": 95, "product_64": 620, "product_128": 840},
     **{"product_w8_8": 150, "product_w8_16": 165, "product_w8_64": 1100, "product_w8_128": 1320},
     **{"product_w4_8": 210, "product_w4_16": 225, "product_w4_64": 1350, "product_w4_128": 1520},
+    **{"product_w4t_8": 270, "product_w4t_16": 285, "product_w4t_64": 1800, "product_w4t_128": 1880},
+    **{"product_w4ts_8": 375, "product_w4ts_16": 390, "product_w4ts_64": 2130, "product_w4ts_128": 2290},
+    **{"product_w8t_8": 216, "product_w8t_16": 232, "product_w8t_64": 1400, "product_w8t_128": 1620},
+    **{"product_w8ts_8": 326, "product_w8ts_16": 342, "product_w8ts_64": 1830, "product_w8ts_128": 2050},
+    **{"product_f8_8": 382, "product_f8_16": 397, "product_f8_64": 2060, "product_f8_128": 2280},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", often(SLAB_BUDGETS, ("product_8", "product_w8_8", "product_w4_8")))
+@pytest.mark.parametrize("kernel", often(SLAB_BUDGETS, ("product_8", "product_w8_8", "product_w4_8", "product_w4ts_8")))
 def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
     """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
     cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]
