@@ -60,12 +60,18 @@ def formats(plan: Plan) -> set[str]:
 def check(folder: Path, expected: set[str]) -> None:
     """Every layer of a prompt, then prompts and steps of several sequences."""
     compare(folder / "engine", folder / "checkpoint", CompareOptions(tokens=40)).raise_if_wrong()
+    found = check_steps(folder)
+    assert found <= expected
+    assert found - {"w8"}, "codes are kept"
+
+
+def check_steps(folder: Path) -> set[str]:
+    """Prompts and steps of several sequences; gives the formats."""
     engine = open_engine(folder / "engine")
-    assert formats(engine.plan) <= expected
-    assert formats(engine.plan) - {"w8"}, "codes are kept"
     options = SessionOptions(num_blocks=engine.plan.in_each(BLOCKS))
     with contextlib.closing(find_target("cuda/sm90").open_session(engine.plan, engine.weights, options)) as session:
         compare_decode(session, engine, (5, 1), 2e-2)
+    return formats(engine.plan)
 
 
 @pytest.mark.slow
@@ -103,15 +109,14 @@ def test_checkpoints_that_other_programs_wrote(gpu: ctypes.CDLL, shared: Path, t
     """One of each source."""
     for name in (
         *("awq-gemm-g128", "gptq-v1-asym-g32-desc_act", "ct-w4a16-sym-g32-actorder", "ct-nvfp4", "ct-mxfp4"),
-        *("hqq-4bit-g64", "bnb-nf4", "modelopt-fp8", "fp8-block", "gptq-8bit-channel", "gguf-k-quants-mix"),
+        *("hqq-4bit-g64", "bnb-nf4", "modelopt-fp8", "fp8-block", "autoround-gptq-mixed", "gguf-k-quants-mix"),
     ):
         folder, stored = tmp_path / name, shared / "models" / "quantised" / name
         folder.mkdir()
         model = "model.gguf" if (stored / "model.gguf").is_file() else "model"
         (folder / model).symlink_to(stored / "model.gguf" if model == "model.gguf" else stored)
         built(folder, name=model)
-        compare(folder / "engine", folder / "checkpoint", CompareOptions(tokens=24)).raise_if_wrong()
-        assert formats(read_plan(folder / "engine", target="cuda/sm90")) != {"w8"} or name == "gptq-8bit-channel"
+        assert check_steps(folder) != {"w8"}, name
 
 
 @pytest.mark.slow

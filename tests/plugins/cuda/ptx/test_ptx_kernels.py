@@ -21,7 +21,6 @@ from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_til
 from tests.plugins.cuda.ptx.launches import Interpreted, ptx_of
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.parse import parse
-from tests.plugins.cuda.resources import CODES
 from tests.plugins.cuda.test_accesses import FAULTS
 from tests.spanning import often
 
@@ -373,7 +372,7 @@ def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
 def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
     """For the kernel before it, which may still run: none that stores may do so earlier."""
     types = Specialisation(
-        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=CODES, experts=True, states=True
+        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=(DType.F8, DType.W4TS, DType.W8), experts=True, states=True
     )
     wide = dataclasses.replace(types, head_dim=512, codes=(), experts=False, states=False, alone=True)
     kernels = [*parse(ptx_of(nvcc, types)).items(), *parse(ptx_of(nvcc, wide)).items()]
