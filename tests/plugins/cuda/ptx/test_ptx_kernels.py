@@ -372,7 +372,13 @@ def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
 def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
     """For the kernel before it, which may still run: none that stores may do so earlier."""
     types = Specialisation(
-        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=(DType.F8, DType.W4TS, DType.W8), experts=True, states=True
+        weight=DType.BF16,
+        kv=DType.BF16,
+        head_dim=16,
+        tokens_per_block=16,
+        codes=(DType.F8, DType.W4TS, DType.W8),
+        experts=True,
+        states=True,
     )
     wide = dataclasses.replace(types, head_dim=512, codes=(), experts=False, states=False, alone=True)
     kernels = [*parse(ptx_of(nvcc, types)).items(), *parse(ptx_of(nvcc, wide)).items()]
