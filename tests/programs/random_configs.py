@@ -270,6 +270,28 @@ def _deepseek_v3(draw: Draw) -> Config:
     }
 
 
+def _mistral4(draw: Draw) -> Config:
+    rope = draw.yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=draw.choice((0.1, 0.3)))
+    config = {**_deepseek_v3(draw), "rope_parameters": rope}
+    return {**config, "n_group": 1, "topk_group": 1, "attention_bias": False}
+
+
+def _ernie4_5_moe(draw: Draw) -> Config:
+    return {
+        **draw.dense(),
+        **draw.heads((16, 24)),
+        **draw.experts("moe_num_experts", "moe_k"),
+        "num_hidden_layers": 3,
+        "moe_layer_start_index": draw.choice((0, 1)),
+        "moe_layer_end_index": draw.choice((1, 2)),
+        "moe_intermediate_size": draw.choice((12, 16, 33)),
+        "moe_num_shared_experts": draw.choice((1, 2)),
+        "moe_norm_min": draw.choice((1e-12, 0.6)),
+        "use_bias": draw.yes(),
+        "rope_parameters": draw.rope(),
+    }
+
+
 def _deepseek_v2(draw: Draw) -> Config:
     config = {**_deepseek_v3(draw), "norm_topk_prob": False, "topk_method": "greedy"}
     del config["rope_interleave"]
@@ -355,6 +377,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "deepseek": _deepseek,
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
+    "ernie4_5_moe": _ernie4_5_moe,
     "exaone4": _exaone4,
     "falcon": _falcon,
     "falcon_h1": hybrids.falcon_h1,
@@ -374,6 +397,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "lfm2_moe": hybrids.lfm2_moe,
     "minimax_m2": _minimax_m2,
     "ministral3": _ministral3,
+    "mistral4": _mistral4,
     "mpt": _mpt,
     "nemotron_h": hybrids.nemotron_h,
     "olmo3": _olmo3,
