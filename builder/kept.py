@@ -53,6 +53,7 @@ class Grid:
     group   columns that share a scale
     table   nothing where codes are numbers
     floats  whether codes are FP8
+    factor  of each row, or one of all
     """
 
     codes: gs.Constant
@@ -186,7 +187,7 @@ def read_grid(tensor: gs.Tensor) -> Grid | None:
     if node is None or len(shape) != 2:
         return None
     found = _dequantised(node) if node.op == "DequantizeLinear" else _by_groups(node, shape[1])
-    if found is None and node.op in ("Mul", "Div") and weight_shape(node.inputs[1]) == (shape[0], 1):
+    if found is None and node.op in ("Mul", "Div") and weight_shape(node.inputs[1]) in ((shape[0], 1), ()):
         inner = read_grid(node.inputs[0])
         if inner is not None and inner.factor is None:
             return dataclasses.replace(inner, factor=node.inputs[1], divides=node.op == "Div")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import Float32, WeightReader
-from ingot.builder.graph import weight_shape
+from ingot.builder.graph import small_value, weight_shape
 from ingot.builder.kept import Grid, pieces_of, read_grid, table_numbers, w8_parts
 from ingot.dtypes import DType, Precision, from_float32
 from ingot.plugins.f8_rows import F8Rows, joined_f8
@@ -177,7 +177,8 @@ def _by_engine_groups(numbers: npt.NDArray[Any], source: int, columns: int, grou
 def _with_factor(reader: WeightReader, grid: Grid, scale: Float32, begin: int, end: int) -> Float32:
     if grid.factor is None:
         return scale
-    factor = reader.read_numbers(grid.factor, begin, end)[:, 0]
+    whole = small_value(grid.factor) if weight_shape(grid.factor) == () else None
+    factor = reader.read_numbers(grid.factor, begin, end)[:, 0] if whole is None else whole.astype(np.float32)
     return np.asarray(scale / factor if grid.divides else scale * factor, np.float32)
 
 

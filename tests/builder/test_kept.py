@@ -163,6 +163,25 @@ def test_another_precision_takes_the_values(tmp_path: Path) -> None:
     assert report.plan.steps[-1].kernel.startswith("matmul.bf16")
 
 
+def test_a_number_that_multiplies_a_weight(tmp_path: Path) -> None:
+    """Command A+ halves what its shared experts make: their codes stay, and the scales of rows have the factor."""
+    case = ARCHITECTURES["cohere2moe"]
+    change = {"hidden_size": 64, "intermediate_size": 32, "mlp_layer_types": ["sparse"] * 3}
+    settings = {**case.settings, "leading_dense_block_count": 0, "expert_feed_forward_length": 32}
+    path, _ = write_case(tmp_path, "cohere2moe", dataclasses.replace(case, change=change, settings=settings))
+    header, data, rng = read_gguf_header(path), path.read_bytes(), np.random.default_rng(1)
+    tensors = dict[str, gguf_files.Stored]()
+    for key, each in header.tensors.items():
+        values = np.frombuffer(data[each.offset : each.offset + each.nbytes], np.float32).reshape(each.shape)
+        quantised = "_shexp" in key or "_exps" in key
+        tensors[key] = gguf_files.random_blocks(rng, 2, each.shape)[0] if quantised else gguf_files.floats(values)
+    report = built(tmp_path, gguf_files.write_gguf(tmp_path / "q.gguf", dict(header.settings), tensors))
+    shared = [kept for name, kept in products(report).items() if "/down" in name or "/gate_up" in name]
+    assert shared == [("w4tg32", 0.0)] * 6
+    exact = logits_of_graph(tmp_path / "checkpoint", IDS)
+    assert np.sqrt(((engine_logits(tmp_path / "engine", IDS) - exact) ** 2).mean()) < 0.05 * exact.std()
+
+
 @pytest.mark.slow
 def test_experts_of_several_formats(tmp_path: Path) -> None:
     """They stay one weight, whose codes become bytes where some are: the values are the same."""

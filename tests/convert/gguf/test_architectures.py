@@ -385,7 +385,7 @@ def test_what_chooses_tokens_is_left_out(tmp_path: Path) -> None:
 def test_an_mpt_whose_positions_are_learned_is_refused(tmp_path: Path) -> None:
     settings = {**CASES["mpt"].settings, "attention.max_alibi_bias": 0.0}
     path, _ = write_case(tmp_path, "mpt", dataclasses.replace(CASES["mpt"], settings=settings))
-    with pytest.raises(UnsupportedModelError, match="attention.max_alibi_bias has a value that is not supported"):
+    with pytest.raises(UnsupportedModelError, match=r"attention\.max_alibi_bias has a value that is not supported"):
         convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
 
 
