@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tests.programs import random_hybrids as hybrids
+from tests.programs import random_latents as latents
 from tests.programs import random_llamas as llamas
 from tests.programs.random_draw import POSITIONS, VOCAB, Config, Draw
 
@@ -255,27 +256,6 @@ def _minimax_m2(draw: Draw) -> Config:
     }
 
 
-def _deepseek_v3(draw: Draw) -> Config:
-    scales = draw.choice((0.707, 1.0))
-    rope = draw.yarn(mscale=draw.choice((scales, 1.0)), mscale_all_dim=scales) if draw.yes() else draw.rope()
-    return {
-        **draw.dense(),
-        **draw.latent(),
-        **draw.groups(),
-        "num_hidden_layers": 3,
-        "first_k_dense_replace": draw.choice((0, 1, 2)),
-        "rope_parameters": rope,
-        "rope_interleave": draw.yes(),
-        "attention_bias": draw.yes(),
-    }
-
-
-def _mistral4(draw: Draw) -> Config:
-    rope = draw.yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=draw.choice((0.1, 0.3)))
-    config = {**_deepseek_v3(draw), "rope_parameters": rope}
-    return {**config, "n_group": 1, "topk_group": 1, "attention_bias": False}
-
-
 def _ernie4_5_moe(draw: Draw) -> Config:
     return {
         **draw.dense(),
@@ -289,32 +269,6 @@ def _ernie4_5_moe(draw: Draw) -> Config:
         "moe_norm_min": draw.choice((1e-12, 0.6)),
         "use_bias": draw.yes(),
         "rope_parameters": draw.rope(),
-    }
-
-
-def _deepseek_v2(draw: Draw) -> Config:
-    config = {**_deepseek_v3(draw), "norm_topk_prob": False, "topk_method": "greedy"}
-    del config["rope_interleave"]
-    if config["n_group"] > 1:
-        config["topk_method"] = "group_limited_greedy"
-    return config
-
-
-def _glm4_moe_lite(draw: Draw) -> Config:
-    config = {**_deepseek_v3(draw), "rope_parameters": draw.rope(), "q_lora_rank": draw.choice((16, 27))}
-    del config["first_k_dense_replace"]
-    return {**config, "mlp_layer_types": ["dense", "sparse", "sparse"]}
-
-
-def _glm_moe_dsa(draw: Draw) -> Config:
-    rope_dim = draw.choice((8, 16))
-    return {
-        **_glm4_moe_lite(draw),
-        "qk_rope_head_dim": rope_dim,
-        "rope_interleave": True,
-        "index_topk": draw.choice((128, 200)),
-        "index_head_dim": rope_dim + 8,
-        "index_n_heads": draw.choice((2, 16)),
     }
 
 
@@ -375,8 +329,8 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "cohere2": _cohere2,
     "cohere2_moe": _cohere2_moe,
     "deepseek": _deepseek,
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek_v3,
+    "deepseek_v2": latents.deepseek_v2,
+    "deepseek_v3": latents.deepseek_v3,
     "ernie4_5_moe": _ernie4_5_moe,
     "exaone4": _exaone4,
     "falcon": _falcon,
@@ -385,19 +339,19 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "gemma4_text": _gemma4,
     "gemma4_unified_text": _gemma4_unified,
     "glm4_moe": _glm4_moe,
-    "glm4_moe_lite": _glm4_moe_lite,
-    "glm_moe_dsa": _glm_moe_dsa,
+    "glm4_moe_lite": latents.glm4_moe_lite,
+    "glm_moe_dsa": latents.glm_moe_dsa,
     "gpt_oss": _gpt_oss,
     "granite": hybrids.granite,
     "granitemoehybrid": hybrids.granitemoehybrid,
     "hy_v3": _hy_v3,
-    "kimi_k2": _deepseek_v3,
+    "kimi_k2": latents.deepseek_v3,
     "kimi_linear": hybrids.kimi_linear,
     "lfm2": hybrids.lfm2,
     "lfm2_moe": hybrids.lfm2_moe,
     "minimax_m2": _minimax_m2,
     "ministral3": _ministral3,
-    "mistral4": _mistral4,
+    "mistral4": latents.mistral4,
     "mpt": _mpt,
     "nemotron_h": hybrids.nemotron_h,
     "olmo3": _olmo3,
@@ -406,7 +360,7 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "qwen3_5_moe_text": hybrids.qwen3_5_moe,
     "qwen3_5_text": hybrids.qwen3_5,
     "qwen3_next": hybrids.qwen3_next,
-    "sarvam_mla": _deepseek_v3,
+    "sarvam_mla": latents.deepseek_v3,
     "smollm3": _smollm3,
 }
 

@@ -13,7 +13,6 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.convert.gguf.architectures import ARCHITECTURES
-from ingot.errors import UnsupportedModelError
 from tests import gguf_files as write
 from tests.convert.gguf import llama_cpp
 from tests.convert.gguf.llama_cpp import Case, gguf_tensors
@@ -374,19 +373,6 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     assert_same(path, model, tmp_path / "checkpoint")
     report = convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "again"))
     assert any("1 tensors that draft tokens" in each for each in report.warnings)
-
-
-def test_what_chooses_tokens_is_left_out(tmp_path: Path) -> None:
-    path, _ = write_case(tmp_path, "glm-dsa", CASES["glm-dsa"])
-    report = convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
-    assert any("10 tensors that choose tokens for sparse attention" in each for each in report.warnings)
-
-
-def test_an_mpt_whose_positions_are_learned_is_refused(tmp_path: Path) -> None:
-    settings = {**CASES["mpt"].settings, "attention.max_alibi_bias": 0.0}
-    path, _ = write_case(tmp_path, "mpt", dataclasses.replace(CASES["mpt"], settings=settings))
-    with pytest.raises(UnsupportedModelError, match=r"attention\.max_alibi_bias has a value that is not supported"):
-        convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
 
 
 def test_factors_of_llama3(tmp_path: Path) -> None:

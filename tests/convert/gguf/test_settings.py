@@ -1,4 +1,4 @@
-"""Settings of GGUF files that ingot does not apply are refused."""
+"""Settings of GGUF files that ingot does not apply are refused; what it leaves out, it says."""
 
 import dataclasses
 from pathlib import Path
@@ -48,4 +48,17 @@ def test_gates_that_would_all_be_cut_off(tmp_path: Path, distance: float) -> Non
     settings = {**CASES["gemma3n"].settings, "activation_sparsity_scale": [distance] * 3}
     path, _ = write_case(tmp_path, "gemma3n", dataclasses.replace(CASES["gemma3n"], settings=settings))
     with pytest.raises(IngotError, match="activation_sparsity_scale has a value that is not supported"):
+        convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
+
+
+def test_what_chooses_tokens_is_left_out(tmp_path: Path) -> None:
+    path, _ = write_case(tmp_path, "glm-dsa", CASES["glm-dsa"])
+    report = convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
+    assert any("10 tensors that choose tokens for sparse attention" in each for each in report.warnings)
+
+
+def test_an_mpt_whose_positions_are_learned_is_refused(tmp_path: Path) -> None:
+    settings = {**CASES["mpt"].settings, "attention.max_alibi_bias": 0.0}
+    path, _ = write_case(tmp_path, "mpt", dataclasses.replace(CASES["mpt"], settings=settings))
+    with pytest.raises(IngotError, match=r"attention\.max_alibi_bias has a value that is not supported"):
         convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
