@@ -40,6 +40,11 @@ _MPIRUN_SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_btl": "self,tcp",
+    # A machine that does not answer is noticed before ranks have waited for it (`RuntimeConfig.rank_timeout`): once a
+    # rank has failed, mpirun sends its end to all machines, and would wait a quarter of an hour for that to arrive.
+    "PRTE_MCA_oob_tcp_keepalive_time": "15",
+    "PRTE_MCA_oob_tcp_keepalive_intvl": "3",
+    "PRTE_MCA_oob_tcp_keepalive_probes": "3",
 }
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPENING_SECONDS = 600.0  # that ranks wait for each other while they read their weights

@@ -1,6 +1,9 @@
 """How ranks wait for each other while they open an engine; with MPI itself they meet in tests/e2e."""
 
 import os
+import signal
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import RankError
-from ingot.runtime import distributed
+from ingot.runtime import distributed, forward_signals
 from ingot.runtime.distributed import MpiLink
 
 
@@ -104,3 +107,20 @@ def test_ranks_that_the_launcher_has_bound_or_that_are_more_than_cores(monkeypat
     for places, expected in ((bound, None), (many, 1)):
         assert distributed.share_cores(places, 1) == expected
         assert distributed.share_cores(places, 1, 4) == 4
+
+
+@pytest.mark.parametrize(("ends", "code"), [("true", 1), ("exit 3", 3), ("kill -9 $$", 137)])
+def test_a_launcher_that_ends_by_itself_has_failed(ends: str, code: int) -> None:
+    """Also with exit code 0, which Open MPI's has where it has lost another machine."""
+    command = [sys.executable, "-I", forward_signals.__file__, "sh", "-c", ends]
+    assert subprocess.run(command, timeout=20).returncode == code
+
+
+def test_a_launcher_that_was_asked_to_end() -> None:
+    script = "trap 'exit 0' USR1; echo ready; while :; do sleep 0.01; done"
+    command = [sys.executable, "-I", forward_signals.__file__, "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0

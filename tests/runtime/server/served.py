@@ -142,11 +142,12 @@ def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 class ServeProcess:
-    """`ingot serve` as users start it. url: where it listens."""
+    """`ingot serve` as users start it. before: words of its command line. url: where it listens."""
 
-    def __init__(self, engine: Path, options: Sequence[object] = ()) -> None:
+    def __init__(self, engine: Path, options: Sequence[object] = (), before: Sequence[str] = ()) -> None:
+        served = ["serve", "--engine_dir", str(engine), "--port", "0", *map(str, options)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ingot", "serve", "--engine_dir", str(engine), "--port", "0", *map(str, options)],
+            [*before, sys.executable, "-m", "ingot", *served],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
