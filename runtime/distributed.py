@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import math
 import os
 import pickle
 import shlex
@@ -49,6 +50,7 @@ _MPIRUN_SETTINGS = {
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPENING_SECONDS = 600.0  # that ranks wait for each other while they read their weights
 _CPUS = Path("/sys/devices/system/cpu")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")  # that of the container
 _LONGEST_SLEEP = 0.05  # seconds between two looks at what another rank says
 
 Said = TypeVar("Said")
@@ -186,14 +188,18 @@ def together(link: RankLink, make: Callable[[], Said]) -> list[Said]:
 class RankPlace:
     """What a rank must know of the others before it takes memory and threads.
 
-    engine   hash of the manifest
-    machine  equal for processes of one machine
-    cpus     that the process may use
+    engine     hash of the manifest
+    machine    equal for processes of one machine
+    cpus       that the process may use
+    quota      CPUs that the quota of its container pays for, rounded up; 0: all
+    container  equal for processes of one machine that share a quota
     """
 
     engine: str
     machine: str
     cpus: frozenset[int]
+    quota: int = 0
+    container: int = 0
 
     @classmethod
     def here(cls, directory: Path) -> "RankPlace":
@@ -202,7 +208,13 @@ class RankPlace:
         digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
         boot = Path("/proc/sys/kernel/random/boot_id")
         machine = boot.read_text().strip() if boot.is_file() else os.uname().nodename
-        return cls(engine=digest, machine=machine, cpus=frozenset(os.sched_getaffinity(0)))
+        return cls(
+            engine=digest,
+            machine=machine,
+            cpus=frozenset(os.sched_getaffinity(0)),
+            quota=_quota(),
+            container=_CONTROL_GROUP.stat().st_ino if _CONTROL_GROUP.exists() else 0,
+        )
 
 
 def find_places(directory: Path, link: RankLink) -> list[RankPlace]:
@@ -234,21 +246,31 @@ def share_memory(places: Sequence[RankPlace], wanted: str) -> bool:
 
 
 def share_cores(places: Sequence[RankPlace], rank: int, threads: int | None = None) -> int | None:
-    """Keep this process to its own cores, where the launcher gave several ranks the same ones; neighbours together.
+    """Keep this process to its own cores, where the launcher gave several ranks the same ones; neighbours together, and
+    no more than its part of a container's quota.
 
     Before the session's threads start. threads: of a rank, where the user says so. Gives those of this rank; None: one
     for each core that it has.
     """
-    same = [other for other in local_ranks(places, rank) if places[other].cpus == places[rank].cpus]
-    cores = _cores(places[rank].cpus)
-    if len(same) == 1:
-        return threads
+    here, local = places[rank], [places[other] for other in local_ranks(places, rank)]
+    same = [other for other in local_ranks(places, rank) if places[other].cpus == here.cpus]
+    cores = _cores(here.cpus)
     if len(cores) < len(same):
         return threads or 1
     at = same.index(rank)
     own = cores[len(cores) * at // len(same) : len(cores) * (at + 1) // len(same)]
-    os.sched_setaffinity(os.getpid(), {cpu for core in own for cpu in core})
+    if here.quota:
+        own = own[: max(1, here.quota // sum(other.container == here.container for other in local))]
+    if len(own) < len(cores):
+        os.sched_setaffinity(os.getpid(), {cpu for core in own for cpu in core})
     return threads
+
+
+def _quota() -> int:
+    """See `RankPlace`: "QUOTA PERIOD" in microseconds, or "max PERIOD"."""
+    file = _CONTROL_GROUP / "cpu.max"
+    quota, _, period = file.read_text().partition(" ") if file.is_file() else ("max", "", "")
+    return 0 if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
 
 
 def _cores(cpus: frozenset[int]) -> list[frozenset[int]]:

@@ -1,5 +1,6 @@
 """How ranks wait for each other while they open an engine; with MPI itself they meet in tests/e2e."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -124,3 +125,33 @@ def test_a_launcher_that_was_asked_to_end() -> None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "shares"),
+    [(0, [{0, 1, 2, 3}, {4, 5, 6, 7}]), (5, [{0, 1}, {4, 5}]), (1, [{0}, {4}]), (9, [{0, 1, 2, 3}, {4, 5, 6, 7}])],
+)
+def test_ranks_share_the_quota_of_their_container(
+    quota: int, shares: list[set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 is in another container of the machine, which has a quota of its own."""
+    bound: list[set[int]] = []
+    monkeypatch.setattr(distributed, "_CPUS", tmp_path)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: bound.append(set(cpus)))
+    place = distributed.RankPlace(engine="e", machine="m", cpus=frozenset(range(8)), quota=quota, container=7)
+    other = dataclasses.replace(place, cpus=frozenset(range(8, 16)), container=8)
+    for rank, share in enumerate(shares):
+        assert distributed.share_cores([place, place, other], rank) is None
+        assert bound.pop() == share
+    assert distributed.share_cores([place, place, other], 2) is None
+    assert bound == ([set(range(8, 8 + quota))] if 0 < quota < 8 else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"), [("max 100000", 0), ("150000 100000", 2), ("200000 100000", 2), ("5000 100000", 1), (None, 0)]
+)
+def test_quotas_of_containers(text: str | None, quota: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(f"{text}\n")
+    monkeypatch.setattr(distributed, "_CONTROL_GROUP", tmp_path)
+    assert distributed._quota() == quota
