@@ -18,12 +18,15 @@ _TEXT = ("language_model.model.", "model.language_model.")  # → "model."
 _HEAD = "language_model.lm_head."  # → "lm_head."
 _PARTS = (
     *("vision_tower.", "visual.", "multi_modal_projector.", "mm_projector."),
-    *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."),
+    *("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.", "image_newline"),
 )
 TOWERS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
 
 # Keys of the wrapper that speak of images and sounds, of training, or of what is read elsewhere.
 _OF_IMAGES = (
+    *("downsample_factor", "downsample_ratio", "image_grid_pinpoints"),
+    *("projector_bias", "projector_hidden_size", "projector_use_layernorm", "video_token_index"),
+    *("use_image_newline_parameter", "vision_aspect_ratio"),
     "audio_config",
     "audio_soft_tokens_per_image",
     "audio_token_id",
@@ -100,10 +103,19 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3n": Wrapper(text={"gemma3n_text": "gemma3n_text"}, models="Gemma 3n E2B and E4B", tied=True),
     "gemma4": Wrapper(text={"gemma4_text": "gemma4_text"}, models="Gemma 4 E2B, E4B, 26B-A4B and 31B", tied=True),
     "gemma4_unified": Wrapper(text={"gemma4_unified_text": "gemma4_unified_text"}, models="Gemma 4 12B", tied=True),
+    "internvl": Wrapper(
+        text={each: each for each in ("qwen2", "qwen3", "qwen3_moe", "llama")},
+        models="InternVL 2.5 to 3.5 in the form of transformers",
+    ),
     "kimi_k25": Wrapper(text={"kimi_k2": "kimi_k2", "deepseek_v3": "kimi_k2"}, models="Kimi K2.5 to K2.7"),
+    "lfm2_vl": Wrapper(text={"lfm2": "lfm2"}, models="LFM2-VL and LFM2.5-VL", tied=True),
     "llava": Wrapper(
         text={"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, models="LLaVA 1.5", defaults=_SIZES_OF_LLAMA
     ),
+    "llava_next": Wrapper(
+        text={"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, models="LLaVA 1.6", defaults=_SIZES_OF_LLAMA
+    ),
+    "llava_onevision": Wrapper(text={"qwen2": "qwen2"}, models="LLaVA-OneVision"),
     "mistral3": Wrapper(
         text={each: each for each in ("mistral", "ministral3", "mistral4")},
         models="Mistral Small 3.1, 3.2 and 4, Ministral 3",

@@ -100,6 +100,29 @@ MODELS: dict[str, Config] = {
         "mm_tokens_per_image": 4,
         "image_token_index": 50,
     },
+    "internvl": {
+        "text_config": {**TEXT, "model_type": "qwen3", "head_dim": 16},
+        "vision_config": {**TOWER, "image_size": [16, 16], "patch_size": [4, 4]},
+        "image_token_id": 50,
+        "tie_word_embeddings": False,
+    },
+    "lfm2_vl": {
+        "text_config": {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]},
+        "vision_config": {**TOWER, "model_type": "siglip2_vision_model", "patch_size": 4, "num_patches": 16},
+        "projector_hidden_size": 16,
+        "image_token_id": 50,
+    },
+    "llava_next": {
+        "text_config": {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        "vision_config": {**TOWER, "model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
+        "image_token_index": 50,
+    },
+    "llava_onevision": {
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "vision_config": {**TOWER, "model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4},
+        "image_token_index": 50,
+        "video_token_index": 51,
+    },
     "kimi_k25": {
         "text_config": {
             **{key: each for key, each in KIMI_K2.tiny.items() if key != "model_type"},
@@ -248,7 +271,10 @@ def test_as_transformers_writes_them(name: str, tmp_path: Path) -> None:
 OLD = {
     "gemma3": "language_model.model.",
     "kimi_k25": "language_model.model.",
+    "internvl": "language_model.model.",
     "llava": "language_model.model.",
+    "llava_next": "language_model.model.",
+    "llava_onevision": "language_model.model.",
     "mistral3": "language_model.model.",
     "qwen2_vl": "model.",
     "qwen2_5_vl": "model.",
