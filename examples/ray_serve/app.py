@@ -1,7 +1,7 @@
 """Replicas of `ingot serve` behind Ray Serve, which places them, adds and removes some, and replaces those that fail.
 
 pip install 'ray[serve]' httpx
-serve run --app-dir examples/ray_serve app:app engine_dir=/srv/engine cores=8 max_replicas=4
+cd examples/ray_serve && serve run --working-dir . app:app engine_dir=/srv/engine cores=8 max_replicas=4
 """
 
 import re
