@@ -175,9 +175,11 @@ def attention_launches(
     scale: float,
     narrow: bool,
     parts: int = 1,
+    exact: bool = False,
 ) -> list[Launch]:
-    """Attends to the pools. narrow: y has the products' type; parts: tiles of an item of prefill, see prefill_parts."""
-    out, partial, stats = pointer(y), pointer(at.partial), pointer(at.stats)
+    """Attends to the pools. narrow: y has the products' type; parts: tiles of an item of prefill, see prefill_parts;
+    exact: multiplies in float32, whatever the cache has."""
+    out, partial, stats, codes = pointer(y), pointer(at.partial), pointer(at.stats), kv.dtype is DType.I8
 
     def launch(kernel: str, items: int, grid: Grid, shared: int) -> Launch:
         arguments = (
@@ -211,14 +213,16 @@ def attention_launches(
     def decode(counts: Counts, splits: int) -> tuple[int, int, int]:
         return counts.decode, kv.kv_heads, splits
 
-    if kv.dtype is DType.F32:
+    if exact or kv.dtype is DType.F32:
         return [launch("attention_rows", at.prefill, rows, 0), launch("attention_rows", at.decode, whole, 0)]
     merged = (out, pointer(at.decode), partial, stats, integer(heads), integer(kv.kv_heads), integer(window))
     arguments = (*merged, pointer(scores.sinks), integer(narrow))
     combine = dataclasses.replace(_of_heads(kv, "attention_combine", decode, arguments), only_split=True)
     return [
-        launch("attention_prefill", at.prefill, prefill, attention_shared_bytes(kv.head_dim, decode=False)),
-        launch("attention_decode", at.decode, decode, attention_shared_bytes(kv.head_dim, decode=True)),
+        launch(
+            "attention_prefill", at.prefill, prefill, attention_shared_bytes(kv.head_dim, decode=False, codes=codes)
+        ),
+        launch("attention_decode", at.decode, decode, attention_shared_bytes(kv.head_dim, decode=True, codes=codes)),
         combine,
     ]
 

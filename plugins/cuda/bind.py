@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
@@ -222,6 +223,7 @@ class _Binder(SpecialSteps):
             scale=float(step.attrs["scale"]),
             narrow=narrow,
             parts=prefill_parts(self._tiles.prefill, heads // kv.kv_heads, kv.head_dim),
+            exact=self._types.kv is DType.F32,
         )
         return [*launches]
 

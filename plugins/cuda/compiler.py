@@ -45,7 +45,7 @@ class Specialisation:
     """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: formats of
     the quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
     latent: where attention is latent, how many numbers of a row of the cache are its value; alone: nothing but the
-    kernels that depend on the size of heads."""
+    kernels that depend on the size of heads; kv_codes: the KV cache has codes, which attention multiplies as `kv`."""
 
     weight: DType
     kv: DType
@@ -56,6 +56,7 @@ class Specialisation:
     states: bool = False
     latent: int = 0
     alone: bool = False
+    kv_codes: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -66,6 +67,7 @@ class Specialisation:
             f"-DINGOT_HEAD_DIM={self.head_dim}",
             f"-DINGOT_TOKENS_PER_BLOCK={self.tokens_per_block}",
             *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
+            *(("-DINGOT_KV_CODES",) if self.kv_codes else ()),
             *(("-DINGOT_WEIGHT_IS_F32",) if self.weight is DType.F32 else ()),
             *(("-DINGOT_CODES",) if self.codes else ()),
             *(f"-DINGOT_CODES_{each.name}" for each in self.codes),

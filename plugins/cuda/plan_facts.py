@@ -49,6 +49,34 @@ def specialisation(plan: Plan) -> Specialisation:
             if codes
             else "build with one --precision, or make the types in the recipe of --config equal",
         )
+    _check_heads(plan)
+    kv = heads_of(plan)
+    if (parts := max((each.parts for each in plan.splits), default=1)) > MAX_SPLITS:
+        raise EngineError(
+            "the plan cuts contexts into more parts than a cuda target combines",
+            where="splits",
+            expected=f"at most {MAX_SPLITS} parts",
+            got=str(parts),
+            hint="build the engine again",
+        )
+    codes_of_kv = kv.dtype is DType.I8
+    weight = types.pop() if types else DType.BF16 if codes_of_kv else kv.dtype
+    exact = DType.F32 if weight is DType.F32 else DType.BF16  # which holds every code
+    return Specialisation(
+        weight=weight,
+        kv=exact if codes_of_kv else kv.dtype,
+        kv_codes=codes_of_kv,
+        head_dim=kv.head_dim,
+        tokens_per_block=plan.tokens_per_block,
+        codes=codes,
+        experts=any(find_op(s.op).routes or find_op(s.op).experts for s in plan.steps),
+        states=any(each.state for each in plan.caches),
+        latent=kv.latent,
+    )
+
+
+def _check_heads(plan: Plan) -> None:
+    """Raises EngineError for attention that has no kernels."""
     kinds, kv = _kinds(plan), heads_of(plan)
     attended = [each for each in plan.caches if not each.state]
     if kv.latent > MAX_RANK or kv.head_dim > MAX_LATENT_DIM:
@@ -75,24 +103,6 @@ def specialisation(plan: Plan) -> Specialisation:
             got=", ".join(sorted({each.dtype.value for each in attended})),
             hint="build the engine again",
         )
-    if (parts := max((each.parts for each in plan.splits), default=1)) > MAX_SPLITS:
-        raise EngineError(
-            "the plan cuts contexts into more parts than a cuda target combines",
-            where="splits",
-            expected=f"at most {MAX_SPLITS} parts",
-            got=str(parts),
-            hint="build the engine again",
-        )
-    return Specialisation(
-        weight=types.pop() if types else kv.dtype,
-        kv=kv.dtype,
-        head_dim=kv.head_dim,
-        tokens_per_block=plan.tokens_per_block,
-        codes=codes,
-        experts=any(find_op(s.op).routes or find_op(s.op).experts for s in plan.steps),
-        states=any(each.state for each in plan.caches),
-        latent=kv.latent,
-    )
 
 
 def all_specialisations(plan: Plan) -> tuple[Specialisation, ...]:

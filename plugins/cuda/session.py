@@ -20,6 +20,7 @@ from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.draw_rows import DrawLayout
 from ingot.plugins.cuda.gpu import Arguments, Device, Gpu, Kernel
+from ingot.plugins.cuda.kv_blocks import unpack
 from ingot.plugins.cuda.plan_facts import code_weights, needs_library, scratch_bytes, tiles_of, weight_places
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import Sampler, Submitted, draw_kernel
@@ -265,10 +266,11 @@ class CudaSession:
         kv, keys_at, values_at = cache_places(self._plan.caches, self.addresses, layer)
 
         def fetched(place: int, block_bytes: int, dim: int) -> Float32:
-            stored = np.empty((kv.kv_heads, kv.tokens_per_block, dim), kv.dtype.storage)
+            stored = np.empty(block_bytes, np.uint8)
             self.device.fetch(stored, place + block * block_bytes)
             self.device.wait()
-            return to_float32(stored, kv.dtype)[..., : kv.head_dim]
+            numbers, scales = unpack(stored, kv, dim)
+            return numbers[..., : kv.head_dim] * scales[..., None]
 
         self.device.enter()
         keys = fetched(keys_at, kv.k_block_bytes, kv.head_dim)

@@ -58,8 +58,9 @@ def prefill_rows(head_dim: int) -> int:
     return 128 if head_dim <= 128 else 64 if head_dim <= _WIDE else 32
 
 
-def attention_shared_bytes(head_dim: int, *, decode: bool) -> int:
-    """Dynamic shared memory of attention over a 16-bit cache: queries, then stages of K, then of V."""
+def attention_shared_bytes(head_dim: int, *, decode: bool, codes: bool = False) -> int:
+    """Dynamic shared memory of attention that multiplies 16-bit numbers: queries, then stages of K, then of V; behind
+    them, where the cache has codes, the scales of each."""
     padded = -(-head_dim // 16) * 16
     if head_dim > _WIDE:  # tiles are the smaller, the more rows there are
         rows, stages, tile = (16, 1, 32) if decode else (32, 1, 16)
@@ -68,8 +69,8 @@ def attention_shared_bytes(head_dim: int, *, decode: bool) -> int:
     elif padded <= 80:
         rows, stages, tile = 0, 2, 64  # queries lie in registers
     else:
-        rows, stages, tile = prefill_rows(head_dim), 1, 32 if padded > 192 else 64
-    return 2 * (padded + 8) * (rows + 2 * stages * tile)
+        rows, stages, tile = prefill_rows(head_dim), 1, 32 if padded > (80 if codes else 192) else 64
+    return 2 * (padded + 8) * (rows + 2 * stages * tile) + (4 * 2 * stages * tile if codes else 0)
 
 
 def split_rules(multiprocessors: int) -> SplitRules:
@@ -78,7 +79,7 @@ def split_rules(multiprocessors: int) -> SplitRules:
         blocks=4 * multiprocessors,
         parts=MAX_SPLITS,
         least_tokens=2 * SPLIT_TOKENS,
-        dtypes=frozenset({DType.BF16, DType.F16}),
+        dtypes=frozenset({DType.BF16, DType.F16, DType.I8}),
         group=MAX_DECODE_GROUP,
         latent_rows=LATENT_ROWS,
     )

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType
 from ingot.errors import REBUILD, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import ACTIVATIONS, NARROW, OPS
@@ -75,6 +76,8 @@ CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # targ
 def _dtypes(op: Op) -> tuple[str, ...]:
     """Types of weights or of the KV cache for which an op has kernels."""
     codes = _CODES if op.packed is not None and not op.stacked else _TABLE_CODES if op.tables else ()
+    if op.uses_kv and not op.latent:
+        codes = (DType.I8.value,)
     return (*(_DTYPES if op.by_dtype else ("f32",)), *codes)
 
 

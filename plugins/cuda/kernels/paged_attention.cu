@@ -60,7 +60,7 @@ INGOT_DEVICE void load_rows(Kv* keys, Kv* values, const Attention& at, const Ite
     Kv key{0}, value{0};
     if (position >= begin && position < end) {
       const int64_t slot = at.slot(item, position, kv_head);
-      key = at.keys[slot * kHeadDim + dim], value = at.values[slot * kPaddedDim + dim];
+      key = as_kv(at.key(slot)[dim]), value = as_kv(at.value(slot)[dim]);
     }
     keys[row * kStride + dim] = key;
     values[row * kStride + dim] = value;
@@ -83,13 +83,13 @@ INGOT_DEVICE void load_pages(Kv* keys, Kv* values, const Attention& at, const It
     const bool some = position < end && position + kPage > begin;
     const int64_t block = some ? table[position / kBlockTokens] : 0;
     const int64_t slot = (block * at.kv_heads + kv_head) * kBlockTokens + position % kBlockTokens + row;
-    const Kv* from_keys = at.keys + slot * kHeadDim + chunk * 8;
-    const Kv* from_values = at.values + slot * kPaddedDim + chunk * 8;
+    const Stored* from_keys = at.key(slot) + chunk * 8;
+    const Stored* from_values = at.value(slot) + chunk * 8;
     const int to = (first + row) * kStride + chunk * 8;
     const bool all = position >= begin && position + kPage <= end;
     const auto copy = [&](int next, bool valid) {
-      copy_async(keys + to + next * kStride, from_keys + next * kHeadDim, valid);
-      copy_async(values + to + next * kStride, from_values + next * kPaddedDim, valid);
+      copy_eight(keys + to + next * kStride, from_keys + next * kHeadDim, valid);
+      copy_eight(values + to + next * kStride, from_values + next * kPaddedDim, valid);
     };
     if (all) {
 #pragma unroll
@@ -105,8 +105,9 @@ INGOT_DEVICE void load_pages(Kv* keys, Kv* values, const Attention& at, const It
 }
 
 template <int kTile>
-INGOT_DEVICE void load_tile(Kv* keys, Kv* values, const Attention& at, const Item& item, int tile, int begin, int end,
-                            int kv_head) {
+INGOT_DEVICE void load_tile(Kv* keys, Kv* values, float* scales, const Attention& at, const Item& item, int tile,
+                            int begin, int end, int kv_head) {
+  load_scales<kTile, true, true>(scales, at, item, tile, begin, end, kv_head);
   if constexpr (kHeadDim % 8 == 0 && (kTile % kBlockTokens == 0 || kBlockTokens % kTile == 0)) {
     load_pages<kTile>(keys, values, at, item, tile, begin, end, kv_head);
   } else {
@@ -132,9 +133,10 @@ struct Tile {
     weight[0] = weight[1] = 0.f;
   }
 
-  // One tile of tokens: `first` is the position of this warp's first token, `positions` those of its two rows.
-  INGOT_DEVICE void attend(const Kv* queries, const Kv* keys, const Kv* values, const Attention& at, int first,
-                           const int (&positions)[2]) {
+  // One tile of tokens: `first` is the position of this warp's first token, `positions` those of its two rows. scales:
+  // of the warp's tokens, behind codes.
+  INGOT_DEVICE void attend(const Kv* queries, const Kv* keys, const Kv* values, const float* scales,
+                           const Attention& at, int first, const int (&positions)[2]) {
     constexpr int kTokenTiles = Shape::kWarpTokens / 8;
     const int lane = threadIdx.x % kWarp;
     float scores[kTokenTiles][4] = {};
@@ -151,7 +153,19 @@ struct Tile {
         multiply_add<Kv>(scores[n + 1], a, b[2], b[3]);
       }
     }
+    if constexpr (kScaled) {
+#pragma unroll
+      for (int i = 0; i < 4 * kTokenTiles; ++i) scores[i / 4][i % 4] *= scales[i / 4 * 8 + 2 * (lane % 4) + i % 2];
+    }
     soften(scores, at, first, positions);
+    if constexpr (kScaled) {
+      const float* of_values = scales + Shape::kTile;
+#pragma unroll
+      for (int i = 0; i < 4 * kTokenTiles; ++i) {
+        float& share = scores[i / 4][i % 4];
+        share = scaled_share(share, of_values[i / 4 * 8 + 2 * (lane % 4) + i % 2]);
+      }
+    }
 #pragma unroll
     for (int k = 0; k < kTokenTiles; k += 2) {
       const uint32_t a[4] = {pack_two<Kv>(scores[k][0], scores[k][1]), pack_two<Kv>(scores[k][2], scores[k][3]),
@@ -285,6 +299,7 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   Kv* queries = reinterpret_cast<Kv*>(memory);
   Kv* keys = queries + Shape::kRows * kStride;
   Kv* values = keys + Shape::kStages * Shape::kTile * kStride;
+  float* scales = reinterpret_cast<float*>(values + Shape::kStages * Shape::kTile * kStride);  // of each stage
 
   const int begin = at.first_visible(item.position), end = item.position + item.count;
   const Splits<Shape::kTile> splits(begin, end, gridDim.z);
@@ -293,9 +308,10 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   const int end_tile = min(splits.first_tile + splits.tiles, begin_tile + splits.share);
 
   const auto load = [&](int index) {
-    const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile * kStride;
+    const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile;
     if (index < end_tile) {
-      load_tile<Shape::kTile>(keys + stage, values + stage, at, item, index, begin, end, kv_head);
+      load_tile<Shape::kTile>(keys + stage * kStride, values + stage * kStride, scales + 2 * stage, at, item, index,
+                              begin, end, kv_head);
     }
     copy_commit();
   };
@@ -327,8 +343,9 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
     load(index + Shape::kStages - 1);
     copy_wait<Shape::kStages - 1>();
     __syncthreads();
-    const int offset = ((index - begin_tile) % Shape::kStages * Shape::kTile + col_warp * Shape::kWarpTokens) * kStride;
-    tile.attend(queries + row_warp * 16 * kStride, keys + offset, values + offset, at,
+    const int stage = (index - begin_tile) % Shape::kStages * Shape::kTile, own = col_warp * Shape::kWarpTokens;
+    const int offset = (stage + own) * kStride;
+    tile.attend(queries + row_warp * 16 * kStride, keys + offset, values + offset, scales + 2 * stage + own, at,
                 index * Shape::kTile + col_warp * Shape::kWarpTokens, positions);
     __syncthreads();
   }
@@ -427,18 +444,21 @@ INGOT_KERNEL(kAttentionThreads) attention_rows(INGOT_ATTENTION_PARAMETERS) {
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
         const int dim = i * kWarp + lane;
-        if (dim < kHeadDim) score += query[i] * to_float(at.keys[slot * kHeadDim + dim]);
+        if (dim < kHeadDim) score += query[i] * number_of(at.key(slot)[dim]);
       }
-      score = at.bent(warp_sum(score) * scale);
+      score = warp_sum(score) * scale;
+      if constexpr (kScaled) score *= at.key_scale(slot);
+      score = at.bent(score);
       if (at.slopes) score += at.bias(slope, last, position);
       const float highest = fmaxf(top, score);
       const float factor = expf(top - highest), share = expf(score - highest);
       top = highest;
       weight = weight * factor + share;
+      const float scaled = kScaled ? share * at.value_scale(slot) : share;
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
         const int dim = i * kWarp + lane;
-        if (dim < kHeadDim) sums[i] = sums[i] * factor + share * to_float(at.values[slot * kPaddedDim + dim]);
+        if (dim < kHeadDim) sums[i] = sums[i] * factor + scaled * number_of(at.value(slot)[dim]);
       }
     }
     weight = at.with_sink(weight, top, at.head(row, kv_head));

@@ -7,6 +7,8 @@
 #include "device.cuh"
 
 constexpr int kBlockTokens = INGOT_TOKENS_PER_BLOCK;
+using KeySlots = Slots<kHeadDim, kBlockTokens>;
+using ValueSlots = Slots<kPaddedDim, kBlockTokens>;
 
 // A run of tokens of one sequence whose rows fit a tile.
 struct Item {
@@ -17,10 +19,10 @@ struct Item {
 };
 
 struct Attention {
-  void* y;           // [tokens][heads][head_dim]
-  const float* q;    // [tokens][heads][head_dim]
-  const Kv* keys;    // of this layer: [blocks][kv_heads][tokens_per_block][head_dim]
-  const Kv* values;  // [blocks][kv_heads][tokens_per_block][padded_dim]
+  void* y;               // [tokens][heads][head_dim]
+  const float* q;        // [tokens][heads][head_dim]
+  const Stored* keys;    // of this layer: [blocks][kv_heads][tokens_per_block][head_dim]
+  const Stored* values;  // [blocks][kv_heads][tokens_per_block][padded_dim]
   const Item* items;
   const int* tables;  // [sequences][table_width]
   float* partial;     // [items][kv_heads][splits][16][head_dim]: sums of splits, before division
@@ -41,6 +43,14 @@ struct Attention {
   INGOT_DEVICE int64_t slot(const Item& item, int position, int kv_head) const {
     const int64_t block = tables[static_cast<int64_t>(item.sequence) * table_width + position / kBlockTokens];
     return (block * kv_heads + kv_head) * kBlockTokens + position % kBlockTokens;
+  }
+  INGOT_DEVICE const Stored* key(int64_t slot) const { return keys + KeySlots::row(slot); }
+  INGOT_DEVICE const Stored* value(int64_t slot) const { return values + ValueSlots::row(slot); }
+  INGOT_DEVICE float key_scale(int64_t slot) const {
+    return *reinterpret_cast<const float*>(keys + KeySlots::scale(slot));
+  }
+  INGOT_DEVICE float value_scale(int64_t slot) const {
+    return *reinterpret_cast<const float*>(values + ValueSlots::scale(slot));
   }
   INGOT_DEVICE int head(int row, int kv_head) const {
     const int group = heads / kv_heads;
@@ -83,10 +93,27 @@ struct Splits {
   }
 };
 
+// Where the cache has codes: the scales of the tokens of a tile, of their keys, then of their values. Those of tokens
+// outside begin .. end - 1 are zero.
+template <int kTile, bool kKeys, bool kValues>
+INGOT_DEVICE void load_scales(float* to, const Attention& at, const Item& item, int tile, int begin, int end,
+                              int kv_head) {
+  if constexpr (kScaled) {
+    if (threadIdx.x >= kTile) return;
+    const int position = tile * kTile + static_cast<int>(threadIdx.x);
+    const bool there = position >= begin && position < end;
+    const int64_t slot = there ? at.slot(item, position, kv_head) : 0;
+    if constexpr (kKeys) to[threadIdx.x] = there ? at.key_scale(slot) : 0.f;
+    if constexpr (kValues) to[kTile + threadIdx.x] = there ? at.value_scale(slot) : 0.f;
+  }
+}
+// A weight times the scale of its value: of tokens that a row does not see, nothing, even if their scale is NaN.
+INGOT_DEVICE float scaled_share(float share, float scale) { return share > 0.f ? share * scale : 0.f; }
+
 // The parameters of every attention kernel, and the struct they make.
-#define INGOT_ATTENTION_PARAMETERS                                                                                 \
-  void *y, const float *q, const Kv *keys, const Kv *values, const Item *items, const int *tables, float *partial, \
-      float *stats, int table_width, int heads, int kv_heads, int window, float scale, float softcap,              \
+#define INGOT_ATTENTION_PARAMETERS                                                                                    \
+  void *y, const float *q, const Stored *keys, const Stored *values, const Item *items, const int *tables,            \
+      float *partial, float *stats, int table_width, int heads, int kv_heads, int window, float scale, float softcap, \
       const float *sinks, const float *slopes, int bf16_bias, float growth, int growth_every, int narrow
 #define INGOT_ATTENTION                                                                                             \
   Attention {                                                                                                       \

@@ -25,10 +25,12 @@ struct PrefillShape {
   static constexpr int kHalves = kPaddedDim <= 128 ? 2 : 1;  // times 16 rows of a warp
   static constexpr int kWarpRows = 16 * kHalves;
   static constexpr int kRows = 4 * kWarpRows;
-  static constexpr int kTile = kPaddedDim > 192 ? 32 : 64;  // tokens
+  // Tokens. Scales of codes take registers, so that fewer scores may.
+  static constexpr int kTile = kPaddedDim > (kScaled ? 80 : 192) ? 32 : 64;
   static constexpr int kStages = kHeld ? 2 : 1;
-  static constexpr int kBlocks = kPaddedDim <= 64 ? 3 : 2;  // of a multiprocessor, that registers shall allow
-  static constexpr int kStride = kPaddedDim + 8;            // elements of a row in shared memory: no conflicts of banks
+  static constexpr int kBlocks =
+      kPaddedDim <= 64 && !kScaled ? 3 : 2;       // of a multiprocessor, that registers shall allow
+  static constexpr int kStride = kPaddedDim + 8;  // elements of a row in shared memory: no conflicts of banks
   static constexpr int kStage = kTile * kStride;
 };
 
@@ -78,11 +80,10 @@ struct Pages {
           position < end && position + kPage > begin ? work.table[static_cast<unsigned>(position) / kBlockTokens] : 0;
       const int64_t slot = (block * at.kv_heads + work.kv_head) * kBlockTokens;
       const int64_t from = slot + static_cast<unsigned>(position) % kBlockTokens + row;
-      const Kv *from_keys = at.keys + from * kHeadDim + chunk * 8,
-               *from_values = at.values + from * kPaddedDim + chunk * 8;
+      const Stored *from_keys = at.key(from) + chunk * 8, *from_values = at.value(from) + chunk * 8;
       const auto copy = [&](int next, bool valid) {
-        if constexpr (kKeys) copy_async(keys + to + next * kStride, from_keys + next * kHeadDim, valid);
-        if constexpr (kValues) copy_async(values + to + next * kStride, from_values + next * kPaddedDim, valid);
+        if constexpr (kKeys) copy_eight(keys + to + next * kStride, from_keys + next * kHeadDim, valid);
+        if constexpr (kValues) copy_eight(values + to + next * kStride, from_values + next * kPaddedDim, valid);
       };
       if (position >= begin && position + kPage <= end) {
 #pragma unroll
@@ -98,6 +99,11 @@ struct Pages {
     }
   }
 
+  template <bool kKeys, bool kValues>
+  INGOT_DEVICE void load_scales(float* to, int tile) const {
+    ::load_scales<kTile, kKeys, kValues>(to, at, work.item, tile, work.begin, work.end, work.kv_head);
+  }
+
   // The same, element by element: blocks or rows are no whole 16 bytes.
   template <bool kKeys, bool kValues>
   INGOT_DEVICE void load_rows(Kv* keys, Kv* values, int tile) const {
@@ -109,8 +115,8 @@ struct Pages {
         slot = static_cast<int64_t>(work.table[static_cast<unsigned>(position) / kBlockTokens]) * at.kv_heads +
                work.kv_head;
       slot = slot * kBlockTokens + static_cast<unsigned>(position) % kBlockTokens;
-      if constexpr (kKeys) keys[row * kStride + dim] = valid ? at.keys[slot * kHeadDim + dim] : Kv{0};
-      if constexpr (kValues) values[row * kStride + dim] = valid ? at.values[slot * kPaddedDim + dim] : Kv{0};
+      if constexpr (kKeys) keys[row * kStride + dim] = valid ? as_kv(at.key(slot)[dim]) : Kv{0};
+      if constexpr (kValues) values[row * kStride + dim] = valid ? as_kv(at.value(slot)[dim]) : Kv{0};
     }
   }
 };
@@ -202,9 +208,9 @@ struct PrefillRows {
     return (lane & 15) * kStride + (lane >> 4) * 8;
   }
 
-  // The scores of kTokens tokens. keys: the first of them, at the lane's place.
+  // The scores of kTokens tokens. keys: the first of them, at the lane's place; scales: theirs, behind codes.
   template <int kTokens>
-  INGOT_DEVICE void multiply(Scores (&scores)[kTokens / 16], const Kv* keys) const {
+  INGOT_DEVICE void multiply(Scores (&scores)[kTokens / 16], const Kv* keys, const float* scales) const {
     const Kv* of_lane = queries + first_row(thread_anew()) * kStride + in_values();
 #pragma unroll
     for (int n = 0; n < kTokens / 16; ++n) {
@@ -234,6 +240,17 @@ struct PrefillRows {
         for (int m = 0; m < kHalves; ++m) {
           multiply_add<Kv>(scores[n][m][0], a[m], b[0], b[1]);
           multiply_add<Kv>(scores[n][m][1], a[m], b[2], b[3]);
+        }
+      }
+    }
+    if constexpr (kScaled) {
+      const unsigned thread = thread_anew();
+#pragma unroll
+      for (int c = 0; c < kTokens / 4; ++c) {
+        const float of_token = scales[token(thread, c)];
+#pragma unroll
+        for (int m = 0; m < kHalves; ++m) {
+          scores[c / 4][m][c / 2 % 2][c % 2] *= of_token, scores[c / 4][m][c / 2 % 2][2 + c % 2] *= of_token;
         }
       }
     }
@@ -292,7 +309,10 @@ struct PrefillRows {
     }
   }
 
-  INGOT_DEVICE void exponents(Weights& weights, float (&added)[kHalves][2], const Scores& scores) const {
+  // scales: of the tokens' values, behind codes.
+  INGOT_DEVICE void exponents(Weights& weights, float (&added)[kHalves][2], const Scores& scores,
+                              const float* scales) const {
+    const unsigned thread = kScaled ? thread_anew() : 0;
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) {
 #pragma unroll
@@ -303,6 +323,10 @@ struct PrefillRows {
           each[c] = fast_exp2(fmaf(scores[m][c / 2][2 * side + c % 2], scale, base[m][side]));
         }
         added[m][side] = (each[0] + each[1]) + (each[2] + each[3]);
+        if constexpr (kScaled) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) each[c] = scaled_share(each[c], scales[token(thread, c)]);
+        }
         weights[m][side] = pack_two<Kv>(each[0], each[1]);
         weights[m][side + 2] = pack_two<Kv>(each[2], each[3]);
       }
@@ -338,15 +362,15 @@ struct PrefillRows {
 
   // again: makes the scores anew, where no registers shall hold them until it is known that their base is good.
   template <class Again>
-  INGOT_DEVICE void weigh(Weights& weights, Scores& scores, Again again) {
+  INGOT_DEVICE void weigh(Weights& weights, Scores& scores, const float* scales, Again again) {
     float added[kHalves][2], highest = 0.f;
-    exponents(weights, added, scores);
+    exponents(weights, added, scores, scales);
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) highest = fmaxf(highest, fmaxf(added[m][0], added[m][1]));
     if (__any_sync(kAllLanes, highest > kHighest)) {
       again();
       choose_base(scores, added);
-      exponents(weights, added, scores);
+      exponents(weights, added, scores, scales);
     }
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) weight[m][0] += added[m][0], weight[m][1] += added[m][1];
@@ -445,17 +469,20 @@ INGOT_DEVICE bool is_plain(const PrefillWork& work, int tile) {
 }
 
 // A tile, whose keys and values begin at the places of the lane.
-INGOT_DEVICE void attend_held(PrefillRows& rows, bool plain, const Kv* keys, const Kv* values, const Attention& at,
-                              const PrefillWork& work, int tile) {
+INGOT_DEVICE void attend_held(PrefillRows& rows, bool plain, const Kv* keys, const Kv* values, const float* scales,
+                              const Attention& at, const PrefillWork& work, int tile) {
+  const float *key_scales = scales, *value_scales = scales + PrefillShape::kTile;
   constexpr int kChunks = PrefillShape::kTile / 16, kStep = 16 * PrefillShape::kStride;
   PrefillRows::Weights weights;
   if (plain) {
     PrefillRows::Scores scores[2][1];
-    rows.multiply<16>(scores[0], keys);
+    rows.multiply<16>(scores[0], keys, key_scales);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (c + 1 < kChunks) rows.multiply<16>(scores[(c + 1) % 2], keys + (c + 1) * kStep);
-      rows.weigh(weights, scores[c % 2][0], [&] { rows.multiply<16>(scores[c % 2], keys + c * kStep); });
+      const float *of_keys = key_scales + 16 * c, *of_values = value_scales + 16 * c;
+      if (c + 1 < kChunks) rows.multiply<16>(scores[(c + 1) % 2], keys + (c + 1) * kStep, of_keys + 16);
+      rows.weigh(weights, scores[c % 2][0], of_values,
+                 [&] { rows.multiply<16>(scores[c % 2], keys + c * kStep, of_keys); });
       rows.add(weights, values + c * kStep);
     }
     return;
@@ -466,10 +493,10 @@ INGOT_DEVICE void attend_held(PrefillRows& rows, bool plain, const Kv* keys, con
     const int from = tile * PrefillShape::kTile + 16 * c;
     if (!view.some(at, from, 16)) continue;
     PrefillRows::Scores scores[1];
-    rows.multiply<16>(scores, keys + c * kStep);
+    rows.multiply<16>(scores, keys + c * kStep, key_scales + 16 * c);
     if (bends(at)) rows.bend<16>(scores, at, view.positions, from, work.kv_head);
     if (!view.all(at, from, 16)) rows.hide<16>(scores, at, view.positions, from);
-    rows.weigh(weights, scores[0], [] {});
+    rows.weigh(weights, scores[0], value_scales + 16 * c, [] {});
     rows.add(weights, values + c * kStep);
   }
 }
@@ -488,6 +515,7 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
   Kv* queries = reinterpret_cast<Kv*>(memory);
   Kv* keys = queries + (Shape::kHeld ? 0 : Shape::kRows * Shape::kStride);
   Kv* values = keys + Shape::kStages * Shape::kStage;
+  float* scales = reinterpret_cast<float*>(values + Shape::kStages * Shape::kStage);  // of each stage's keys and values
   if constexpr (kHeadDim < kPaddedDim) {  // K and V lie one behind the other
     constexpr int kPad = kHeadDim < kPaddedDim ? kPaddedDim - kHeadDim : 1;
     for (int i = threadIdx.x; i < 2 * Shape::kStages * Shape::kTile * kPad; i += Shape::kThreads) {
@@ -500,7 +528,11 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
   const int begin_tile = work.begin / Shape::kTile;
   const Pages<Shape> pages{at, work};
   const auto stage = [](unsigned tile) { return static_cast<int>(tile % Shape::kStages) * Shape::kStage; };
+  const auto scales_of = [scales](unsigned tile) {
+    return scales + static_cast<int>(tile % Shape::kStages) * 2 * Shape::kTile;
+  };
   pages.load<true, Shape::kStages == 2>(keys + stage(begin_tile), values + stage(begin_tile), begin_tile);
+  pages.load_scales<true, Shape::kStages == 2>(scales_of(begin_tile), begin_tile);
   copy_commit();
 
   PrefillRows rows;
@@ -513,10 +545,13 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
       copy_wait<0>();
       __syncthreads();  // the tile is here, and everybody is done with the one before
       const int next = tile + 1;
-      if (next * Shape::kTile < work.end) pages.load<true, true>(keys + stage(next), values + stage(next), next);
+      if (next * Shape::kTile < work.end) {
+        pages.load<true, true>(keys + stage(next), values + stage(next), next);
+        pages.load_scales<true, true>(scales_of(next), next);
+      }
       copy_commit();
       attend_held(rows, is_plain(work, tile), keys + stage(tile) + rows.in_keys(),
-                  values + stage(tile) + rows.in_values(), at, work, tile);
+                  values + stage(tile) + rows.in_values(), scales_of(tile), at, work, tile);
     }
   } else {
     for (int tile = begin_tile; tile * Shape::kTile < work.end; ++tile) {
@@ -527,11 +562,15 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
       __syncthreads();  // the keys are here, and everybody is done with the values before
       const bool all = is_plain(work, tile), some = all || PrefillView(at, work.item).some(at, first, Shape::kTile);
       pages.load<false, true>(keys, values, tile);
+      pages.load_scales<false, true>(scales, tile);
       copy_commit();
-      if (some) rows.multiply<Shape::kTile>(scores, keys + rows.in_keys());
+      if (some) rows.multiply<Shape::kTile>(scores, keys + rows.in_keys(), scales);
       copy_wait<0>();
       __syncthreads();  // the values are here, and everybody is done with the keys
-      if ((tile + 1) * Shape::kTile < work.end) pages.load<true, false>(keys, values, tile + 1);
+      if ((tile + 1) * Shape::kTile < work.end) {
+        pages.load<true, false>(keys, values, tile + 1);
+        pages.load_scales<true, false>(scales, tile + 1);
+      }
       copy_commit();
       if (!some) continue;
       if (!all) {
@@ -542,7 +581,7 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         PrefillRows::Weights weights;
-        rows.weigh(weights, scores[c], [] {});
+        rows.weigh(weights, scores[c], scales + Shape::kTile + 16 * c, [] {});
         rows.add(weights, values + rows.in_values() + c * 16 * Shape::kStride);
         __syncwarp();  // for the compiler, which else fetches more values than there are registers
       }

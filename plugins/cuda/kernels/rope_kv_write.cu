@@ -19,8 +19,8 @@ constexpr int kHeadsPerBlock = kRopeThreads / kHeadLanes;
 constexpr int kHeadParts = (kPaddedDim / 8 + kHeadLanes - 1) / kHeadLanes;  // eights of a thread
 
 struct PagedCache {
-  Kv* keys;           // of this layer: [blocks][kv_heads][kTokens][head_dim]
-  Kv* values;         // [blocks][kv_heads][kTokens][padded_dim]
+  Stored* keys;       // of this layer: [blocks][kv_heads][kTokens][head_dim]
+  Stored* values;     // [blocks][kv_heads][kTokens][padded_dim]
   const int* tables;  // [sequences][table_width]
   int table_width;
   int kv_heads;
@@ -33,7 +33,46 @@ struct PagedCache {
   INGOT_DEVICE int64_t slot(int block, int position, int kv_head) const {
     return (static_cast<int64_t>(block) * kv_heads + kv_head) * kTokens + position % kTokens;
   }
+  INGOT_DEVICE Stored* key(int64_t slot) const { return keys + Slots<kHeadDim, kTokens>::row(slot); }
+  INGOT_DEVICE Stored* value(int64_t slot) const { return values + Slots<kPaddedDim, kTokens>::row(slot); }
+  INGOT_DEVICE float* scale(int64_t slot, bool of_value) const {
+    Stored* from =
+        of_value ? values + Slots<kPaddedDim, kTokens>::scale(slot) : keys + Slots<kHeadDim, kTokens>::scale(slot);
+    return reinterpret_cast<float*>(from);
+  }
 };
+
+// How a row becomes codes, as round_to_int8 of plugins/quantised.py says: rounded to a 127th of its largest magnitude.
+struct Rounding {
+  float inverse;  // of the scale; 0 where every code is zero
+  float scale;    // NaN of a row that is not finite
+
+  // top: the bits of the largest magnitude; those of an infinity or a NaN are largest.
+  INGOT_DEVICE explicit Rounding(uint32_t top) {
+    const float magnitude = __uint_as_float(top), factor = 127.f / magnitude;
+    const bool finite = top < 0x7f800000u;
+    inverse = finite && __float_as_uint(factor) < 0x7f800000u ? factor : 0.f;
+    scale = finite ? magnitude / 127.f : __uint_as_float(0x7fc00000u);
+  }
+  INGOT_DEVICE int code(float x) const { return inverse > 0.f ? static_cast<int>(rintf(x * inverse)) : 0; }
+  INGOT_DEVICE uint32_t four(const Four<float>& x) const {
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word |= (static_cast<uint32_t>(code(x.at[i])) & 0xffu) << (8 * i);
+    return word;
+  }
+};
+INGOT_DEVICE uint32_t magnitude_of(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+// The larger over as many neighbouring lanes.
+template <int kLanes>
+INGOT_DEVICE uint32_t largest_of(uint32_t top) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    const uint32_t other = __shfl_xor_sync(kAllLanes, top, step);
+    top = other > top ? other : top;
+  }
+  return top;
+}
 
 // What both ways see of a token. factors: of norms over all heads together, else 1
 struct Turn {
@@ -104,16 +143,36 @@ struct TurnedDims {
       for (int i = 0; i < 4; ++i) rotate(x.at[i], y.at[i], cosines.at[i], sines.at[i]);
     }
   }
-  INGOT_DEVICE void store(const Turn& of, int block, int head) const {
-    if (of.is_v(head)) {  // zeros behind its dims
-      if (8 * part >= kPaddedDim) return;
-      Kv* to = of.cache.values + of.slot(block, head) * kPaddedDim + 8 * part;
-      store_eight(to, x, y);
-    } else if (there && of.is_q(head)) {
+  INGOT_DEVICE uint32_t top() const {
+    uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t own = magnitude_of(i < 4 ? x.at[i % 4] : y.at[i % 4]);
+      found = own > found ? own : found;
+    }
+    return found;
+  }
+  // In a cache of codes.
+  INGOT_DEVICE void store_codes(const Turn& of, int block, int head, const Rounding& rounding) const {
+    const int64_t slot = of.slot(block, head);
+    if (of.is_v(head) ? 8 * part >= kPaddedDim : !there) return;
+    Stored* to = of.is_v(head) ? of.cache.value(slot) : of.cache.key(slot);
+    *reinterpret_cast<uint32_t*>(to + first) = rounding.four(x);
+    *reinterpret_cast<uint32_t*>(to + second) = rounding.four(y);
+    if (part == 0) *of.cache.scale(slot, of.is_v(head)) = rounding.scale;
+  }
+  INGOT_DEVICE void store(const Turn& of, int block, int head, const Rounding& rounding) const {
+    if (of.is_q(head)) {
       float* to = of.q + static_cast<int64_t>(head) * kHeadDim;
-      store_four(to + first, x), store_four(to + second, y);
+      if (there) store_four(to + first, x), store_four(to + second, y);
+      return;
+    }
+    if constexpr (kScaled) {
+      store_codes(of, block, head, rounding);
+    } else if (of.is_v(head)) {  // zeros behind its dims
+      if (8 * part < kPaddedDim) store_eight(of.cache.value(of.slot(block, head)) + 8 * part, x, y);
     } else if (there) {
-      Kv* to = of.cache.keys + of.slot(block, head) * kHeadDim;
+      Stored* to = of.cache.key(of.slot(block, head));
       store_four(to + first, x), store_four(to + second, y);
     }
   }
@@ -158,9 +217,40 @@ INGOT_DEVICE void turn_eights(const Turn& of) {
     }
   }
 #pragma unroll
-  for (int i = 0; i < kHeadParts; ++i) {
-    each[i].rotate_all(of, cosines[i], sines[i]);
-    if (number < of.all_heads()) each[i].store(of, block, head);
+  for (int i = 0; i < kHeadParts; ++i) each[i].rotate_all(of, cosines[i], sines[i]);
+  uint32_t top = 0;
+  if constexpr (kScaled) {
+#pragma unroll
+    for (int i = 0; i < kHeadParts; ++i) top = each[i].top() > top ? each[i].top() : top;
+    top = largest_of<kHeadLanes>(top);
+  }
+  if (number >= of.all_heads()) return;
+  const Rounding rounding(top);
+#pragma unroll
+  for (int i = 0; i < kHeadParts; ++i) each[i].store(of, block, head, rounding);
+}
+
+// The numbers 0 .. kDims - 1 of a token's key or value by one warp.
+template <int kDims, class Number>
+INGOT_DEVICE void store_row(Stored* to, float* scale, Number number) {
+  const int lane = threadIdx.x % kWarp;
+  if constexpr (kScaled) {
+    uint32_t top = 0;
+#pragma unroll 1
+    for (int i = lane; i < kDims; i += kWarp) {
+      const uint32_t own = magnitude_of(number(i));
+      top = own > top ? own : top;
+    }
+    const Rounding rounding(largest_of<kWarp>(top));
+#pragma unroll 1
+    for (int i = 2 * lane; i < kDims; i += 2 * kWarp) {  // heads have an even number of dims
+      const uint32_t two = (rounding.code(number(i)) & 0xff) | (rounding.code(number(i + 1)) & 0xff) << 8;
+      reinterpret_cast<uint16_t*>(to)[i / 2] = static_cast<uint16_t>(two);
+    }
+    if (lane == 0) *scale = rounding.scale;
+  } else {
+#pragma unroll 1
+    for (int i = lane; i < kDims; i += kWarp) to[i] = from_float<Kv>(number(i));
   }
 }
 
@@ -168,7 +258,7 @@ INGOT_DEVICE void turn_head(const Turn& of, int head) {
   const int lane = threadIdx.x % kWarp;
   const float* source = of.source(head);
   if (of.is_v(head)) {
-    Kv* to = of.cache.values + of.slot(of.block(), head) * kPaddedDim;
+    const int64_t slot = of.slot(of.block(), head);
     float factor = 1.f;
     if (of.value_norm) {
       float squares = 0.f;
@@ -176,8 +266,8 @@ INGOT_DEVICE void turn_head(const Turn& of, int head) {
       for (int i = lane; i < kHeadDim; i += kWarp) squares += source[i] * source[i];
       factor = 1.f / sqrtf(warp_sum(squares) / kHeadDim + of.eps);
     }
-#pragma unroll 1
-    for (int i = lane; i < kPaddedDim; i += kWarp) to[i] = from_float<Kv>(i < kHeadDim ? source[i] * factor : 0.f);
+    store_row<kPaddedDim>(of.cache.value(slot), of.cache.scale(slot, true),
+                          [source, factor](int i) { return i < kHeadDim ? source[i] * factor : 0.f; });
     return;
   }
   const float* weight = of.norm(head);
@@ -190,9 +280,7 @@ INGOT_DEVICE void turn_head(const Turn& of, int head) {
   }
   const auto normed = [source, factor, weight](int i) { return weight ? source[i] * factor * weight[i] : source[i]; };
   const int half = of.rotary_dim / 2;
-  Kv* key = of.is_q(head) ? nullptr : of.cache.keys + of.slot(of.block(), head) * kHeadDim;
-#pragma unroll 1
-  for (int i = lane; i < kHeadDim; i += kWarp) {
+  const auto rotated = [&of, &normed, half](int i) {
     float value = normed(i);
     if (i < of.rotary_dim) {
       const bool second = of.interleaved ? i % 2 : i >= half;
@@ -201,12 +289,15 @@ INGOT_DEVICE void turn_head(const Turn& of, int head) {
       const float sine = of.cosines[half + pair];
       value = value * of.cosines[pair] + (second ? other * sine : -other * sine);
     }
-    if (key) {
-      key[i] = from_float<Kv>(value);
-    } else {
-      of.q[static_cast<int64_t>(head) * kHeadDim + i] = value;
-    }
+    return value;
+  };
+  if (of.is_q(head)) {
+#pragma unroll 1
+    for (int i = lane; i < kHeadDim; i += kWarp) of.q[static_cast<int64_t>(head) * kHeadDim + i] = rotated(i);
+    return;
   }
+  const int64_t slot = of.slot(of.block(), head);
+  store_row<kHeadDim>(of.cache.key(slot), of.cache.scale(slot, false), rotated);
 }
 
 // The sums of two values over the block, with one barrier.
@@ -230,10 +321,10 @@ INGOT_DEVICE float squares_of_row(const float* row, int columns) {
   return sum;
 }
 
-#define INGOT_TURN_PARAMETERS                                                                                       \
-  float *q, Kv *keys, Kv *values, const float *qkv, const float *cos_sin, const float *q_norm, const float *k_norm, \
-      const int *positions, const int *sequences, const int *tables, int table_width, int heads, int kv_heads,      \
-      int rotary_dim, int interleaved, int wide_norm, float eps
+#define INGOT_TURN_PARAMETERS                                                                                         \
+  float *q, Stored *keys, Stored *values, const float *qkv, const float *cos_sin, const float *q_norm,                \
+      const float *k_norm, const int *positions, const int *sequences, const int *tables, int table_width, int heads, \
+      int kv_heads, int rotary_dim, int interleaved, int wide_norm, float eps
 
 INGOT_DEVICE void turn_all(INGOT_TURN_PARAMETERS, int value_norm, int keys_as_values, float (&scratch)[2][kRopeWarps]) {
   const int64_t token = blockIdx.x;

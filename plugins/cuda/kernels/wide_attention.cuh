@@ -87,8 +87,8 @@ struct WideTile {
     weight[0] = weight[1] = 0.f;
   }
 
-  // The scores of the warp's 16 rows and 8 tokens.
-  INGOT_DEVICE static void multiply(float (&scores)[4], const Kv* queries, const Kv* keys) {
+  // The scores of the warp's 16 rows and 8 tokens. scales: of the tile's tokens, behind codes.
+  INGOT_DEVICE static void multiply(float (&scores)[4], const Kv* queries, const Kv* keys, const float* scales) {
     const int lane = threadIdx.x % kWarp;
     const Kv* of_queries = queries + (16 * side() + (lane & 15)) * kStride + (lane >> 4) * 8;
     const Kv* of_keys = keys + (8 * slice() + (lane & 7)) * kStride;
@@ -110,7 +110,10 @@ struct WideTile {
       multiply_add<Kv>(scores, a, b[0], b[1]);
     }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) scores[c] += more[c];
+    for (int c = 0; c < 4; ++c) {
+      scores[c] += more[c];
+      if constexpr (kScaled) scores[c] *= scales[8 * slice() + 2 * (lane % 4) + c % 2];
+    }
   }
 
   // Bends the scores; `first` is the position of the tile's first token. Tells the others the highest of each row.
@@ -134,8 +137,9 @@ struct WideTile {
     }
   }
 
-  // Scores become weights under a running maximum, which all warps know; sums so far are rescaled.
-  INGOT_DEVICE void weigh(const float (&scores)[4], WideWork<kRows>& work) {
+  // Scores become weights under a running maximum, which all warps know; sums so far are rescaled. scales: of the
+  // values of the tile's tokens, behind codes.
+  INGOT_DEVICE void weigh(const float (&scores)[4], WideWork<kRows>& work, const float* scales) {
     const int lane = threadIdx.x % kWarp;
     float factors[2 * kHalves], bases[2 * kHalves];
 #pragma unroll
@@ -150,8 +154,12 @@ struct WideTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float base = own(bases, half);
-      const float low = exp2f((scores[2 * half] - base) * kLog2e), high = exp2f((scores[2 * half + 1] - base) * kLog2e);
+      float low = exp2f((scores[2 * half] - base) * kLog2e), high = exp2f((scores[2 * half + 1] - base) * kLog2e);
       weight[half] = weight[half] * own(factors, half) + (low + high);
+      if constexpr (kScaled) {
+        const float* of_tokens = scales + 8 * slice() + 2 * (lane % 4);
+        low = scaled_share(low, of_tokens[0]), high = scaled_share(high, of_tokens[1]);
+      }
       const int to = (16 * side() + lane / 4 + 8 * half) * Shape::kShareStride + 8 * slice() + 2 * (lane % 4);
       *reinterpret_cast<uint32_t*>(work.shares + to) = pack_two<Kv>(low, high);
     }
@@ -250,7 +258,8 @@ INGOT_DEVICE void attend_wide(unsigned char* memory, WideWork<kRows>& work, cons
   Kv* queries = reinterpret_cast<Kv*>(memory);
   Kv* keys = queries + kRows * Shape::kStride;
   Kv* values = keys + Shape::kStage;
-  if constexpr (kHeadDim < kPaddedDim) {  // K and V lie one behind the other
+  float* scales = reinterpret_cast<float*>(values + Shape::kStage);  // of keys, then of values
+  if constexpr (kHeadDim < kPaddedDim) {                             // K and V lie one behind the other
     constexpr int kPad = kHeadDim < kPaddedDim ? kPaddedDim - kHeadDim : 1;
     for (int i = threadIdx.x; i < 2 * Shape::kTile * kPad; i += Shape::kThreads) {
       keys[i / kPad * Shape::kStride + kHeadDim + i % kPad] = Kv{0};
@@ -265,6 +274,7 @@ INGOT_DEVICE void attend_wide(unsigned char* memory, WideWork<kRows>& work, cons
   const int end_tile = min(splits.first_tile + splits.tiles, begin_tile + splits.share);
   const Pages<Shape> pages{at, work.of};
   pages.template load<true, false>(keys, values, begin_tile);
+  pages.template load_scales<true, false>(scales, begin_tile);
   copy_commit();
 
   constexpr int kPairs = kPaddedDim / 2;
@@ -283,13 +293,17 @@ INGOT_DEVICE void attend_wide(unsigned char* memory, WideWork<kRows>& work, cons
     copy_wait<0>();
     __syncthreads();  // the keys are here, and everybody is done with the values before
     pages.template load<false, true>(keys, values, index);
+    pages.template load_scales<false, true>(scales, index);
     copy_commit();
-    tile.multiply(scores, queries, keys);
+    tile.multiply(scores, queries, keys, scales);
     tile.bend(scores, work, at, index * Shape::kTile);
     __syncthreads();  // everybody is done with the keys, and the highest scores are known
-    if (index + 1 < end_tile) pages.template load<true, false>(keys, values, index + 1);
+    if (index + 1 < end_tile) {
+      pages.template load<true, false>(keys, values, index + 1);
+      pages.template load_scales<true, false>(scales, index + 1);
+    }
     copy_commit();
-    tile.weigh(scores, work);
+    tile.weigh(scores, work, scales + Shape::kTile);
     copy_wait<1>();
     __syncthreads();  // the values and their weights are here
     tile.add(work, values);

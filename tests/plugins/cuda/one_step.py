@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.builder.pack import add_constants
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup, Plan, Split
+from ingot.plugins.cuda.kv_blocks import pack, unpack
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.cuda.target import CudaTarget
 from ingot.plugins.op import Array, KvCache
@@ -88,28 +89,36 @@ def write_cache(session: CudaSession, cache: KvCache) -> None:
     """Every slot of every layer; the spare block and the padding dims of values hold NaN."""
     layout = cache.group
     for layer in layout.layers:
-        for values, place, width in _pools(session, layout, layer, cache):
+        for values, scales, place, width in _pools(session, layout, layer, cache):
             padding = [(0, 1), (0, 0), (0, 0), (0, width - layout.head_dim)]
             whole = np.pad(values, padding, constant_values=np.nan)
-            session.device.upload(place, from_float32(np.ascontiguousarray(whole, np.float32), layout.dtype))
+            if layout.dtype is DType.I8:  # no code is NaN
+                whole = np.where(np.isnan(whole), np.float32(85), whole)
+            session.device.upload(place, pack(whole, np.pad(scales, padding[:3], constant_values=np.nan), layout))
 
 
 def read_cache(session: CudaSession, cache: KvCache) -> None:
     """Into the arrays of `cache`."""
     layout = cache.group
     for layer in layout.layers:
-        for values, place, width in _pools(session, layout, layer, cache):
-            stored = np.empty((*values.shape[:-1], width), layout.dtype.storage)
+        for values, scales, place, width in _pools(session, layout, layer, cache):
+            nbytes = layout.kv_heads * layout.tokens_per_block * (width * layout.dtype.itemsize + layout.scale_bytes)
+            stored = np.empty((len(values), nbytes), np.uint8)
             session.device.fetch(stored, place)
             session.device.wait()
-            values[...] = to_float32(stored, layout.dtype)[..., : layout.head_dim]
+            found, scales[...] = unpack(stored, layout, width)
+            values[...] = found[..., : layout.head_dim]
 
 
-def _pools(session: CudaSession, layout: CacheGroup, layer: int, cache: KvCache) -> list[tuple[Array, int, int]]:
-    """(values of the reference [blocks, kv_heads, tokens_per_block, head_dim], address, dims stored) of K and V."""
+def _pools(session: CudaSession, layout: CacheGroup, layer: int, cache: KvCache) -> list[tuple[Array, Array, int, int]]:
+    """(values of the reference [blocks, kv_heads, tokens_per_block, head_dim], their scales, address, dims stored) of K
+    and V."""
     blocks = session.num_blocks[0] + 1
     keys = session.addresses.kv[0] + layer * blocks * (layout.k_block_bytes + layout.v_block_bytes)
     if layout.latent:
-        return [(cache.keys[layer], keys, layout.head_dim)]
+        return [(cache.keys[layer], cache.key_scales[layer], keys, layout.head_dim)]
     values = keys + blocks * layout.k_block_bytes
-    return [(cache.keys[layer], keys, layout.head_dim), (cache.values[layer], values, layout.padded_dim)]
+    return [
+        (cache.keys[layer], cache.key_scales[layer], keys, layout.head_dim),
+        (cache.values[layer], cache.value_scales[layer], values, layout.padded_dim),
+    ]

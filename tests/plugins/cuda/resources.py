@@ -17,6 +17,7 @@ USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_pe
 LARGE = dataclasses.replace(USUAL, head_dim=256)
 CODES = tuple(DType(each) for each in sorted(FORMATS))
 ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
+CODES_OF_KV = dataclasses.replace(USUAL, kv_codes=True, alone=True)
 WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
@@ -27,6 +28,7 @@ def label(specialisation: Specialisation, architecture: str) -> str:
     more = " with codes, experts and states" if specialisation.experts else ""
     more = f", {specialisation.latent} of them values" if specialisation.latent else more
     more = ", attention alone" if specialisation.alone else more
+    more += " over int8" if specialisation.kv_codes else ""
     return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}{more}"
 
 
@@ -46,7 +48,7 @@ def main() -> None:
     """Compile everything and write the file."""
     compiler = find_compiler()
     assert compiler is not None, "this needs nvcc"
-    kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE, WIDE)}
+    kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE, WIDE, CODES_OF_KV)}
     for each, sm in ((ALL, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a")):
         kernels[label(each, sm)] = measure(each, sm)
     FILE.write_text(json.dumps({"nvcc": compiler.version, "kernels": kernels}, indent=1) + "\n")

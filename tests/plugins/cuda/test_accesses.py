@@ -38,7 +38,7 @@ ATTENTION = [
     (dtype, heads, dim, splits)
     for dtype, heads, dim in (
         *((DType.BF16, 4, 12), (DType.BF16, 4, 16), (DType.BF16, 24, 12), (DType.BF16, 24, 88), (DType.F32, 4, 16)),
-        *((DType.BF16, 4, 260), (DType.BF16, 24, 260)),
+        *((DType.BF16, 4, 260), (DType.BF16, 24, 260), (DType.I8, 4, 12), (DType.I8, 4, 88), (DType.I8, 4, 260)),
     )
     for splits in (7, 1)
 ]

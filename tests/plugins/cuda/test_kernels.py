@@ -161,6 +161,12 @@ def test_rope_and_cache(gpu: ctypes.CDLL, dtype: DType, interleaved: int, rotary
     check_rope(gpu, dtype, interleaved, rotary, norm)
 
 
+@pytest.mark.parametrize(("rotary", "norm", "dim"), [(16, "", 16), (8, "head", 16), (10, "", 12), (8, "wide", 72)])
+def test_caches_of_codes(gpu: ctypes.CDLL, rotary: int, norm: str, dim: int) -> None:
+    """By eights and dim by dim."""
+    check_rope(gpu, DType.I8, 0, rotary, norm, dim=dim)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rotary", [64, 24])
 def test_rope_of_padded_heads(gpu: ctypes.CDLL, rotary: int) -> None:
@@ -233,6 +239,12 @@ def check_rope(
     expected_cache = KvCache(cache.group, 7)
     batch = batch_of([(0, 3), (30, 4)], [[5], [1, 6, 3]])
     qkv = _normal(1, 7, (heads + (1 if made["keys_as_values"] else 2) * kv_heads) * dim)
+    if (
+        dtype is DType.I8 and not norm
+    ):  # a key that is zero, one that is too small for codes, and a value with an infinity
+        qkv[0, heads * dim : (heads + 1) * dim] = 0
+        qkv[1, heads * dim : (heads + 1) * dim] *= np.float32(1e-38)
+        qkv[2, -1] = np.inf
     angles = _normal(2, 7, rotary // 2)
     cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) if rotary else None
     width = {"": (), "head": (dim, dim), "wide": (heads * dim, kv_heads * dim)}[norm]
@@ -250,5 +262,20 @@ def check_rope(
     expected = reference_outputs(kernel, inputs, attrs, batch, expected_cache)
     (q,) = run_step(gpu, kernel, inputs, attrs, batch, cache)
     np.testing.assert_allclose(q, expected[0], rtol=0, atol=4e-6)
+    if dtype is DType.I8:
+        _compare_codes(cache, expected_cache)
+        return
     for one, other in ((cache.keys, expected_cache.keys), (cache.values, expected_cache.values)):
         np.testing.assert_allclose(one, other, rtol=KV_TOLERANCE[dtype], atol=1e-6)  # NaN where nothing was written
+
+
+def _compare_codes(found: KvCache, expected: KvCache) -> None:
+    """A number between two codes may become the other one; scales are NaN where nothing was written."""
+    for one, other, scales, wanted in (
+        (found.keys, expected.keys, found.key_scales, expected.key_scales),
+        (found.values, expected.values, found.value_scales, expected.value_scales),
+    ):
+        np.testing.assert_allclose(scales, wanted, rtol=1e-6, atol=1e-44)
+        off = np.abs(one - other)[~np.isnan(other)]
+        assert off.max() <= 1
+        assert (off > 0).mean() < 0.01

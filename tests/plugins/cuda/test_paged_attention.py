@@ -17,7 +17,12 @@ from tests.plugins.cuda.one_step import layout_of, run_step
 from tests.spanning import often, spanning, values
 
 FAR = 1 << 24  # a block that no memory has
-TOLERANCE = {DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.F32: 4e-6}  # probabilities are rounded for the product
+TOLERANCE = {
+    DType.BF16: 2.0**-7,
+    DType.I8: 2.0**-6,
+    DType.F16: 2.0**-10,
+    DType.F32: 4e-6,
+}  # probabilities are rounded for the product
 
 
 def _rounded(values: Array, dtype: DType) -> Array:
@@ -56,15 +61,14 @@ def check(
     cache = KvCache(layout, len(order))
     for table, (past, new) in zip(tables, parts, strict=True):
         for position in range(past + new):
-            for pool, less, more in ((cache.keys, shift, 1 + rise * position), (cache.values, 0, 1)):
-                values = random.standard_normal((kv_heads, dim)).astype(np.float32) * np.float32(more) - np.float32(
-                    less
-                )
-                pool[1, table[position // block], :, position % block] = _rounded(values, dtype)
+            keys, values = random.standard_normal((2, 1, kv_heads, dim)).astype(np.float32)
+            keys = keys * np.float32(1 + rise * position) - np.float32(shift)
+            cache.write(1, table[position // block], np.array([position % block]), keys, values)
         gone = max(past + 1 - window, 0) // block if window else 0
         table[:gone] = [FAR] * gone
     tokens = sum(new for _, new in parts)
-    q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32) + np.float32(shift), dtype)
+    multiplied = DType.BF16 if dtype is DType.I8 else dtype
+    q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32) + np.float32(shift), multiplied)
     batch = batch_of(parts, tables)
     attrs: dict[str, Attr] = {
         "layer": 1,
@@ -179,6 +183,25 @@ def test_rows_of_wide_heads_have_the_same_bits_in_chunks(gpu: ctypes.CDLL) -> No
     whole = attend(0, tokens)
     for cut in (21, 40):
         np.testing.assert_array_equal(np.concatenate([attend(0, cut), attend(cut, tokens)]), whole)
+
+
+CODES: list[tuple[int, int, int, dict[str, Any]]] = [  # query and KV heads, dims, what else
+    (4, 2, 64, {}),
+    (24, 1, 64, {"window": 33}),
+    (4, 2, 12, {"sinks": True}),
+    (5, 1, 72, {"softcap": 1.5}),
+    (3, 1, 256, {}),
+    (6, 2, 260, {"slopes": True}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "extras"), CODES)
+def test_caches_of_codes(gpu: ctypes.CDLL, heads: int, kv_heads: int, dim: int, extras: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, **extras}
+    check(gpu, DType.I8, MIXED, **sizes)
+    if heads // kv_heads <= 16:
+        check(gpu, DType.I8, [(200, 1), (3, 1)], **sizes, splits=3)
 
 
 WINDOWS = [(dtype, window) for window in (33, 1, 1000, 16, 64) for dtype in (DType.BF16, DType.F32)]

@@ -1,6 +1,7 @@
 """`verify --against` on the emulated GPU: sound engines of many families pass, wrong kernels are named."""
 
 import ctypes
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,10 @@ MORE_FAMILIES = [
 OPTIONS = CompareOptions(tokens=48)
 
 
-def _built(folder: Path, family: str, precision: str, dtype: DType | None = None) -> tuple[Path, Path]:
-    """(engine, Checkpoint). Prompts run in two chunks, then a last token. dtype: of the Checkpoint."""
+def _built(
+    folder: Path, family: str, precision: str, dtype: DType | None = None, kv: str = "auto"
+) -> tuple[Path, Path]:
+    """(engine, Checkpoint). Prompts run in two chunks, then a last token. dtype: of the Checkpoint; kv: cache type."""
     config = dict(find_family(family).tiny)
     if "head_dim" in config:
         config["head_dim"] = 16
@@ -40,6 +43,7 @@ def _built(folder: Path, family: str, precision: str, dtype: DType | None = None
     write_model(folder / "model", config)
     convert(ConvertOptions(model_dir=folder / "model", output_dir=folder / "checkpoint", dtype=dtype))
     options = BuildConfig(target="cuda/sm90", precision=precision, tokens_per_block=16, max_num_tokens=24)
+    options = dataclasses.replace(options, kv_cache_dtype=kv)
     build(options, folder / "checkpoint", folder / "engine")
     return folder / "engine", folder / "checkpoint"
 

@@ -192,7 +192,12 @@ def test_gated_norms(interpreted: Interpreted) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "interleaved", "rotary", "norm"),
-    [(DType.BF16, 0, 16, ""), _LATER(DType.F16, 1, 16, "head"), (DType.F32, 0, 10, "wide")],
+    [
+        (DType.BF16, 0, 16, ""),
+        _LATER(DType.F16, 1, 16, "head"),
+        (DType.F32, 0, 10, "wide"),
+        *(_LATER(DType.I8, *each) for each in ((0, 16, ""), (1, 10, "wide"))),
+    ],
 )
 def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
     test_kernels.test_rope_and_cache(interpreted.driver, dtype, interleaved, rotary, norm)
@@ -208,6 +213,9 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
         _LATER(DType.BF16, 5, 1, 72, 33),
         _LATER(DType.BF16, 2, 2, 12, 33),
         _LATER(DType.BF16, 8, 1, 512, 33),
+        _LATER(DType.I8, 4, 2, 64, 0),
+        _LATER(DType.I8, 2, 2, 12, 33),
+        _LATER(DType.I8, 8, 1, 260, 33),
         (DType.F16, 4, 2, 16, 0),
         (DType.F32, 4, 2, 16, 33),
     ],
