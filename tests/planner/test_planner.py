@@ -169,10 +169,14 @@ def test_stages_work_at_different_steps_at_once(checkpoint: Path, tmp_path: Path
         assert (both.ttft.tolist(), both.tpot.tolist(), both.seconds) == ([3.0, 5.0], [4.0, 4.0], 13.0)
 
 
-@pytest.mark.daily(1)
-@pytest.mark.parametrize("blocks", [12, 64])
-@pytest.mark.parametrize("stages", [2, 3, 8])
-def test_stages_that_go_round_are_simulated_at_once(stages: int, blocks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stages", "blocks", "count"),
+    [
+        (3, 64, 20),
+        *(pytest.param(stages, blocks, 60, marks=pytest.mark.slow) for stages in (2, 8) for blocks in (12, 64)),
+    ],
+)
+def test_stages_that_go_round_are_simulated_at_once(stages: int, blocks: int, count: int, tmp_path: Path) -> None:
     """The same steps as one by one: with windows, with unequal stages, with requests that come together and alone, with
     room for few requests and for all."""
     build(BuildConfig(target="ref", max_batch_size=12, autotune=False), made(tmp_path, "gemma3_text"), tmp_path / "e")
@@ -187,7 +191,6 @@ def test_stages_that_go_round_are_simulated_at_once(stages: int, blocks: int, tm
         windows=tuple(group.window for group in plan.caches),
     )
     random = np.random.default_rng(stages)
-    count = 60
     lengths = [(int(random.integers(1, 60)), int(random.integers(1, 60))) for _ in range(count)]
     gaps = random.exponential(sum(clock.step(np.array([9]), np.array([1]), 1)) * 4, count)
     arrivals = np.cumsum(np.where(random.random(count) < 0.3, 0.0, gaps)).tolist()
