@@ -159,7 +159,7 @@ def test_numbers_of_one_format(gpu: ctypes.CDLL) -> None:
     check_numbers(gpu, "w4ts", 8)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [1, 16, 63, 300])
 def test_tables_of_codes(gpu: ctypes.CDLL, hidden: int) -> None:
     """Token and position rows of w8."""
@@ -171,6 +171,7 @@ def test_tables_of_codes(gpu: ctypes.CDLL, hidden: int) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "w8", "w4g32"])
 def test_whole_pairs_and_halves_give_the_same_bits(
     gpu: ctypes.CDLL, precision: str, monkeypatch: pytest.MonkeyPatch

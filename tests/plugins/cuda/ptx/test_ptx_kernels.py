@@ -116,6 +116,7 @@ def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
     assert names(interpreted) == expected | streams | {"gather_columns", "join_columns"}
 
 
+@pytest.mark.slow  # as the others that wait for nvcc; some of every kind stay in make test
 def test_values_that_are_made(interpreted: Interpreted) -> None:
     for norm, rotary, value_norm, keys_as_values, dim in test_kernels.MADE[:2]:
         test_kernels.test_values_that_are_made(interpreted.driver, norm, rotary, value_norm, keys_as_values, dim)
@@ -163,9 +164,10 @@ def test_latent_attention(interpreted: Interpreted, dtype: DType, heads: int, si
     assert names(interpreted) == {"latent_attention", "latent_combine"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "heads", "rotary", "interleaved", "growth"),
-    [(DType.BF16, 5, 8, 1, 0.3), _LATER(DType.F32, 3, 6, 0, 0.1), _LATER(DType.F16, 4, 8, 0, 0.0)],
+    [(DType.BF16, 5, 8, 1, 0.3), (DType.F32, 3, 6, 0, 0.1), (DType.F16, 4, 8, 0, 0.0)],
 )
 def test_rows_of_latents(
     interpreted: Interpreted, dtype: DType, heads: int, rotary: int, interleaved: int, growth: float
@@ -327,9 +329,7 @@ BUDGETS = {  # instructions of all four warps; prefill: for 128 rows
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "head_dim"), [each if each[1] == 64 else pytest.param(*each, marks=pytest.mark.slow) for each in BUDGETS]
-)
+@pytest.mark.parametrize(("kernel", "head_dim"), list(BUDGETS))
 def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, head_dim: int) -> None:
     cost = attention_cost(nvcc, kernel, head_dim)
     assert cost.instructions["cp"] >= loads_per_tile(head_dim), "the count is of a whole tile"
