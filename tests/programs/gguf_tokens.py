@@ -38,7 +38,8 @@ Ids = list[list[int]]
 
 def tensor_type(kind: str, name: str, columns: int, layers: int, *, tied: bool) -> str:
     """The type of a tensor in a file of this kind, about as llama.cpp mixes them."""
-    if not name.endswith(".weight") or "norm" in name or kind == "F32":
+    plain = ("norm", "conv", "ffn_gate_inp")
+    if not name.endswith(".weight") or any(each in name for each in plain) or kind == "F32":
         return "F32"
     found = kind.removesuffix("_M")
     if kind != "Q8_0" and (name == "output.weight" or (tied and name == "token_embd.weight")):
@@ -69,7 +70,9 @@ def write_file(plain: Path, kind: str, path: Path) -> Counter[str]:
             writer.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
     for tensor in reader.tensors:
         values = np.ascontiguousarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
-        own = tensor_type(kind, tensor.name, values.shape[-1], layers, tied=tied)
+        own = "F32"
+        if values.ndim > 1:
+            own = tensor_type(kind, tensor.name, values.shape[-1], layers, tied=tied)
         kinds[own] += 1
         if own in ("F32", "F16"):
             writer.add_tensor(tensor.name, values.astype(np.float32 if own == "F32" else np.float16))
@@ -82,7 +85,7 @@ def write_file(plain: Path, kind: str, path: Path) -> Counter[str]:
         counts = (ctypes.c_int64(each) for each in (0, rows, columns))
         written = pack(ctypes.c_int(int(number)), *pointers, *counts, None)
         assert written == stored.nbytes, f"{tensor.name}: {written} bytes, expected {stored.nbytes}"
-        writer.add_tensor(tensor.name, stored, raw_dtype=number)
+        writer.add_tensor(tensor.name, stored.reshape(*values.shape[:-1], -1), raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

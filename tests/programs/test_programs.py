@@ -20,8 +20,9 @@ from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.emulation import Emulation
-from tests.programs import compare_commits, gguf_speed, gguf_tokens, random_quantised
+from tests.programs import compare_commits, gguf_mixtures, gguf_speed, gguf_tokens, random_quantised
 from tests.programs.block_times import LAYOUTS
+from tests.real_models import REAL_MODELS
 
 TINY = {
     **SHAPES["tinyllama"],
@@ -272,6 +273,20 @@ def test_llama_cpp_reads_the_same_files(tmp_path: Path) -> None:
     assert mixed.startswith("| Q4_K_M (")
     row = run("gguf_speed", SHIPPED, tmp_path, "Q4_0", "--rounds", 1, "--prompt", 20, "--tokens", 4).splitlines()[-1]
     assert row.startswith("| Q4_0 | w4tg32 | ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", gguf_mixtures.MIXTURES)
+def test_files_of_mixtures_are_read(name: str, tmp_path: Path) -> None:
+    """With sizes that the settings of a mixture do not name."""
+    mixture = gguf_mixtures.MIXTURES[name]
+    config = {**REAL_MODELS[name].cut(mixture.layers), **mixture.change, "vocab_size": 61, "hidden_size": 64}
+    few = {"num_experts": 10, "num_local_experts": 10}
+    config |= {key: value for key, value in few.items() if key in config}
+    gguf_mixtures.write_mixture(tmp_path / "plain.gguf", mixture, config, {})
+    report = convert(ConvertOptions(model_dir=tmp_path / "plain.gguf", output_dir=tmp_path / "checkpoint"))
+    assert report.model.family == mixture.case.family
+    assert report.model.num_layers == mixture.layers
 
 
 def test_speeds_of_a_gguf_file_are_medians_with_the_ratio_of_each_round() -> None:
