@@ -29,6 +29,7 @@ NO_NORM_BEFORE_PRODUCTS = {
     "codegen",
     "cohere",
     "cohere2",
+    "cohere2_moe",
     "exaone4",
     "falcon_h1",
     "flex_olmo",
