@@ -35,6 +35,15 @@ def _no_wait_for_disks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _all_cpus_again() -> Iterator[None]:
+    """Some tests make their own process rank 0, which keeps to its share of the CPUs; those after them have all."""
+    cpus = os.sched_getaffinity(0)
+    yield
+    if os.sched_getaffinity(0) != cpus:
+        os.sched_setaffinity(0, cpus)
+
+
 def pytest_configure() -> None:
     """A background job starts with SIGINT ignored; tests of Ctrl-C, here and in processes they start, need it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
