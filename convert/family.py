@@ -105,9 +105,10 @@ class Family:
     read            (config.json, names of the tensors or None for random weights) → ModelConfig
     rows            one per weight of `weight_shapes.py`; "{i}" stands for the layer
     drops           tensors that some files hold and nothing needs
-    drafts          how the names of tensors begin that only draft tokens (multi-token prediction), "": there are none;
-                    "{n}" stands for the number of layers
-    choosers        what is in the names of tensors that only choose tokens for sparse attention, "": there are none
+    drafts          the beginning of the names of tensors that only draft tokens (multi-token prediction); "{n}" stands
+                    for the number of layers. "": the family has no such tensors
+    choosers        a part of the names of tensors that only choose tokens for sparse attention. "": the family has no
+                    such tensors
     in_out          stacks of experts are stored [experts, in, out], but quantised ones [experts, out, in]
     optional_prefix some files leave this away from every name
     other_names     tensors that some files call otherwise: usual name → other name

@@ -32,6 +32,7 @@ from ingot.errors import IngotError, RankError, UsageError, install
 from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.target import RankLink
 from ingot.runtime import forward_signals
+from ingot.runtime.memory import CONTROL_GROUP
 
 # What launchers tell the processes that they start: Open MPI and PMIx (Slurm), MPICH and Hydra (PMI).
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
@@ -41,8 +42,8 @@ _MPIRUN_SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_btl": "self,tcp",
-    # A machine that does not answer is noticed before ranks have waited for it (`RuntimeConfig.rank_timeout`): once a
-    # rank has failed, mpirun sends its end to all machines, and would wait a quarter of an hour for that to arrive.
+    # A machine that does not answer is noticed before ranks have waited for it (`RuntimeConfig.rank_timeout`). Once a
+    # rank has failed, mpirun tells all machines to end, and without these waits for each of them to answer.
     "PRTE_MCA_oob_tcp_keepalive_time": "15",
     "PRTE_MCA_oob_tcp_keepalive_intvl": "3",
     "PRTE_MCA_oob_tcp_keepalive_probes": "3",
@@ -50,7 +51,6 @@ _MPIRUN_SETTINGS = {
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPENING_SECONDS = 600.0  # that ranks wait for each other while they read their weights
 _CPUS = Path("/sys/devices/system/cpu")
-_CONTROL_GROUP = Path("/sys/fs/cgroup")  # that of the container
 _LONGEST_SLEEP = 0.05  # seconds between two looks at what another rank says
 
 Said = TypeVar("Said")
@@ -213,7 +213,7 @@ class RankPlace:
             machine=machine,
             cpus=frozenset(os.sched_getaffinity(0)),
             quota=_quota(),
-            container=_CONTROL_GROUP.stat().st_ino if _CONTROL_GROUP.exists() else 0,
+            container=CONTROL_GROUP.stat().st_ino if CONTROL_GROUP.exists() else 0,
         )
 
 
@@ -268,9 +268,11 @@ def share_cores(places: Sequence[RankPlace], rank: int, threads: int | None = No
 
 def _quota() -> int:
     """See `RankPlace`: "QUOTA PERIOD" in microseconds, or "max PERIOD"."""
-    file = _CONTROL_GROUP / "cpu.max"
-    quota, _, period = file.read_text().partition(" ") if file.is_file() else ("max", "", "")
-    return 0 if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
+    try:
+        quota, period = map(int, (CONTROL_GROUP / "cpu.max").read_text().split())
+    except (OSError, ValueError):  # no cgroup v2, or its quota is "max"
+        return 0
+    return max(1, math.ceil(quota / period))
 
 
 def _cores(cpus: frozenset[int]) -> list[frozenset[int]]:

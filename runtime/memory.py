@@ -11,7 +11,7 @@ from ingot.plan import STATE_SLOTS, CacheGroup, Limits, window_blocks
 _DEFAULT_SHARE = 0.4  # of the available memory, at most, unless kv_cache_memory says otherwise
 _WINDOW_CHUNK = 2048  # tokens of a step that groups with windows have room for, whatever max_num_tokens is
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # that of the container
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class KvBudget:
     nbytes: int
 
 
-def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = CONTROL_GROUP) -> int:
     """Bytes that are free without swapping: of the machine, or of the container if that is less."""
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     available = int(fields["MemAvailable"].split()[0]) * 1024

@@ -64,8 +64,11 @@ def write_gguf(
         head += text(key) + struct.pack("<I", kind) + data
     for (name, (kind, shape, _)), place in zip(tensors.items(), offsets(places), strict=True):
         head += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, place)
-    head += bytes(-len(head) % alignment)
-    path.write_bytes(head + b"".join(data + bytes(-len(data) % alignment) for _, _, data in tensors.values()))
+    with path.open("wb") as file:
+        file.write(head + bytes(-len(head) % alignment))
+        for _, _, data in tensors.values():
+            file.write(data)
+            file.write(bytes(-len(data) % alignment))
     return path
 
 

@@ -27,7 +27,7 @@ class Architecture:
     names    modules of the Graph that llama.cpp calls otherwise than `rows.py` says: ours → llama.cpp's
     rows     weights of the Graph that are made in another way
     adapt    the configuration of what llama.cpp's converter has prepared
-    choosers what is in the names of tensors that only choose tokens for sparse attention, "": there are none
+    choosers a part of the names of tensors that only choose tokens for sparse attention. "": there are no such tensors
     """
 
     config: Callable[[Section, Stored], Config]

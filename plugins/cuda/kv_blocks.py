@@ -1,5 +1,5 @@
-"""A block of the KV cache as kernels keep it, and its numbers: [kv_heads][tokens_per_block][dims], and behind the codes
-of a head, where the cache has codes, the float32 scales of its tokens."""
+"""A block of the KV cache as kernels keep it, and its numbers: [kv_heads][tokens_per_block][dims]. If the cache has
+codes, the float32 scales of a head's tokens follow the codes of the head."""
 
 import numpy as np
 import numpy.typing as npt

@@ -59,8 +59,8 @@ def prefill_rows(head_dim: int) -> int:
 
 
 def attention_shared_bytes(head_dim: int, *, decode: bool, codes: bool = False) -> int:
-    """Dynamic shared memory of attention that multiplies 16-bit numbers: queries, then stages of K, then of V; behind
-    them, where the cache has codes, the scales of each."""
+    """Dynamic shared memory of attention that multiplies 16-bit numbers: queries, then stages of K, then of V. codes:
+    the scales of K and of V follow."""
     padded = -(-head_dim // 16) * 16
     if head_dim > _WIDE:  # tiles are the smaller, the more rows there are
         rows, stages, tile = (16, 1, 32) if decode else (32, 1, 16)

@@ -72,6 +72,15 @@ def digest(engine: Path) -> str:
         return engine_digest(opened)
 
 
+def built(config: BuildConfig, checkpoint: Path, folder: Path, layouts: Sequence[Layout]) -> Iterator[tuple[int, Path]]:
+    """(ranks, engine) of each layout, whose digest is that of the engine of one rank."""
+    for tp, pp in layouts:
+        engine = folder / f"{tp}x{pp}"
+        build(dataclasses.replace(config, tp_size=tp, pp_size=pp), checkpoint, engine)
+        assert digest(engine) == digest(folder / "whole")
+        yield tp * pp, engine
+
+
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("layouts", [((2, 2),), ((2, 1), (1, 2), (4, 1))])
 def test_the_reference(layouts: Sequence[Layout], tmp_path: Path) -> None:
@@ -81,10 +90,7 @@ def test_the_reference(layouts: Sequence[Layout], tmp_path: Path) -> None:
     build(config, checkpoint, tmp_path / "whole")
     with ModelRunner.from_dir(tmp_path / "whole") as runner:
         expected, moved = continued(runner), offered(runner)
-    for tp, pp in layouts:
-        engine = tmp_path / f"{tp}x{pp}"
-        build(dataclasses.replace(config, tp_size=tp, pp_size=pp), checkpoint, engine)
-        assert digest(engine) == digest(tmp_path / "whole")
+    for _, engine in built(config, checkpoint, tmp_path, layouts):
         with ModelRunner.from_dir(engine) as runner:
             assert [data.tobytes() for _, data in offered(runner)] == [data.tobytes() for _, data in moved]
         with ModelRunner.from_dir(engine) as runner:
@@ -126,16 +132,13 @@ def test_processes(
     build(config, checkpoint, tmp_path / "whole")
     with ModelRunner.from_dir(tmp_path / "whole") as runner:
         expected, moved = continued(runner), offered(runner)
-    for tp, pp in layouts:
-        engine = tmp_path / f"{tp}x{pp}"
-        build(dataclasses.replace(config, tp_size=tp, pp_size=pp), checkpoint, engine)
-        assert digest(engine) == digest(tmp_path / "whole")
-        with processes.runner(engine, tp * pp) as runner:
+    for ranks, engine in built(config, checkpoint, tmp_path, layouts):
+        with processes.runner(engine, ranks) as runner:
             found = offered(runner)
             assert [data.tobytes() for _, data in found] == [data.tobytes() for _, data in moved]
-        with processes.runner(engine, tp * pp) as runner:
+        with processes.runner(engine, ranks) as runner:
             check_takes(runner, moved, expected)
-        assert processes.said == [None] * (tp * pp - 1)
+        assert processes.said == [None] * (ranks - 1)
         with ModelRunner.from_dir(tmp_path / "whole") as runner:
             check_takes(runner, found, expected)
 

@@ -4,14 +4,13 @@
     python -m tests.programs.gguf_speed none WORK Q4_0
 
 Writes WORK/plain.gguf in float16, as llama.cpp's converter lays the tensors. All experts of a layer have the same
-weights. Needs torch, transformers and the package gguf. TOKENIZER_DIR has the tokenizer.json of a model whose tokens
-are written into the file.
+weights. Needs torch and transformers. TOKENIZER_DIR has the tokenizer.json of a model whose tokens are written into the
+file.
 """
 
 import argparse
 import dataclasses
 import importlib
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from ingot.export.gguf_tokenizer import gguf_tokenizer
+from tests import gguf_files
 from tests.convert.gguf import llama_cpp
-from tests.convert.gguf.llama_cpp import Case
+from tests.convert.gguf.test_architectures import CASES
 from tests.real_models import REAL_MODELS
 
 TOKENS = 32000
@@ -29,60 +29,44 @@ SMALL = 1 << 20  # elements of a tensor that stays in float32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """architecture  llama.cpp's name
+    """architecture  llama.cpp's name, and that of the case which lays its tensors
     layers        that stay
     change        of config.json
-    case          how the converter lays it
+    settings      of the file, where they follow from no key of config.json
     """
 
     architecture: str
     layers: int
-    case: Case
     change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any]
 
 
-_BOTH = {"post_attention_layernorm": "post_attention_norm"}
 MIXTURES = {
     "gpt-oss-20b": Mixture(
         architecture="gpt-oss",
         layers=2,
-        case=Case(
-            family="gpt_oss",
-            lay=llama_cpp.gate_by_gate,
-            names={**_BOTH, "mlp.router": "ffn_gate_inp", "self_attn.sinks": "attn_sinks.weight"},
-            settings={
-                **{"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0},
-                **{"rope.scaling.original_context_length": 4096, "expert_feed_forward_length": 2880},
-            },
-        ),
+        settings={
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0},
+            **{"rope.scaling.original_context_length": 4096, "expert_feed_forward_length": 2880},
+        },
     ),
     "lfm2-8b-a1b": Mixture(
         architecture="lfm2moe",
         layers=6,
-        case=Case(
-            family="lfm2_moe",
-            names=llama_cpp.LFM2,
-            lay=llama_cpp.flat,
-            settings={
-                **{"attention.head_count_kv": [0, 0, 8, 0, 0, 0], "shortconv.l_cache": 3},
-                **{"leading_dense_block_count": 2, "expert_gating_func": 2},
-            },
-        ),
+        settings={
+            **{"attention.head_count_kv": [0, 0, 8, 0, 0, 0], "shortconv.l_cache": 3},
+            **{"leading_dense_block_count": 2, "expert_gating_func": 2},
+        },
     ),
     "qwen3.5-35b-a3b": Mixture(
         architecture="qwen35moe",
         layers=2,
         change={"layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2},
-        case=Case(
-            family="qwen3_5_moe_text",
-            names={**llama_cpp.DELTA, **_BOTH},
-            lay=llama_cpp.tiled_delta,
-            settings={
-                **{"rope.dimension_sections": [11, 11, 10, 0], "rope.dimension_count": 64, "ssm.conv_kernel": 4},
-                **{"ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 32, "ssm.inner_size": 4096},
-                **{"full_attention_interval": 2, "expert_shared_feed_forward_length": 512},
-            },
-        ),
+        settings={
+            **{"rope.dimension_sections": [11, 11, 10, 0], "rope.dimension_count": 64, "ssm.conv_kernel": 4},
+            **{"ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 32, "ssm.inner_size": 4096},
+            **{"full_attention_interval": 2, "expert_shared_feed_forward_length": 512},
+        },
     ),
 }
 
@@ -109,28 +93,14 @@ def random_tensors(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 def write_mixture(path: Path, mixture: Mixture, config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> None:
     """A file in float16; small tensors in float32. tokenizer: its settings."""
     full, tensors = random_tensors(config)
-    settings = {**llama_cpp.settings_of(full), **mixture.case.settings}
-    document = {f"{mixture.architecture}.{key}": value for key, value in settings.items()}
-    gguf = importlib.import_module("gguf")
-    writer = gguf.GGUFWriter(path, mixture.architecture)
-    for key, value in {"general.file_type": 1, **document, **tokenizer}.items():
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_string(key, str(value))
-    for name, each in llama_cpp.gguf_tensors(full, tensors, mixture.case).items():
-        wide = each.ndim == 1 or math.prod(each.shape) < SMALL
-        writer.add_tensor(name, np.ascontiguousarray(each, np.float32 if wide else np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    settings = {**llama_cpp.settings_of(full), **mixture.settings}
+    document = {"general.architecture": mixture.architecture, "general.file_type": 1, **tokenizer}
+    document |= {f"{mixture.architecture}.{key}": value for key, value in settings.items()}
+    stored = {
+        name: gguf_files.floats(each, gguf_files.F32 if each.ndim == 1 or each.size < SMALL else gguf_files.F16)
+        for name, each in llama_cpp.gguf_tensors(full, tensors, CASES[mixture.architecture]).items()
+    }
+    gguf_files.write_gguf(path, document, stored)
 
 
 def main() -> None:

@@ -17,6 +17,17 @@ def granite(draw: Draw) -> Config:
     }
 
 
+def _mamba(draw: Draw) -> Config:
+    return {
+        "mamba_n_groups": draw.choice((1, 2)),
+        "mamba_d_state": draw.choice((8, 16, 24)),
+        "mamba_d_conv": draw.choice((3, 4)),
+        "mamba_chunk_size": 16,
+        "mamba_conv_bias": draw.yes(),
+        "mamba_proj_bias": draw.yes(),
+    }
+
+
 def granitemoehybrid(draw: Draw) -> Config:
     config = {**granite(draw), "mlp_bias": False, "attention_bias": False}
     width, dim = 2 * config["hidden_size"], draw.choice((8, 16))
@@ -33,12 +44,7 @@ def granitemoehybrid(draw: Draw) -> Config:
         "mamba_n_heads": 2 * config["hidden_size"] // 4,
         "mamba_d_head": 4,
         "mamba_expand": 2,
-        "mamba_n_groups": draw.choice((1, 2)),
-        "mamba_d_state": draw.choice((8, 16, 24)),
-        "mamba_d_conv": draw.choice((3, 4)),
-        "mamba_chunk_size": 16,
-        "mamba_conv_bias": draw.yes(),
-        "mamba_proj_bias": draw.yes(),
+        **_mamba(draw),
         "position_embedding_type": draw.choice(("rope", "nope")),
     }
 
@@ -52,12 +58,7 @@ def bamba(draw: Draw) -> Config:
         "attn_layer_indices": [layer for layer, kind in enumerate(layers) if kind == "full_attention"],
         "mamba_n_heads": config["hidden_size"] // 4,
         "mamba_d_head": 8,
-        "mamba_n_groups": draw.choice((1, 2)),
-        "mamba_d_state": draw.choice((8, 16, 24)),
-        "mamba_d_conv": draw.choice((3, 4)),
-        "mamba_chunk_size": 16,
-        "mamba_conv_bias": draw.yes(),
-        "mamba_proj_bias": draw.yes(),
+        **_mamba(draw),
         "attention_bias": draw.yes(),
         "mlp_bias": draw.yes(),
         "rope_parameters": draw.rope(partial_rotary_factor=draw.choice((0.5, 1.0))),

@@ -16,6 +16,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
+from tests.convert.gguf.test_architectures import CASES
 from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
 from tests.plugins.cuda.conftest import emulation as emulation
@@ -285,7 +286,7 @@ def test_files_of_mixtures_are_read(name: str, tmp_path: Path) -> None:
     config |= {key: value for key, value in few.items() if key in config}
     gguf_mixtures.write_mixture(tmp_path / "plain.gguf", mixture, config, {})
     report = convert(ConvertOptions(model_dir=tmp_path / "plain.gguf", output_dir=tmp_path / "checkpoint"))
-    assert report.model.family == mixture.case.family
+    assert report.model.family == CASES[mixture.architecture].family
     assert report.model.num_layers == mixture.layers
 
 

@@ -148,10 +148,11 @@ def test_ranks_share_the_quota_of_their_container(
 
 
 @pytest.mark.parametrize(
-    ("text", "quota"), [("max 100000", 0), ("150000 100000", 2), ("200000 100000", 2), ("5000 100000", 1), (None, 0)]
+    ("text", "quota"),
+    [("max 100000", 0), ("150000 100000", 2), ("200000 100000", 2), ("5000 100000", 1), ("", 0), (None, 0)],
 )
 def test_quotas_of_containers(text: str | None, quota: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if text is not None:
         (tmp_path / "cpu.max").write_text(f"{text}\n")
-    monkeypatch.setattr(distributed, "_CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(distributed, "CONTROL_GROUP", tmp_path)
     assert distributed._quota() == quota

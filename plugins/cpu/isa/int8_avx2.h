@@ -113,7 +113,7 @@ struct Int8Avx2 : SimdAvx2 {
     Short product;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(codes), "x"(x));
   }
-  // Both vectors of a line. In this order Zen 3 makes a tenth more of them than one after the other.
+  // Both vectors of a line. A Zen 3 makes more of them in this order than one after the other.
   INGOT_INLINE void dots(Short (&sum)[2], const Short (&codes)[2], Short x) {
     Short a, b;
     asm("vpmaddubsw %6, %4, %2\n\tvpmaddubsw %6, %5, %3\n\tvpaddw %2, %0, %0\n\tvpaddw %3, %1, %1"

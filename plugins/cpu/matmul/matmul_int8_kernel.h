@@ -370,8 +370,8 @@ struct CodeProducts {
       }
   }
 
-  // A group of rows times codes that were left. All of a run is unrolled: in a loop of two lines AVX2 makes a quarter
-  // fewer products.
+  // A group of rows times codes that were left. All of a run is unrolled, because a Zen 3 makes fewer products in a
+  // loop of two lines.
   template <int kR, bool kFirst>
   static void left_tile(const Int8Tile& t) {
     if constexpr (kFirst) leave(t);

@@ -31,8 +31,8 @@ take_columns(float* y, const float* x, int cols, int of, int first, int count) {
       [&](int column) { to[column] = from[place(column)]; });
 }
 
-// y[r, i] = x[r, order[i]], of x with `columns` columns. A number that is none of a column counts as the nearest one,
-// NaN as the first. Grid: (rows, strips of y)
+// y[r, i] = x[r, order[i]]. x has `columns` columns; a number outside them counts as the nearest column, NaN as the
+// first. Grid: (rows, strips of y)
 INGOT_KERNEL(kStreamThreads)
 gather_columns(void* y, const float* x, const float* order, int cols, int columns, int narrow) {
   wait_for_previous();
