@@ -7,6 +7,7 @@ a   does TensorRT-RTX take this GPU?
 b   every CUDA kernel against its reference, small cases under compute-sanitizer
 c   tiny real models: the tokens of the CPU engine in f32, layers against the Checkpoint, 729 sorts
 d   speed of shapes with random weights, beside the machine's limits and transformers
+e   every kernel alone: of each weight format, and of models with experts, states, latents or large heads
 
 A part is a row of checks, none longer than nine minutes. Each result is on disk as soon as it is there. What ended is
 kept in the folder of work: the same command goes on where an earlier one was cut off, and --again does all of it again.
@@ -28,6 +29,7 @@ import ingot
 from ingot.errors import IngotError
 from ingot.plugins.cuda.gpu import find_gpus
 from tests.gpu_proof.kernels import kernels
+from tests.gpu_proof.kinds import checks as kinds
 from tests.gpu_proof.result import Check, Kept, Result, ResultFile
 from tests.gpu_proof.rtx import checks as rtx_checks
 from tests.gpu_proof.shapes import SHAPES
@@ -52,6 +54,7 @@ PARTS: Mapping[str, Part] = {
     "b": Part(what="every CUDA kernel against its reference", checks=kernels),
     "c": Part(what="tiny real models: tokens and layers", checks=tokens),
     "d": Part(what="speed on random weights", checks=speed),
+    "e": Part(what="kernels of each weight format and of other kinds of layers", checks=kinds),
 }
 
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from ingot.bench.latency import BatchLatency, LatencyReport
 from ingot.errors import TargetError
 from ingot.plugins.cuda.gpu import Found, Gpu, find_gpus
 from ingot.plugins.tensorrt.library import Library
+from tests import quantised as write
+from tests.convert.quantised.test_formats import AWQ
 from tests.gpu_proof import __main__ as main_module
-from tests.gpu_proof import kernels, rtx, speed, tokens, transformers_speed
+from tests.gpu_proof import kernels, kinds, rtx, speed, tokens, transformers_speed
 from tests.gpu_proof.__main__ import PARTS, Part, main
 from tests.gpu_proof.result import Check, Result, ResultFile
 from tests.gpu_proof.shapes import SHAPES
@@ -224,6 +227,36 @@ def test_speed_of_a_shape(
     said = results["tiny: decode of 1 beside transformers"]["missing"]
     assert "sees no GPU" in said or "transformers is not" in said
     assert "not done" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_kernels_of_a_kind(driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floats from a seed and stored codes: each kernel is timed; what cannot be made is named."""
+    small = {
+        **TINY_LLAMA,
+        "num_hidden_layers": 1,
+        "head_dim": 16,
+        "attention_bias": False,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+    }
+    monkeypatch.setattr(kinds, "SHAPES", {"llama-3.1-8b": small})
+    monkeypatch.setattr(kinds, "TOKENS", 64)
+    made = {
+        "floats": kinds.Kind(make=partial(kinds._seeded, kinds._wide(1)), options={"precision": "bf16"}),
+        "codes": kinds.Kind(make=kinds._quantised({**AWQ, "group_size": 32}, write.awq(32))),
+        "wrong": kinds.Kind(make=partial(kinds._seeded, {}), options={"precision": "bf16"}),
+    }
+    monkeypatch.setattr(kinds, "KINDS", made)
+    monkeypatch.setattr(kinds, "BATCHES", (1,))
+    monkeypatch.setattr(kinds, "PROMPTS", (40,))
+    monkeypatch.setattr(kinds, "CONTEXT", 20)
+    assert run("--work", tmp_path / "w", "--results", tmp_path / "r", "--parts", "e") == 1
+    results = document_of(tmp_path / "r", "e")["results"]
+    assert [each["name"] for each in results if each["ok"] is False] == ["wrong"]
+    seen = {each["name"]: each["figures"]["kernel"] for each in results if each["ok"] is not False}
+    assert seen["floats: kernels of 1: qkv"] == "matmul.bf16.sm80.cublaslt"
+    assert seen["codes: kernels of a prompt of 40: down"] == "matmul.w4ts.sm80"
 
 
 def test_decode_is_judged_by_steps_of_all_sequences(tmp_path: Path) -> None:
