@@ -26,7 +26,7 @@ from tests.gpu_proof.work import Job
 from tests.real_models import REAL_MODELS
 
 TOKENS = 4096  # of the vocabulary: the last matmul is timed in part d
-BATCHES, CONTEXT, PROMPTS = (1, 64, 256), 1024, (2048,)
+BATCHES, CONTEXT, PROMPTS = (1, 64), 1024, (2048,)
 AT_ONCE = 6  # engines that are made together
 Make = Callable[[Path], ConvertOptions]
 """folder → how a model is converted, which it may have written there"""
@@ -91,7 +91,7 @@ KINDS: Mapping[str, Kind] = {
     "gemma-4-26b-a4b": Kind(make=_of_model("gemma-4-26b-a4b", 6), options={"precision": "bf16"}),
     "lfm2-8b-a1b": Kind(make=_of_model("lfm2-8b-a1b", 4), options={"precision": "bf16"}),
     "gpt-oss-20b": Kind(make=_of_model("gpt-oss-20b", 2), options={"precision": "bf16"}),
-    "nemotron-3-nano": Kind(make=_of_model("nemotron-3-nano", 4), options={"precision": "bf16"}),
+    "nemotron-3-nano": Kind(make=_of_model("nemotron-3-nano", 6), options={"precision": "bf16"}),
 }
 
 
