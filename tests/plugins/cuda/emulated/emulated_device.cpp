@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "group_products.h"
+
 // Swaps stacks: saves the callee's registers on the old one, takes them from the new one.
 extern "C" void emulated_switch(void** from, void* to);
 asm(R"(
@@ -39,7 +41,7 @@ namespace {
 
 constexpr size_t kStack = 96 << 10;
 constexpr size_t kGuard = 4096;  // bytes behind the dynamic shared memory that nobody may touch
-constexpr int kMaxWords = 6;
+constexpr int kMaxWords = 9;
 
 enum class State { kReady, kBarrier, kWarp, kDone };
 
@@ -139,12 +141,14 @@ bool release_barrier() {
     if (block.fibers[i].state != State::kBarrier) return false;
   }
   for (size_t i = 0; i < block.threads; ++i) block.fibers[i].state = State::kReady;
+  check_groups();
   check_barrier();
   return true;
 }
 
 void run_block() {
   check_block(block.threads, block.shared.data(), block.shared_bytes);
+  start_groups(block.threads);
   for (size_t i = 0; i < block.threads; ++i) start(block.fibers[i]);
   do {
     for (size_t k = 0; k < block.threads; k += 32) run_warp(block.backwards ? block.threads - 32 - k : k);
@@ -156,6 +160,8 @@ void run_block() {
       std::longjmp(failed, 1);
     }
   }
+  check_groups();
+  check_ended();
   for (size_t i = 0; i < kGuard; ++i) {
     if (block.shared[block.shared_bytes + i] != 0xff) {
       failure = "a write behind the end of shared memory";
@@ -168,6 +174,8 @@ void run_block() {
 
 Index thread_index() { return {static_cast<unsigned>(block.current), 0, 0}; }
 unsigned char* shared_memory() { return block.shared.data(); }
+size_t shared_bytes() { return block.shared_bytes; }
+bool runs_backwards() { return block.backwards; }
 void barrier() { pause(State::kBarrier); }
 bool is_own(uintptr_t address, size_t bytes) {
   const auto within = [&](const auto& memory) {

@@ -31,6 +31,8 @@ extern Index block_index, block_size, grid_size;
 
 Index thread_index();
 unsigned char* shared_memory();
+size_t shared_bytes();
+bool runs_backwards();  // the last thread first, and what is asynchronous at once
 void barrier();
 
 // Every lane of the warp gives `count` words and gets all lanes' words: [32][count]. name: which instruction this is.

@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent  # holds the sources of the emulated device
 VERSION = "Cuda compilation tools, release 13.0, V13.0.0\n"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
-KERNELS, DEVICE = "emulated_kernels.cpp", ("emulated_device.cpp", "access_check.cpp")
+KERNELS, DEVICE = "emulated_kernels.cpp", ("emulated_device.cpp", "group_products.cpp", "access_check.cpp")
 CHECKS = HERE.name == "checked"
 CHECKED = ("-DEMULATED_CHECKED",) if CHECKS else ()
 CALLS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0") if CHECKS else ()

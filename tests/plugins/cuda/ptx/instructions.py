@@ -7,16 +7,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.plugins.cuda.ptx.arithmetic import dtype_of, find
+from tests.plugins.cuda.ptx.groups import GroupInstructions
 from tests.plugins.cuda.ptx.memory import SHARED_WINDOW, KernelError
 from tests.plugins.cuda.ptx.operands import ADDRESS, Lanes, Values, names_of
 from tests.plugins.cuda.ptx.parse import Instruction
-from tests.plugins.cuda.ptx.warps import Closure, WarpInstructions
+from tests.plugins.cuda.ptx.warps import Closure
 
 if TYPE_CHECKING:
     from tests.plugins.cuda.ptx.machine import _Run
 
 
-class Instructions(WarpInstructions):
+class Instructions(GroupInstructions):
     """Those of one run. Each is made when it first runs."""
 
     def __init__(self, run: "_Run") -> None:
@@ -33,7 +34,7 @@ class Instructions(WarpInstructions):
 
     def _make(self, each: Instruction) -> Closure:
         name = each.op[0]
-        if name in ("membar", "fence", "griddepcontrol"):
+        if name in ("membar", "griddepcontrol"):
             return lambda lanes: None
         special: Callable[[Instruction], Closure | None] | None = getattr(self, f"_{name}", None)
         if special is not None and (made := special(each)) is not None:

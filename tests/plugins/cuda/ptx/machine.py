@@ -129,6 +129,7 @@ class _Run:
         if self._parked:
             at = min(self._parked)
             raise KernelError(f"{self.kernel.name}: threads wait for ever at instruction {at}, {self._text(at)}")
+        self._code.check_ended()
         return self._counted
 
     def _text(self, at: int) -> str:

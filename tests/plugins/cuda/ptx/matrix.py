@@ -25,10 +25,10 @@ def multiply_16_8_16(a: list[Words], b: list[Words], c: list[Floats], kind: str)
     left, right = np.zeros((len(a[0]), 16, 16), np.float32), np.zeros((len(a[0]), 16, 8), np.float32)
     total = np.zeros((len(a[0]), 16, 8), np.float32)
     for index, word in enumerate(a):
-        for odd, value in enumerate(_halves(word, kind)):
+        for odd, value in enumerate(halves(word, kind)):
             left[:, _ROW + 8 * (index % 2), _PAIR + odd + 8 * (index // 2)] = value
     for index, word in enumerate(b):
-        for odd, value in enumerate(_halves(word, kind)):
+        for odd, value in enumerate(halves(word, kind)):
             right[:, _PAIR + odd + 8 * index, _ROW] = value
     for index, value in enumerate(c):
         total[:, _ROW + 8 * (index // 2), _PAIR + index % 2] = value
@@ -36,7 +36,8 @@ def multiply_16_8_16(a: list[Words], b: list[Words], c: list[Floats], kind: str)
     return [total[:, _ROW + 8 * (index // 2), _PAIR + index % 2] for index in range(4)]
 
 
-def _halves(word: Words, kind: str) -> tuple[Any, Any]:
+def halves(word: Words, kind: str) -> tuple[Any, Any]:
+    """Both numbers of each word, as float32."""
     low, high = word & np.uint32(0xFFFF), word >> np.uint32(16)
     if kind == "bf16":
         return (low << np.uint32(16)).view(np.float32), (high << np.uint32(16)).view(np.float32)

@@ -30,6 +30,9 @@ class Region:
         self._writes, self._reads = Accesses(count), Accesses(count)
         self._atomic, self._copied = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self._known = np.zeros(count, np.bool_) if fresh else None
+        # The matrix units of warpgroups see what a thread wrote behind its next fence: who wrote, after how many.
+        self._writer, self._after = np.zeros(count if fresh else 0, np.int64), np.full(count if fresh else 0, -1)
+        self._fences = np.zeros(1, np.int64)
 
     def load(self, offsets: Ints, kind: np.dtype[Any], who: Threads) -> Values:
         """The values there."""
@@ -54,6 +57,23 @@ class Region:
         self._refuse(self._writes.unordered(at, who), "a race: reads what another thread writes", at, who)
         self._reads.add(at, who)
 
+    def note_units_read(self, offsets: Ints, width: int, who: Threads) -> None:
+        """The same by the matrix units of warpgroups. Raises KernelError."""
+        self.note_read(offsets, width, who)
+        at, who = _granules(offsets, width, who)
+        hidden = self._fences_of(self._writer[at]) <= self._after[at]
+        self._refuse(hidden, "multiplies what no fence.proxy.async has shown", at, who)
+
+    def show(self, who: Threads) -> None:
+        """fence.proxy.async: the matrix units see what these threads have written."""
+        self._fences_of(who.number)
+        self._fences[who.number] += 1
+
+    def _fences_of(self, number: Ints) -> Ints:
+        if len(number) and (most := int(number.max())) >= len(self._fences):
+            self._fences = np.concatenate([self._fences, np.zeros(most + 1, np.int64)])
+        return self._fences[number]
+
     def note_write(self, offsets: Ints, width: int, who: Threads, *, copy: bool = False) -> None:
         """Raises KernelError. copy: it begins now, and ends any time until `end_copy`."""
         at, who = _granules(offsets, width, who)
@@ -61,7 +81,7 @@ class Region:
         self._refuse(self._writes.unordered(at, who), "a race: writes what another thread writes", at, who)
         self._refuse(self._reads.unordered(at, who), "a race: writes what another thread reads", at, who)
         self._refuse(self._writes.replace(at, who), "a race: two threads write at once", at, who)
-        self._wrote(at, atomic=False)
+        self._wrote(at, who, atomic=False)
         if copy:
             self._copied[at] = True
 
@@ -73,19 +93,25 @@ class Region:
         self._refuse(plain, "a race: changes what another thread writes", at, who)
         self._refuse(self._reads.unordered(at, who), "a race: changes what another thread reads", at, who)
         self._writes.add(at, who)
-        self._wrote(at, atomic=True)
+        self._wrote(at, who, atomic=True)
 
     def end_copy(self, offsets: Ints, values: npt.NDArray[np.uint8], who: Threads) -> None:
         """The 16 bytes of each thread arrive: uint8 [threads, 16]."""
         at, repeated = _granules(offsets, 16, who)
         self._copied[at] = False
         self._writes.replace(at, repeated)
+        self._note_hidden(at, repeated)
         self.data.reshape(-1, 16)[offsets // 16] = values
 
-    def _wrote(self, at: Ints, *, atomic: bool) -> None:
+    def _wrote(self, at: Ints, who: Threads, *, atomic: bool) -> None:
         self._atomic[at] = atomic
+        self._note_hidden(at, who)
         if self._known is not None:
             self._known[at] = True
+
+    def _note_hidden(self, at: Ints, who: Threads) -> None:
+        if self._known is not None:
+            self._writer[at], self._after[at] = who.number, self._fences_of(who.number)
 
     def _refuse(self, wrong: Bools, what: str, at: Ints, who: Threads) -> None:
         if wrong.any():

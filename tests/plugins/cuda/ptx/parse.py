@@ -56,8 +56,10 @@ def _kernel(name: str, parameters: str, body: str, dynamic: Mapping[str, int]) -
     for align, bits, variable, count in _VARIABLE.findall(body):
         shared[variable] = end = -(-end // int(align)) * int(align)
         end += _SIZES[bits] * int(count or 1)
-    end = -(-end // 128) * 128
-    shared.update(dict.fromkeys(dynamic, end))
+    used = {name: align for name, align in dynamic.items() if re.search(rf"\b{name}\b", body)}
+    align = max(128, *used.values(), 0)
+    end = -(-end // align) * align
+    shared.update(dict.fromkeys(used, end))
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     line = (0, 0)
@@ -74,7 +76,7 @@ def _kernel(name: str, parameters: str, body: str, dynamic: Mapping[str, int]) -
     return Kernel(
         name=name,
         parameters=_parameters(parameters),
-        registers={prefix: kind for kind, prefix in re.findall(r"\.reg \.(\w+)\s+(%\w+)<\d+>;", body)},
+        registers={prefix: kind for kind, prefix in re.findall(r"\.reg \.(\w+)\s+(%\w+)(?:<\d+>)?;", body)},
         shared=shared,
         static_bytes=end,
         instructions=tuple(instructions),
