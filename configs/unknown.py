@@ -11,10 +11,11 @@ from ingot.errors import IngotError
 Class = TypeVar("Class", bound=type)
 
 
-def parameters(function: Callable[..., object]) -> list[str]:
+@functools.cache  # every request asks
+def parameters(function: Callable[..., object]) -> tuple[str, ...]:
     """The names that a function takes."""
     found = inspect.signature(function).parameters.values()
-    return [each.name for each in found if each.name != "self" and each.kind is not each.VAR_KEYWORD]
+    return tuple(each.name for each in found if each.name != "self" and each.kind is not each.VAR_KEYWORD)
 
 
 def refuse_unknown(
