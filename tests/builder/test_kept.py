@@ -87,6 +87,7 @@ def test_no_group_of_the_source_is_cut(group: int, kept: int) -> None:
     assert Grid(codes=codes, signed=False, group=group, scale=scale).engine_group == kept
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("name", spanning(CASES, lambda name: str(KEPT.get(name))))
 def test_a_format(tmp_path: Path, name: str) -> None:
     """What cannot be kept is w8: groups of odd sizes, scales of columns."""

@@ -280,7 +280,7 @@ def check(name: str, *kinds: Changes, folder: Path | None = None, part: int = 1)
     return len(classes)
 
 
-@pytest.mark.daily(22)
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", family_names())
 def test_nulls_absent_keys_switches_and_kinds_of_layers(name: str) -> None:
     """Each kind of change in several families."""
@@ -314,6 +314,7 @@ def test_all_of_them_as_checkpoints(name: str, tmp_path: Path) -> None:
     check(name, switches, rotations, folder=tmp_path)
 
 
+@pytest.mark.daily(10)
 @pytest.mark.parametrize(
     ("name", "change"),
     [

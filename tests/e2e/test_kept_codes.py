@@ -44,6 +44,7 @@ def test_no_bit_depends_on_the_company(engine: Path) -> None:
         assert bits(runner, prompts) == alone
 
 
+@pytest.mark.daily(4)
 def test_kernels_follow_the_references(engine: Path) -> None:
     ids = np.random.default_rng(6).integers(0, write.VOCAB, (2, 30))
     expected = engine_logits(engine, ids)

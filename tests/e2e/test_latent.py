@@ -96,6 +96,7 @@ def test_prefix_hits_and_preemption_change_no_bit(model: TinyModel, target: Targ
         assert runner.stats()["blocks_used"] == 0
 
 
+@pytest.mark.daily(1)
 def test_preemption_at_every_token_changes_no_bit(model: TinyModel, target: Target) -> None:
     prompt, found = prompts_of(21)[0], []
     for preempts in (False, True):

@@ -28,6 +28,7 @@ print(json.dumps({"resident": int(status["VmHWM"].split()[0]) * 1024, "kv": kv})
 """
 
 
+@pytest.mark.slow
 def test_resident_memory_while_generating(large_checkpoint: Path, tmp_path: Path) -> None:
     build = ("build", "--checkpoint_dir", large_checkpoint, "--output_dir", tmp_path / "e", "--no_autotune")
     ingot(*build).succeeds()

@@ -73,7 +73,7 @@ def test_alone_in_company_and_in_chunks(checkpoint: Path, tmp_path: Path, precis
     company_changes_nothing(checkpoint, tmp_path / "e", precision, activations)
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(1)
 @pytest.mark.native
 @pytest.mark.parametrize(("family", "precision", "activations"), OTHERS)
 def test_other_routers_alone_and_in_company(family: str, precision: str, activations: str, tmp_path: Path) -> None:

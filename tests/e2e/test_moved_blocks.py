@@ -81,7 +81,7 @@ def built(config: BuildConfig, checkpoint: Path, folder: Path, layouts: Sequence
         yield tp * pp, engine
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layouts", [((2, 2),), ((2, 1), (1, 2), (4, 1))])
 def test_the_reference(layouts: Sequence[Layout], tmp_path: Path) -> None:
     """Of 2 key heads, which 4 ranks have twice."""

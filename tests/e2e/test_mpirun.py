@@ -56,6 +56,7 @@ def test_the_text_of_one_rank(name: str, collectives: str, engine: Path) -> None
     assert "starting 2 ranks: " in found.stderr
 
 
+@pytest.mark.slow
 def test_refusals(engine: Path) -> None:
     found = ingot("run", "--engine_dir", engine, *PROMPT, "--kv_cache_memory", "1KiB")
     assert found.returncode == 1

@@ -34,7 +34,7 @@ def logits_of_graph(checkpoint: Path, ids: list[int]) -> Any:
     return session.run(None, {"input_ids": np.array([ids])})[0][0]
 
 
-@pytest.mark.daily(6)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_tokens_are_those_of_transformers(name: str, shared: Path, tmp_path: Path) -> None:
     """Whole prompts by onnxruntime; by an engine also in chunks of 7 and with 20 tokens more. Prompts that the model

@@ -210,6 +210,7 @@ def test_stages_compute_several_steps_at_once(cpu_engine: Path, processes: RankP
     assert processes.said == [None]
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_stopped(cpu_engine: Path, pair: RankProcesses) -> None:
     pid = pair.processes[0].pid
     assert pid is not None
@@ -234,6 +235,7 @@ def test_a_stage_that_is_slow(cpu_engine: Path, pair: RankProcesses) -> None:
         assert time.monotonic() - began > 2
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_killed(cpu_engine: Path, pair: RankProcesses) -> None:
     pid = pair.processes[0].pid
     assert pid is not None

@@ -99,6 +99,7 @@ def pair() -> Iterator[RankProcesses]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped(engine: Path, pair: RankProcesses) -> None:
     pid = pair.processes[0].pid
     assert pid is not None
@@ -131,6 +132,7 @@ def test_a_rank_that_is_killed(engine: Path, pair: RankProcesses) -> None:
     assert pair.said == ["it has ended"]
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_open(engine: Path, tmp_path: Path, processes: RankProcesses) -> None:
     shutil.copytree(engine, tmp_path / "missing")
     (tmp_path / "missing" / "rank1.engine").unlink()

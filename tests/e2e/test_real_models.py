@@ -99,6 +99,7 @@ def test_what_a_precision_costs(
     assert 0 < divergence < most_divergence
 
 
+@pytest.mark.slow
 def test_perplexity_of_a_trained_model(exact: LogProbs, stories: list[list[int]]) -> None:
     assert 4.94 < perplexity(exact, stories) < 4.953
 

@@ -129,7 +129,7 @@ def _cache(session: CpuSession, plan: Plan) -> list[bytes]:
     return [read(layer, block, values) for layer in layers for block in (0, 7, 100) for values in (False, True)]
 
 
-@pytest.mark.daily(8)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(("level", "dtype"), THROUGH)
 def test_attention_rotates_them_as_the_step_before_it_would(built: Built, level: str, dtype: DType) -> None:
     """Steps that somebody looks into are all run as they are written in the plan."""

@@ -100,6 +100,7 @@ def running(server: ServeProcess) -> int:
     return sum(int(float(line.rpartition(" ")[2])) for line in text.splitlines() if line.startswith(names))
 
 
+@pytest.mark.slow
 def test_clients_that_leave(stages: ServeProcess) -> None:
     body = asked(0, temperature=0, stream=True, max_tokens=400)
     for lines in (0, 3):

@@ -81,7 +81,7 @@ def test_any_number_of_ranks_gives_the_same_bits(name: str, precision: str, acti
         assert bits(runner, PROMPTS) == found[0]
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("name", "precision", "activations"),
     [

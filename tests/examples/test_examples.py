@@ -58,6 +58,7 @@ def test_an_engine_is_all_that_an_example_needs(name: str, work: Path) -> None:
     assert SAYS[name] in run(name, work / "engine")
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_build_is_applied(work: Path) -> None:
     kernels = {step.name: step.kernel for step in read_plan(work / "engine").steps}
     assert kernels["layers.0/gate_up"].startswith("matmul.w4")
@@ -70,6 +71,7 @@ def test_a_conversation_finds_its_beginning_in_the_cache(work: Path) -> None:
     assert int(found) > 0
 
 
+@pytest.mark.slow
 def test_no_letter_that_the_processor_forbids(work: Path) -> None:
     text = run("logits_processor.py", work / "engine", "A man").partition(" → ")[2]
     assert len(text) > 20

@@ -123,6 +123,7 @@ def test_compressed_tensors_have_the_same_values(tmp_path: Path, precision: str,
     np.testing.assert_array_equal(numbers * np.repeat(scale, numbers.shape[1] // scale.shape[1], axis=1), ours)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("form", ["gguf", "compressed-tensors"])
 @pytest.mark.parametrize(
     "config",
@@ -264,6 +265,7 @@ def family_config(name: str, more: dict[str, object] | None = None) -> dict[str,
     return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gguf_of_other_families(tmp_path: Path, name: str) -> None:
     checkpoint = random_checkpoint(tmp_path, family_config(name))

@@ -50,6 +50,7 @@ def document_of(folder: Path, part: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_without_a_gpu_each_part_says_what_is_missing(tmp_path: Path) -> None:
     """As a command: one line per part, no file."""
     command = [sys.executable, "-m", "tests.gpu_proof", "--work", str(tmp_path / "w")]
@@ -343,6 +344,7 @@ def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     assert result.line() == "TensorRT-RTX on this GPU: not done: TensorRT-RTX is not installed"
 
 
+@pytest.mark.slow
 def test_the_kernels_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests stand for those that need a GPU."""
     monkeypatch.setattr(kernels, "FILES", ["tests/hall/test_resource_estimate.py"])

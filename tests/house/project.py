@@ -43,6 +43,16 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def statements(tree: ast.AST, within: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Every statement, and whether it is within a function; expressions, which are most of a tree, are passed over."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(tree, field, ())
+        for node in inner if isinstance(inner, list) else ():  # the body of a lambda is an expression
+            if isinstance(node, ast.stmt):
+                yield node, within
+            yield from statements(node, within or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
 def module_name(path: Path) -> str:
     """`convert/families/llama.py` → `ingot.convert.families.llama`."""
     parts = path.relative_to(ROOT).with_suffix("").parts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.project import ROOT, module_name, package_files, tree_of
+from tests.house.project import ROOT, module_name, package_files, statements, tree_of
 
 # What a module may import of ingot, longest prefix first; the hall's modules by name. "*": everything.
 MAY = {
@@ -130,15 +130,15 @@ OPTIONAL = {  # extras: may be imported inside functions
 }
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
-    """Every import statement with the module, or the member of `ingot`, that it names."""
-    for node in ast.walk(tree):
+def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str, bool]]:
+    """Every import statement with the module, or the member of `ingot`, that it names; whether it is in a function."""
+    for node, within in statements(tree):
         if isinstance(node, ast.Import):
-            yield from ((node, alias.name) for alias in node.names)
+            yield from ((node, alias.name, within) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             names = [f"{base}.{alias.name}" for alias in node.names] if base == "ingot" else [base]
-            yield from ((node, name) for name in names)
+            yield from ((node, name, within) for name in names)
 
 
 def _within(module: str, prefixes: tuple[str, ...] | list[str]) -> bool:
@@ -155,17 +155,11 @@ def problems(path: Path, tree: ast.Module) -> list[str]:
     """Every import in a file at `path` that breaks a rule."""
     module, found = module_name(path), list[str]()
     top = _within(module, TOP[1:]) or module == "ingot"
-    inside = {
-        id(child)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.walk(node)
-    }
-    for node, name in imports(tree):
+    for node, name, within in imports(tree):
         place = f"{path.relative_to(ROOT)}:{node.lineno}: import {name}"
         if name.startswith("."):
             found.append(f"{place}: relative")
-        if id(node) in inside and name.split(".")[0] not in OPTIONAL:
+        if within and name.split(".")[0] not in OPTIONAL:
             found.append(f"{place}: inside a function")
         found += [
             f"{place}: only in {', '.join(where) or 'tests'}"
@@ -207,4 +201,7 @@ def test_each_rule_finds_its_offender(place: str, text: str, why: str) -> None:
 def test_allowed_imports_pass() -> None:
     text = "import json\nimport numpy as np\nfrom ingot.plan import Plan\nfrom ingot.plugins.op import Op\n"
     assert problems(ROOT / "builder/lower.py", ast.parse(text)) == []
-    assert {name.split(".")[0] for _, name in imports(ast.parse(text))} - {"ingot", "numpy"} <= sys.stdlib_module_names
+    assert {name.split(".")[0] for _, name, _ in imports(ast.parse(text))} - {
+        "ingot",
+        "numpy",
+    } <= sys.stdlib_module_names

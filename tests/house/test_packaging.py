@@ -49,7 +49,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     dependencies = _project()["dependencies"]
     assert isinstance(dependencies, list)
     modules = {Requirement(text).name.replace("-", "_") for text in dependencies}
-    imported = {name.split(".")[0] for path in package_files() for _, name in imports(tree_of(path))}
+    imported = {name.split(".")[0] for path in package_files() for _, name, _ in imports(tree_of(path))}
     assert imported - sys.stdlib_module_names - {"ingot", *OPTIONAL} == (modules - {"protobuf"}) | {"google"}
 
 

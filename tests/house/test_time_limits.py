@@ -21,6 +21,7 @@ def test_waits_for_a_notify_that_nobody_sends():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_waits_for_ever_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_hangs.py").write_text(HANGS)
     limited = ["-c", f"{REPOSITORY}/pyproject.toml", "--rootdir", f"{tmp_path}", "--timeout", "1"]

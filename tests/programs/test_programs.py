@@ -66,6 +66,7 @@ def test_kernels_are_timed_by_rows() -> None:
     assert all(row.count(" GB/s)") == 2 for row in rows)
 
 
+@pytest.mark.slow
 def test_attention_is_timed_by_contexts() -> None:
     kernels = ("paged_attention.bf16.avx2", "paged_attention.int8.avx2")
     shape = ("--heads", 4, "--kv_heads", 2, "--head_dim", 8, "--rounds", 2)
@@ -75,6 +76,7 @@ def test_attention_is_timed_by_contexts() -> None:
     assert all(row.count(" GB/s)") == 2 for row in rows)
 
 
+@pytest.mark.slow
 def test_each_precision_has_a_row(tmp_path: Path) -> None:
     """Of a random model: fewer bytes, and errors that grow."""
     write_model(TINY, tmp_path / "m")
@@ -133,6 +135,7 @@ def test_a_worktree_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         compare_commits.prepare("no-such-commit", tmp_path, repository)
 
 
+@pytest.mark.slow
 def test_grammar_costs(engine: Path) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     table = run("grammar_costs", engine, "--rounds", 1)
@@ -173,6 +176,7 @@ def test_hostile_schemas(engine: Path) -> None:
     assert "200" in last
 
 
+@pytest.mark.slow
 def test_guided_share(engine: Path) -> None:
     pytest.importorskip("llguidance", reason="needs llguidance")
     table = run("guided_share", engine, engine, "--rows", 4, "--rounds", 1, "--context", 16, "--steps", 4)
@@ -198,6 +202,7 @@ def _stages(text: str) -> dict[str, set[str]]:
     return {row[0]: set(row[1].replace("`", "").split(", ")) for row in rows if len(row) == 2 and ": " in row[0]}
 
 
+@pytest.mark.slow
 def test_the_way_of_input_ids() -> None:
     """One pass makes of them what they are in the Plan; another one ends the positions that the graph makes of their
     shape."""

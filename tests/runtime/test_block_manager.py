@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ingot.plan import STATE_SLOTS, STATE_WINDOW, window_blocks
 from ingot.runtime.block_manager import BlockManager, Hits
@@ -189,7 +196,12 @@ def first_seen(num_computed: int, window: int) -> int:
 
 
 TestBlocks = BlockMachine.TestCase
-TestBlocks.settings = settings(max_examples=80, stateful_step_count=40)
+TestBlocks.settings = settings(max_examples=25, stateful_step_count=40)
+
+
+@pytest.mark.slow
+def test_blocks_for_longer() -> None:
+    run_state_machine_as_test(BlockMachine, settings=settings(max_examples=200, stateful_step_count=40))
 
 
 def computed(manager: BlockManager, tokens: list[int]) -> BlockTable:

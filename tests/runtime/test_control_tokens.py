@@ -141,6 +141,7 @@ def test_no_field_makes_a_control_token_of_a_real_tokenizer(shared: Path, name: 
     assert len(control(tokenizer, common)) >= len(texts)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3.1", "phi3", "qwen3"])
 def test_other_content_has_the_ids_of_the_library(shared: Path, name: str) -> None:

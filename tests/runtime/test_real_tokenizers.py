@@ -84,6 +84,7 @@ def test_where_llama_tokenizer_has_other_tokens(shared: Path, name: str) -> None
         assert theirs.tokenize(text, add_special_tokens=False) == of_transformers
 
 
+@pytest.mark.daily(2)
 @pytest.mark.shared
 @pytest.mark.parametrize(("name", "marks"), [("llama2", 2), ("phi3", 2), ("gpt2", 1), ("llama3.1", 1), ("qwen3", 1)])
 def test_bytes_that_are_no_character(shared: Path, name: str, marks: int) -> None:

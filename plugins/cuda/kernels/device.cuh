@@ -3,10 +3,9 @@
 // nvcc compiles these files to machine code. Tests compile the same files with a C++ compiler: then emulated_device.h
 // stands for threads, barriers, shuffles and PTX, and these lines are the only ones that differ.
 //
-// Compiled once per engine, with macros:
-//   INGOT_WEIGHT    type of weights and of the inputs of matrix products: F32, BF16 or F16
-//   INGOT_KV        type of the KV cache; with INGOT_KV_CODES that in which attention multiplies the codes of one
-//   INGOT_HEAD_DIM  dims of an attention head
+// Compiled once per engine, with macros: INGOT_WEIGHT is the type of weights and of the inputs of matrix products, F32,
+// BF16 or F16; kv_cache.cuh has those of attention. Files that do not use a macro do not see it: tests compile each
+// file once for all engines that agree in what it sees.
 #pragma once
 
 #include <cstdint>
@@ -36,32 +35,6 @@ struct F16 {
 };
 
 using Weight = INGOT_WEIGHT;
-using Kv = INGOT_KV;
-constexpr int kHeadDim = INGOT_HEAD_DIM;
-constexpr int kPaddedDim = (kHeadDim + 15) / 16 * 16;
-
-// What the cache holds. The numbers of a KV head in a block lie together, token after token; behind codes lie the
-// scales of these tokens, float32.
-#ifdef INGOT_KV_CODES
-using Stored = int8_t;
-constexpr int kScaleBytes = 4;
-#else
-using Stored = Kv;
-constexpr int kScaleBytes = 0;
-#endif
-constexpr bool kScaled = kScaleBytes > 0;
-
-// A token of a KV head in a pool has the number (block * kv_heads + kv_head) * kTokens + its place in the block.
-template <int kDim, int kTokens>
-struct Slots {
-  INGOT_DEVICE static int64_t head(int64_t slot) { return slot / kTokens * kTokens * (kDim + kScaleBytes); }
-  INGOT_DEVICE static int64_t row(int64_t slot) {
-    if constexpr (kScaled) return head(slot) + slot % kTokens * kDim;
-    return slot * kDim;
-  }
-  // Where its scale lies, in bytes.
-  INGOT_DEVICE static int64_t scale(int64_t slot) { return head(slot) + kTokens * kDim + slot % kTokens * kScaleBytes; }
-};
 
 #ifdef __CUDACC__
 INGOT_DEVICE float f16_to_float(uint16_t bits) {
@@ -127,13 +100,6 @@ INGOT_DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 INGOT_DEVICE float to_float(F32 x) { return x.value; }
 INGOT_DEVICE float to_float(BF16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 INGOT_DEVICE float to_float(F16 x) { return f16_to_float(x.bits); }
-
-// Of the cache, without its scale.
-#ifdef INGOT_KV_CODES
-INGOT_DEVICE float number_of(Stored code) { return static_cast<float>(code); }
-#else
-INGOT_DEVICE float number_of(Stored number) { return to_float(number); }
-#endif
 
 template <class T>
 INGOT_DEVICE T from_float(float x);

@@ -59,27 +59,3 @@ INGOT_DEVICE uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
   return to;
 }
 #endif
-
-#ifdef INGOT_KV_CODES
-// Bytes 0 and 1 of a word, or 2 and 3, as bf16: 128 + the lowest seven bits, less 128 or 256 as the sign says.
-INGOT_DEVICE uint32_t two_codes(uint32_t word, int second) {
-  const uint32_t two = __byte_perm(word, 0, second ? 0x4342 : 0x4140);
-  return fused_bf16((two & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (two & 0x007f007fu) | 0x43004300u);
-}
-struct alignas(8) EightCodes {
-  uint32_t words[2];
-};
-struct alignas(16) EightNumbers {
-  uint32_t words[4];
-};
-// Eight neighbours of the cache to shared memory, as the matrix units take them; zeros unless `valid`.
-INGOT_DEVICE void copy_eight(Kv* to, const Stored* from, bool valid) {
-  const EightCodes codes = valid ? *reinterpret_cast<const EightCodes*>(from) : EightCodes{{0, 0}};
-  *reinterpret_cast<EightNumbers*>(to) = EightNumbers{{two_codes(codes.words[0], 0), two_codes(codes.words[0], 1),
-                                                       two_codes(codes.words[1], 0), two_codes(codes.words[1], 1)}};
-}
-INGOT_DEVICE Kv as_kv(Stored code) { return from_float<Kv>(static_cast<float>(code)); }
-#else
-INGOT_DEVICE void copy_eight(Kv* to, const Stored* from, bool valid) { copy_async(to, from, valid); }
-INGOT_DEVICE Kv as_kv(Stored number) { return number; }
-#endif

@@ -4,7 +4,7 @@
 // that one tile of K and V serves the whole group, in decode as in prefill.
 #pragma once
 
-#include "device.cuh"
+#include "kv_cache.cuh"
 
 constexpr int kBlockTokens = INGOT_TOKENS_PER_BLOCK;
 using KeySlots = Slots<kHeadDim, kBlockTokens>;

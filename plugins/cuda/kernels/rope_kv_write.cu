@@ -6,7 +6,7 @@
 // heads of more than 256 dims it takes several such eights.
 // Heads of other sizes, or whose rotated dims are no multiple of eight, go dim by dim, with a warp for each. Grid:
 // (tokens, groups of kHeadsPerBlock heads)
-#include "device.cuh"
+#include "kv_cache.cuh"
 
 constexpr int kRopeThreads = 128;
 constexpr int kRopeWarps = kRopeThreads / kWarp;

@@ -68,7 +68,7 @@ def quantised(
     return quantize(given, checkpoint, TEXT)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("config", "precision", "codes", "format_"),
     [

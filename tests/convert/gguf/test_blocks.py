@@ -102,8 +102,7 @@ def llama_settings(hidden: int, inner: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.daily(3)
-@pytest.mark.parametrize("kind", write.BLOCKS)
+@pytest.mark.parametrize("kind", often(write.BLOCKS, (2, 12)))  # one with a scale for each block, one of super-blocks
 def test_a_type(tmp_path: Path, kind: int) -> None:
     """Every number of the Checkpoint is that of the file."""
     values = write_llama(tmp_path, kind)
@@ -116,7 +115,7 @@ def test_a_type(tmp_path: Path, kind: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", often(write.BLOCKS, (2, 12)))  # one with a scale for each block, one of super-blocks
+@pytest.mark.parametrize("kind", often(write.BLOCKS, (2, 12)))
 def test_a_model_of_a_type(tmp_path: Path, kind: int) -> None:
     """Logits of graph and engine are those of the same numbers in float32."""
     values = write_llama(tmp_path, kind)

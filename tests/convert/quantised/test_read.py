@@ -226,6 +226,7 @@ def test_config_of_modelopt_beside_the_model(tmp_path: Path) -> None:
     assert len(weights) == 16
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("settings", "packer"),
     [

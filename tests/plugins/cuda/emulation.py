@@ -58,7 +58,7 @@ def build_emulation() -> Emulation:
         pytest.skip("this machine lacks a C++ compiler for x86-64, which the emulated GPU needs")
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         pytest.skip("this machine lacks cuda-python")
-    texts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file()]
+    texts = [path.read_bytes() for path in _sources()]
     folder = KEPT / hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
     emulation = Emulation(libraries=folder / "lib", programs=folder / "bin", checked=folder / "checked")
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -70,6 +70,10 @@ def build_emulation() -> Emulation:
     return emulation
 
 
+def _sources() -> list[Path]:
+    return sorted(path for path in SOURCES.iterdir() if path.is_file())
+
+
 def _build(emulation: Emulation) -> None:
     for place in (emulation.libraries, emulation.programs, emulation.checked):
         place.mkdir(parents=True, exist_ok=True)
@@ -77,7 +81,7 @@ def _build(emulation: Emulation) -> None:
         command = ["g++", *_FLAGS, str(SOURCES / source), f"-Wl,-soname,{name}", "-o", str(emulation.libraries / name)]
         subprocess.run(command, check=True)
     for place in (emulation.programs, emulation.checked):
-        for path in SOURCES.iterdir():
+        for path in _sources():
             shutil.copy(path, place)
         compiler = place / "nvcc"
         shutil.copy(SOURCES / "nvcc.py", compiler)

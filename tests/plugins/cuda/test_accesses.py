@@ -84,6 +84,7 @@ def test_rope(checked: ctypes.CDLL, rotary: int, norm: str) -> None:
     test_kernels.test_rope_and_cache(checked, DType.BF16, 0, rotary, norm)
 
 
+@pytest.mark.slow
 def test_draws(checked: ctypes.CDLL) -> None:
     draws.test_random_draws_are_those_of_the_specification(checked, 40, 0.9)
 

@@ -51,6 +51,7 @@ def test_engines(gpu: ctypes.CDLL, family: str, precision: str, changes: Config,
     assert found.kv is (DType.F32 if precision == "f32" else DType.BF16)
 
 
+@pytest.mark.slow
 def test_a_cache_of_codes(gpu: ctypes.CDLL, tmp_path: Path) -> None:
     """A block takes its codes and scales, and no more; requests are preempted and come back."""
     engine = sessions._engine(tmp_path, "llama", precision="bf16", kv_cache_dtype="int8")

@@ -66,6 +66,7 @@ def _groups(plan: Plan) -> dict[int, int]:
     return {int(each["head_dim"]): int(each["heads"]) // int(each["kv_heads"]) for each in attentions}
 
 
+@pytest.mark.slow
 def test_a_model_with_heads_of_two_sizes(gpu: ctypes.CDLL, tmp_path: Path) -> None:
     """Its weights with both pieces of code, its tables and both pools take on the GPU what the estimate says."""
     engine = open_engine(sessions._engine(tmp_path, "gemma4_text", precision="f32"))

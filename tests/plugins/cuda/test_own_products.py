@@ -20,7 +20,6 @@ from ingot.weight_formats import FORMATS, KEPT
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
 from tests.plugins.ops.calls import random_f8, random_grouped, rows_of
-from tests.spanning import spanning, values
 
 ROWS = (1, 7, 9, 17, 65)  # each kernel computes some
 KEPT_TYPES = tuple(dict.fromkeys(each.partition("g")[0] for each in KEPT))
@@ -108,8 +107,9 @@ BITS = [
 ]
 
 
-@pytest.mark.daily(1)
-@pytest.mark.parametrize(("shape", "which", "precision"), spanning(BITS, *values(3)))
+@pytest.mark.parametrize(
+    ("shape", "which", "precision"), [BITS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in BITS[1:])]
+)
 def test_a_row_has_the_same_bits_in_any_batch(
     gpu: ctypes.CDLL, precision: str, shape: tuple[int, int, int], which: int
 ) -> None:

@@ -22,13 +22,14 @@ def test_nothing_that_was_recorded_spills() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [pytest.param("sm_89", marks=pytest.mark.slow), "sm_90a"])
+@pytest.mark.parametrize("architecture", ["sm_89", "sm_90a"])
 def test_kernels_take_what_was_recorded(architecture: str) -> None:
-    """Another release of nvcc may allot other registers, but must not spill."""
+    """Another release of nvcc may allot other registers, but must not spill. Of older GPUs the usual kernels alone:
+    each compilation takes half a minute."""
     nvcc = find_compiler()
     if nvcc is None:
         pytest.skip("this machine lacks nvcc (pip install nvidia-cuda-nvcc)")
-    for each in (USUAL, WIDE, CODES_OF_KV):
+    for each in (USUAL, WIDE, CODES_OF_KV) if architecture == "sm_90a" else (USUAL,):
         found, expected = measure(each, architecture), recorded()[label(each, architecture)]
         assert found.keys() == expected.keys()
         if nvcc.version == json.loads(FILE.read_text())["nvcc"]:

@@ -38,6 +38,7 @@ TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 3e-3}  # of the range of the logi
 PROMPTS = [[5, 9, 3, 7, 11], [1, 7], list(range(3, 40))]
 
 Generate = Callable[..., dict[str, Any]]
+_later = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def _engine(
@@ -109,10 +110,7 @@ def test_every_family(gpu: ctypes.CDLL, family: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision="f32"), "f32")
 
 
-@pytest.mark.parametrize(
-    ("family", "precision"),
-    [("llama", "w8"), ("qwen3", "w4g32"), pytest.param("gpt2", "w4g64", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("family", "precision"), [("qwen3", "w4g32"), _later("llama", "w8"), _later("gpt2", "w4g64")])
 def test_engines_of_codes(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     """w4 has an lm_head of w8, both have tables of w8."""
     _compare(_engine(tmp_path, family, precision=precision), "bf16")
@@ -120,11 +118,7 @@ def test_engines_of_codes(gpu: ctypes.CDLL, family: str, precision: str, tmp_pat
 
 @pytest.mark.parametrize(
     ("family", "precision"),
-    [
-        ("qwen3", "f16"),
-        ("gpt2", "bf16"),
-        *(pytest.param("llama", precision, marks=pytest.mark.slow) for precision in ("bf16", "f16")),
-    ],
+    [("qwen3", "f16"), ("gpt2", "bf16"), *(_later("llama", precision) for precision in ("bf16", "f16"))],
 )
 def test_sixteen_bit_engines(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     _compare(_engine(tmp_path, family, precision=precision), precision)
@@ -137,10 +131,7 @@ EXPERTS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "precision"),
-    [each if each in EXPERTS[:2] else pytest.param(*each, marks=pytest.mark.slow) for each in EXPERTS],
-)
+@pytest.mark.parametrize(("family", "precision"), [each if each in EXPERTS[:2] else _later(*each) for each in EXPERTS])
 def test_mixtures_of_experts(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     """Routers stay floats in engines of codes: as they are stored, so that a Checkpoint must have them in bf16."""
     codes = precision.startswith("w")
@@ -156,8 +147,7 @@ LATENTS = (("deepseek_v3", "bf16"), ("gemma3n_text", "bf16"), ("kimi_linear", "f
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "precision"),
-    [HYBRIDS[0], LATENTS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in (*HYBRIDS[1:], *LATENTS[1:]))],
+    ("family", "precision"), [HYBRIDS[0], LATENTS[0], *(_later(*each) for each in (*HYBRIDS[1:], *LATENTS[1:]))]
 )
 def test_states_and_latents(gpu: ctypes.CDLL, family: str, precision: str, tmp_path: Path) -> None:
     codes = precision.startswith("w")

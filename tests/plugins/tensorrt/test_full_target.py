@@ -74,6 +74,7 @@ def _with_wheels(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], modu
     monkeypatch.setattr(full_library, "_LIBS", "no_libs_here")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("versions", "module", "words"),
     [

@@ -131,7 +131,7 @@ def test_calls_that_differ_a_little_from_the_template(
         assert read(reader(name, tokens=tokens), ["".join(pieces[:place]), "".join(pieces[place:])]) == whole
 
 
-@pytest.mark.daily(52)
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("tokens", [(), TOKENS], ids=["letters", "tokens"])
 @pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"harmony", "llama3_json", "pythonic", "xlam"}))
 @SOME_PLACES

@@ -19,6 +19,12 @@ pytestmark = pytest.mark.native
 TEXT = "The old man went down to the river to look at his boat, and the boat was gone. " * 4
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that notices soon that a reader has left: it does when it sends something."""
+    monkeypatch.setattr(events_api, "_SILENCE", 0.1)
+
+
 def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and data of each."""
     name = ""

@@ -83,6 +83,7 @@ def test_a_lease_that_expires_before_it_is_fetched(
         check_fallback(own, served, 74, "expired or was released", caplog)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("what", ["bytes", "key"])
 def test_damage_is_noticed(
     what: str,

@@ -48,6 +48,7 @@ def test_sigterm_under_load_drains(engine: Path) -> None:
     assert "Traceback" not in server.err
 
 
+@pytest.mark.slow
 def test_what_does_not_end_in_time_is_cut_short(engine: Path) -> None:
     options = ["--drain_timeout", 0.2, "--debug_hooks"]
     with ServeProcess(engine, options) as server, concurrent.futures.ThreadPoolExecutor() as pool:
@@ -154,6 +155,7 @@ def nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nohup")
 def test_a_stopped_process_is_not_ready_and_comes_back(engine: Path) -> None:
     with ServeProcess(engine) as server:

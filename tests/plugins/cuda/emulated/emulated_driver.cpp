@@ -1,5 +1,5 @@
-// A libcuda.so.1 without a GPU: the driver calls that ingot makes, over an emulated device whose "machine code" is a
-// shared library of host code (emulated_kernels.cpp).
+// A libcuda.so.1 without a GPU: the driver calls that ingot makes, over an emulated device whose "machine code" lists
+// shared libraries of host code (emulated_kernels.cpp), and the commands that compile them (nvcc.py).
 //
 // Work is queued and done no earlier than a synchronisation asks for, so that a missing one is noticed. Fresh memory
 // holds NaN, and every allocation ends in a strip that nobody may touch.
@@ -16,8 +16,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,14 +48,18 @@ constexpr size_t kPoisoned = size_t{16} << 20;  // larger allocations are scratc
 constexpr size_t kMemory = size_t{4} << 30;
 constexpr unsigned kUsualShared = 48 << 10, kMostShared = 227 << 10;
 
+struct Unit {  // a file of kernels
+  std::string library, kernels, command;
+  void* loaded = nullptr;
+  int file = -1;
+  Launch launch = nullptr;
+  void (*(*find)(const char*, int*, const size_t**))(void**) = nullptr;
+};
 struct Module {
-  void* library;
-  int file;
-  Launch launch;
-  void (*(*find)(const char*, int*, const size_t**))(void**);
+  std::vector<Unit> units;
 };
 struct Function {
-  Module* module;
+  Unit* unit;
   void (*open)(void**);
   int count;
   const size_t* sizes;
@@ -116,6 +123,23 @@ size_t free_memory() {
   size_t taken = others;
   for (const auto& each : allocated) taken += each.second.first;
   return taken < kMemory ? kMemory - taken : 0;
+}
+
+// Compiles what is not there yet. Each session has a copy of its own: sessions of several threads launch at once.
+bool load(Unit& unit) {
+  if (access(unit.library.c_str(), R_OK) != 0 && std::system(unit.command.c_str()) != 0) return false;
+  std::ifstream from(unit.library, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(from)), std::istreambuf_iterator<char>());
+  unit.file = memfd_create("kernels", 0);
+  if (write(unit.file, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) return false;
+  unit.loaded = dlopen(("/proc/self/fd/" + std::to_string(unit.file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!unit.loaded) {
+    std::fprintf(stderr, "emulated GPU: %s\n", dlerror());
+    return false;
+  }
+  unit.launch = reinterpret_cast<Launch>(dlsym(unit.loaded, "emulated_launch"));
+  unit.find = reinterpret_cast<decltype(unit.find)>(dlsym(unit.loaded, "emulated_find"));
+  return unit.launch && unit.find;
 }
 
 }  // namespace
@@ -339,34 +363,39 @@ int cuGraphLaunch(void* executable, void*) {
 int cuModuleLoadData(void** handle, const void* image) {
   const auto* header = static_cast<const Elf64_Ehdr*>(image);
   if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
-  const size_t bytes = header->e_shoff + static_cast<size_t>(header->e_shnum) * header->e_shentsize;
-  const int file = memfd_create("kernels", 0);
-  if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return kInvalidValue;
-  const std::string path = "/proc/self/fd/" + std::to_string(file);
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    std::fprintf(stderr, "emulated GPU: %s\n", dlerror());
-    return 200;
+  std::istringstream lines(static_cast<const char*>(image) + sizeof(Elf64_Ehdr));
+  auto* module = new Module;
+  for (Unit unit; std::getline(lines, unit.library, '\t') && std::getline(lines, unit.kernels, '\t') &&
+                  std::getline(lines, unit.command);) {
+    module->units.push_back(unit);
   }
-  auto* module = new Module{library, file, reinterpret_cast<Launch>(dlsym(library, "emulated_launch")), nullptr};
-  module->find = reinterpret_cast<decltype(module->find)>(dlsym(library, "emulated_find"));
   *handle = module;
   held += 1;
-  return module->launch && module->find ? kSuccess : 200;
+  return module->units.empty() ? 200 : kSuccess;
 }
 int cuModuleUnload(void* handle) {
   auto* module = static_cast<Module*>(handle);
   held -= 1;
-  dlclose(module->library);
-  close(module->file);
+  for (const Unit& unit : module->units) {
+    if (unit.loaded) dlclose(unit.loaded);
+    if (unit.file >= 0) close(unit.file);
+  }
   delete module;
   return kSuccess;
 }
 int cuModuleGetFunction(void** handle, void* module, const char* name) {
-  auto* function = new Function{static_cast<Module*>(module), nullptr, 0, nullptr, kUsualShared, name};
-  function->open = function->module->find(name, &function->count, &function->sizes);
-  *handle = function;
-  return function->open ? kSuccess : kNotFound;
+  for (Unit& unit : static_cast<Module*>(module)->units) {
+    std::istringstream kernels(unit.kernels);
+    for (std::string begin; kernels >> begin;) {
+      if (std::strncmp(name, begin.c_str(), begin.size()) != 0) continue;
+      if (!unit.loaded && !load(unit)) return kNotFound;
+      auto* function = new Function{&unit, nullptr, 0, nullptr, kUsualShared, name};
+      function->open = unit.find(name, &function->count, &function->sizes);
+      *handle = function;
+      return function->open ? kSuccess : kNotFound;
+    }
+  }
+  return kNotFound;
 }
 int cuFuncSetAttribute(void* handle, int attribute, int value) {
   if (attribute != 8 || static_cast<unsigned>(value) > kMostShared) return kInvalidValue;
@@ -389,7 +418,7 @@ int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned th
     std::vector<void*> pointers;
     for (auto& value : values) pointers.push_back(value.data());
     const unsigned grid[] = {x, y, z};
-    const char* wrong = function->module->launch(function->open, pointers.data(), grid, threads, shared, backwards);
+    const char* wrong = function->unit->launch(function->open, pointers.data(), grid, threads, shared, backwards);
     if (wrong) std::fprintf(stderr, "emulated GPU: %s: %s\n", function->name.c_str(), wrong);
     return wrong ? kLaunchFailed : kSuccess;
   });

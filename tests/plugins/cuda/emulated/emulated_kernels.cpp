@@ -1,8 +1,7 @@
-// The kernels of an engine for the emulated device: their source, and a door to each by name.
-#include <tuple>
-#include <utility>
-
-#include "kernels.cu"
+// One file of kernels of an engine for the emulated device: its source, and a door to each of them by name. Macros:
+// EMULATED_UNIT, the file, and EMULATED_ with its name.
+#include "before_kernels.h"
+#include EMULATED_UNIT
 
 template <>
 float half_to_float<BF16>(uint32_t word, unsigned high) {
@@ -37,12 +36,15 @@ struct Entry {
   const size_t* sizes;
 };
 #define ENTRY(name) {#name, &Door<&name>::open, Door<&name>::kCount, Door<&name>::kSizes}
-#define PRODUCTS(format, rows)                                                                   \
-  , ENTRY(product_##format##_8), ENTRY(product_##format##_8_half), ENTRY(product_##format##_16), \
-      ENTRY(product_##format##_16_half), ENTRY(product_##format##_64), ENTRY(product_##format##_128)
-#define EXPERTS(format, rows) , ENTRY(experts_##format##_8), ENTRY(experts_##format##_64), ENTRY(experts_##format##_128)
+#define PRODUCTS(format, rows)                                                                 \
+  ENTRY(product_##format##_8), ENTRY(product_##format##_8_half), ENTRY(product_##format##_16), \
+      ENTRY(product_##format##_16_half), ENTRY(product_##format##_64), ENTRY(product_##format##_128),
+#define EXPERTS(format, rows) ENTRY(experts_##format##_8), ENTRY(experts_##format##_64), ENTRY(experts_##format##_128),
 const Entry kEntries[] = {
-#ifndef INGOT_ATTENTION_ALONE
+#ifdef EMULATED_draw
+    ENTRY(draw_tokens),
+#endif
+#ifdef EMULATED_rows
     ENTRY(embed),
     ENTRY(rope_table),
     ENTRY(residual_norm),
@@ -52,7 +54,11 @@ const Entry kEntries[] = {
     ENTRY(scale_rows),
     ENTRY(add_gated),
     ENTRY(gate_rows),
-    ENTRY(gated_norm),
+#ifdef INGOT_CODES
+    ENTRY(embed_codes),
+#endif
+#endif
+#ifdef EMULATED_streams
     ENTRY(take_columns),
     ENTRY(gather_columns),
     ENTRY(join_columns),
@@ -60,7 +66,8 @@ const Entry kEntries[] = {
     ENTRY(add_to_streams),
     ENTRY(match_magnitude),
     ENTRY(cut_below),
-    ENTRY(draw_tokens),
+#endif
+#ifdef EMULATED_products
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(product_f32),
 #else
@@ -72,20 +79,35 @@ const Entry kEntries[] = {
     ENTRY(product_128),
 #endif
 #ifdef INGOT_CODES
-    ENTRY(embed_codes) INGOT_FOR_CODES(PRODUCTS),
+    INGOT_FOR_CODES(PRODUCTS)
 #endif
 #ifdef INGOT_EXPERTS
-    ENTRY(moe_route),
-    ENTRY(group_by_expert),
-    ENTRY(sum_experts) INGOT_FOR_CODES(EXPERTS),
 #ifdef INGOT_WEIGHT_IS_F32
-    ENTRY(experts_f32),
+        ENTRY(experts_f32),
 #else
-    ENTRY(experts_8),
+        ENTRY(experts_8),
     ENTRY(experts_64),
     ENTRY(experts_128),
 #endif
+    INGOT_FOR_CODES(EXPERTS)
 #endif
+#ifdef INGOT_LATENT
+#ifdef INGOT_WEIGHT_IS_F32
+        ENTRY(heads_f32),
+#else
+        ENTRY(heads_8),
+    ENTRY(heads_64),
+    ENTRY(heads_128),
+#endif
+#endif
+#endif
+#if defined(EMULATED_experts) && defined(INGOT_EXPERTS)
+    ENTRY(moe_route),
+    ENTRY(group_by_expert),
+    ENTRY(sum_experts),
+#endif
+#ifdef EMULATED_states
+    ENTRY(gated_norm),
 #ifdef INGOT_STATES
     ENTRY(causal_conv),
     ENTRY(leave_inputs),
@@ -93,7 +115,7 @@ const Entry kEntries[] = {
     ENTRY(linear_attention_256),
 #endif
 #endif
-#ifdef INGOT_LATENT
+#ifdef EMULATED_latent
     ENTRY(write_latent),
 #ifdef INGOT_KV_IS_F32
     ENTRY(latent_rows),
@@ -101,32 +123,30 @@ const Entry kEntries[] = {
     ENTRY(latent_attention),
     ENTRY(latent_combine),
 #endif
-#ifdef INGOT_WEIGHT_IS_F32
-    ENTRY(heads_f32),
-#else
-    ENTRY(heads_8),
-    ENTRY(heads_64),
-    ENTRY(heads_128),
 #endif
-#else
+#ifdef EMULATED_rope_kv_write
     ENTRY(turn_and_store),
     ENTRY(turn_and_make_values),
+#endif
+#ifdef EMULATED_paged_attention
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
-    ENTRY(attention_prefill), ENTRY(attention_decode),     ENTRY(attention_combine),
+    ENTRY(attention_prefill),
+    ENTRY(attention_decode),
+    ENTRY(attention_combine),
 #endif
 #endif
-};
+    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 // The kernel called `name`, or null. count, sizes: how many arguments it takes, and the bytes of each.
 extern "C" void (*emulated_find(const char* name, int* count, const size_t** sizes))(void**) {
-  for (const Entry& entry : kEntries) {
-    if (std::strcmp(entry.name, name) == 0) {
-      *count = entry.arguments, *sizes = entry.sizes;
-      return entry.open;
+  for (const Entry* entry = kEntries; entry->name; ++entry) {
+    if (std::strcmp(entry->name, name) == 0) {
+      *count = entry->arguments, *sizes = entry->sizes;
+      return entry->open;
     }
   }
   return nullptr;

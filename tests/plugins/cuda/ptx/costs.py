@@ -17,9 +17,10 @@ from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
 from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from ingot.weight_formats import FORMATS
-from tests.plugins.cuda.ptx.launches import ptx_of
+from tests.plugins.cuda.emulated.units import unit_of
+from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
 from tests.plugins.cuda.ptx.machine import Machine
-from tests.plugins.cuda.ptx.parse import Kernel, parse
+from tests.plugins.cuda.ptx.parse import Kernel
 
 TILE, BLOCK, GROUP, THREADS = 64, 32, 4, 128
 SHORT, LONG = 3, 6  # tiles
@@ -42,8 +43,8 @@ def attention_cost(nvcc: Compiler, kernel: str, head_dim: int) -> Cost:
     """A tile's 64 tokens lie in two pages; GQA with four heads for a KV head."""
     wide = head_dim > 256
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=head_dim, tokens_per_block=BLOCK, alone=wide)
-    text, new = ptx_of(nvcc, types), 1 if kernel == "attention_decode" else prefill_rows(head_dim) // GROUP
-    entry = parse(text)[kernel]
+    new = 1 if kernel == "attention_decode" else prefill_rows(head_dim) // GROUP
+    text, entry = ptx_of(nvcc, types, unit_of(kernel)), kernel_of(nvcc, types, kernel)
     files = {int(number): Path(name).name for number, name in re.findall(r'\.file\s+(\d+) "([^"]+)"', text)}
     (short, few), (long, many) = (_launch(entry, head_dim, tiles * TILE - new, new) for tiles in (SHORT, LONG))
     names = Counter({name: (long[name] - short[name]) // (LONG - SHORT) for name in long if long[name] != short[name]})
@@ -100,10 +101,13 @@ def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     (many)."""
     codes = tuple(DType(each) for each in FORMATS if kernel.startswith(f"product_{each}_"))
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes)
-    entry, rows = parse(ptx_of(nvcc, types))[kernel], PRODUCTS[kernel]
+    entry, rows = kernel_of(nvcc, types, kernel), PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
-    short, long = (_multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (32, 64))
-    return Counter({name: (long[name] - short[name]) // 32 for name in long if long[name] != short[name]})
+    least = 32 if few else 8  # slabs from which each further one costs the same
+    short, long = (
+        _multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (least, 2 * least)
+    )
+    return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
 
 def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[str]:
@@ -134,7 +138,7 @@ ROW_KERNELS = (
 def row_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     """Instructions by name, of all warps that compute one row of Llama-3.2-1B; its activations are bf16."""
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=HEAD_DIM, tokens_per_block=BLOCK)
-    entry, machine, heads = parse(ptx_of(nvcc, types))[kernel], Machine(), HEADS + 2 * KV_HEADS
+    entry, machine, heads = kernel_of(nvcc, types, kernel), Machine(), HEADS + 2 * KV_HEADS
 
     def place(nbytes: int) -> int:
         room = np.zeros(nbytes + 256, np.uint8)

@@ -42,7 +42,7 @@ class Kernel:
     labels: Mapping[str, int]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def parse(text: str) -> dict[str, Kernel]:
     """Every kernel of a module, by its name."""
     dynamic = {name: int(align) for align, name in _DYNAMIC.findall(text)}

@@ -16,9 +16,10 @@ from ingot.plugins.cuda.compiler import Compiler, Specialisation
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_experts, test_kernels, test_latent, test_own_products, test_states
 from tests.plugins.cuda import test_paged_attention as attention
+from tests.plugins.cuda.emulated.units import units_of
 from tests.plugins.cuda.ptx import costs
 from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost, row_cost
-from tests.plugins.cuda.ptx.launches import Interpreted, ptx_of
+from tests.plugins.cuda.ptx.launches import Interpreted, assert_waits, ptx_of
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.parse import parse
 from tests.plugins.cuda.test_accesses import FAULTS
@@ -269,6 +270,7 @@ def test_splits(interpreted: Interpreted, dim: int) -> None:
     assert {"attention_decode", "attention_combine"} <= names(interpreted)
 
 
+@pytest.mark.slow
 def test_draws(interpreted: Interpreted) -> None:
     """With every kind of rule; and plain ones of a vocabulary that threads share."""
     random = np.random.default_rng(33)
@@ -378,23 +380,12 @@ def test_a_row_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
 
 @pytest.mark.slow
 def test_every_kernel_of_a_captured_step_waits(nvcc: Compiler) -> None:
-    """For the kernel before it, which may still run: none that stores may do so earlier."""
+    """For the kernel before it. Those over codes are checked where other tests launch them, as all that they launch."""
     types = Specialisation(
-        weight=DType.BF16,
-        kv=DType.BF16,
-        head_dim=16,
-        tokens_per_block=16,
-        codes=(DType.F8, DType.W4TS, DType.W8),
-        experts=True,
-        states=True,
+        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, experts=True, states=True
     )
-    wide = dataclasses.replace(types, head_dim=512, codes=(), experts=False, states=False, alone=True)
-    kernels = [*parse(ptx_of(nvcc, types)).items(), *parse(ptx_of(nvcc, wide)).items()]
-    for name, kernel in kernels:
-        if name == "draw_tokens":  # no part of a captured step
-            continue
-        ops = [".".join(each.op) for each in kernel.instructions]
-        assert "griddepcontrol.wait" in ops, name
-        stores = [index for index, op in enumerate(ops) if op.startswith("st.global")]
-        assert stores, name
-        assert ops.index("griddepcontrol.wait") < stores[0], name
+    wide = dataclasses.replace(types, head_dim=512, experts=False, states=False, alone=True)
+    for specialisation in (types, wide):
+        for unit in units_of(specialisation.macros):
+            for name, kernel in parse(ptx_of(nvcc, specialisation, unit)).items():
+                assert_waits(name, kernel)

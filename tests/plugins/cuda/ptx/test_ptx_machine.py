@@ -5,9 +5,10 @@ import numpy.typing as npt
 import pytest
 
 from tests.plugins.cuda.ptx.arithmetic import dtype_of, find
+from tests.plugins.cuda.ptx.launches import assert_waits
 from tests.plugins.cuda.ptx.machine import Machine
 from tests.plugins.cuda.ptx.memory import KernelError
-from tests.plugins.cuda.ptx.parse import parse
+from tests.plugins.cuda.ptx.parse import Kernel, parse
 
 PROLOGUE = """
 \tmov.u32 %r1, %tid.x;
@@ -25,18 +26,23 @@ OWN = "st.shared.u32 [%r4], %r1;\n"  # each thread writes its place; %r5 is that
 READ = "ld.shared.u32 %r6, [%r5];\n"
 
 
-def run(body: str, *, threads: int = 64, blocks: int = 1, given: int = 64) -> npt.NDArray[np.uint32]:
-    """The 32-bit integers in global memory after a kernel of one parameter and 256 bytes of shared memory a block."""
+def kernel_of(body: str) -> Kernel:
+    """Of one parameter and 256 bytes of shared memory a block."""
     text = (
         ".visible .entry kernel(\n\t.param .u64 param_0\n)\n{\n\t.reg .pred %p<9>;\n\t.reg .b32 %r<99>;\n"
         "\t.reg .f32 %f<9>;\n\t.reg .b64 %rd<9>;\n"
         f"\t.shared .align 16 .b8 room[256];\n{PROLOGUE}{body}\n\tret;\n}}\n"
     )
+    return parse(text)["kernel"]
+
+
+def run(body: str, *, threads: int = 64, blocks: int = 1, given: int = 64) -> npt.NDArray[np.uint32]:
+    """The 32-bit integers in global memory after the kernel."""
     memory = np.zeros(given + 64, np.uint32)
     memory = memory[-memory.ctypes.data % 256 // 4 :][:given]
     machine = Machine()
     machine.memory.add(memory.ctypes.data, memory.view(np.uint8))
-    machine.launch(parse(text)["kernel"], (blocks, 1, 1), threads, 0, int(memory.ctypes.data).to_bytes(8, "little"))
+    machine.launch(kernel_of(body), (blocks, 1, 1), threads, 0, int(memory.ctypes.data).to_bytes(8, "little"))
     return memory
 
 
@@ -165,3 +171,11 @@ def test_arithmetic(op: str, given: list[list[float]], expected: list[float]) ->
     with np.errstate(all="ignore"):
         found = np.asarray(operation.compute(*arrays)).astype(dtype_of(operation.result))
     assert found.tolist() == expected
+
+
+def test_a_kernel_that_does_not_wait_for_the_one_before_it_is_seen() -> None:
+    wait, store = "griddepcontrol.wait;\n", "st.global.u32 [%rd4], %r1;\n"
+    assert_waits("right", kernel_of(wait + store))
+    for body in (store, store + wait, wait):
+        with pytest.raises(AssertionError, match="wrong"):
+            assert_waits("wrong", kernel_of(body))
