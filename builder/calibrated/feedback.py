@@ -9,7 +9,14 @@ e H e^T, where e is what rounding changed.
     sweeps  each column again, as all others are now; then each group's scale, in least squares. Both only lessen
             the loss
 
-Arrays are [K, rows] here, so that a column lies together.
+A fold s changes what a column can be rounded to, level * scale / s, and nothing else: neither H nor M is made again.
+
+Arrays are [K, rows] here, so that a column lies together. Work of K^2 numbers per row is done in products of matrices:
+a range of columns is halved, and the half that comes second takes at once what all of the first half lost.
+
+    GPTQ        rows * K^2 operations
+    a loss      the same
+    sweeps      twice that each, and once before the first
 """
 
 import dataclasses
@@ -22,8 +29,8 @@ from ingot.builder.calibrated.levels import Float32, Levels, Scales, round_scale
 Floats = npt.NDArray[np.floating]
 
 DAMPING = 0.01  # of the mean diagonal
-_BLOCK = 128  # columns that take the errors of all others in one product
-_TILE = 512  # of the factorisation
+_STRIP = 16  # columns that are not halved any more
+_TILE = 512  # of the factorisation, and of losses
 
 
 def damped(hessian: Floats) -> Floats:
@@ -36,37 +43,66 @@ def damped(hessian: Floats) -> Floats:
     return hessian
 
 
-def feedback_of(hessian: Floats) -> Floats:
-    """M of a damped H, in its place: unit upper triangular; below the diagonal is nothing of meaning."""
-    factor = hessian[::-1, ::-1]  # the other way round, M is the lower factor
+def feedback_of(hessian: Floats, order: npt.NDArray[np.intp]) -> Floats:
+    """M of a damped H with its columns in this order, back to front: unit lower triangular; above the diagonal is
+    nothing of meaning."""
+    backwards = order[::-1]
+    factor = hessian[np.ix_(backwards, backwards)]
     k = len(factor)
     for begin in range(0, k, _TILE):
         end = min(begin + _TILE, k)
         corner = np.linalg.cholesky(factor[begin:end, begin:end])
         factor[begin:end, begin:end] = corner
         if end < k:
-            factor[end:, begin:end] = np.linalg.solve(corner, factor[end:, begin:end].T).T
+            below = np.ascontiguousarray(factor[end:, begin:end]) @ np.linalg.inv(corner).T
+            factor[end:, begin:end] = below
             for row in range(end, k, _TILE):
                 stop = min(row + _TILE, k)
-                factor[row:stop, end:stop] -= factor[row:stop, begin:end] @ factor[end:stop, begin:end].T
+                factor[row:stop, end:stop] -= below[row - end : stop - end] @ below[: stop - end].T
     factor /= np.einsum("kk->k", factor).copy()
-    return hessian
+    return factor
+
+
+def squares_of(hessian: Floats, errors: Float32) -> npt.NDArray[np.float64]:
+    """e H e^T of each column e of errors [K, rows], from the half of H below its diagonal."""
+    total = np.zeros(errors.shape[1])
+    for begin in range(0, len(errors), _TILE):
+        end = min(begin + _TILE, len(errors))
+        own = errors[begin:end]
+        pulls = _single(hessian[begin:end, begin:end]) @ own
+        if begin:
+            pulls += 2 * (_single(hessian[begin:end, :begin]) @ errors[:begin])
+        total += _dots(pulls, own)
+    return total
+
+
+def _single(part: Floats) -> Float32:
+    return part.astype(np.float32, copy=False)
+
+
+def _dots(a: Float32, b: Float32) -> npt.NDArray[np.float64]:
+    """Of the columns of two matrices."""
+    found: npt.NDArray[np.float64] = np.multiply(a, b).sum(axis=0, dtype=np.float64)
+    return found
 
 
 @dataclasses.dataclass(kw_only=True)
 class Rounded:
-    """Columns on their way. weights, levels: float32 [K, rows]; scale, zero: [groups, rows]."""
+    """Columns on their way. weights, levels: float32 [K, rows]; scale, zero: [groups, rows]; fold: [K]."""
 
     weights: Float32
     levels: Float32
     scale: Float32
     zero: Float32 | None
+    fold: Float32 | None
     grid: Levels
     group: int
 
     @classmethod
-    def start(cls, weight_rows: Float32, scales: Scales, grid: Levels, group: int) -> "Rounded":
-        """Every weight of rows [n, K] rounded to the nearest level."""
+    def start(
+        cls, weight_rows: Float32, scales: Scales, grid: Levels, group: int, fold: Float32 | None = None
+    ) -> "Rounded":
+        """Every weight of rows [n, K] rounded to the nearest level. scales: of the rows times the fold."""
         weights = np.ascontiguousarray(weight_rows.T)
         zero = None if scales.zero is None else np.ascontiguousarray(scales.zero.T)
         made = cls(
@@ -74,18 +110,23 @@ class Rounded:
             levels=np.empty_like(weights),
             scale=np.ascontiguousarray(scales.scale.T),
             zero=zero,
+            fold=fold,
             grid=grid,
             group=group,
         )
+        steps = made._steps()
         for k in range(len(weights)):
-            made._round(k, weights[k])
+            made._round(k, weights[k].copy(), steps)
         return made
 
     @property
     def errors(self) -> Float32:
         """w - what it is rounded to, [K, rows]."""
-        spread = np.repeat(self.scale, self.group, axis=0)[: len(self.weights)]
-        return self.weights - self.levels * spread
+        found = np.repeat(self.scale, self.group, axis=0)[: len(self.weights)]
+        found *= self.levels
+        if self.fold is not None:
+            found /= self.fold[:, None]
+        return np.subtract(self.weights, found, out=found)
 
     @property
     def codes(self) -> npt.NDArray[np.int8]:
@@ -95,9 +136,7 @@ class Rounded:
 
     def losses(self, hessian: Floats) -> npt.NDArray[np.float64]:
         """e H e^T of each row."""
-        errors = self.errors
-        found: npt.NDArray[np.float64] = np.einsum("kn,kn->n", hessian @ errors, errors, dtype=np.float64)
-        return found
+        return squares_of(hessian, self.errors)
 
     def copy(self) -> "Rounded":
         """That goes its own way; zero points never change."""
@@ -111,51 +150,93 @@ class Rounded:
         )
 
     def feed_back(self, factor: Floats, order: npt.NDArray[np.intp]) -> None:
-        """GPTQ. factor: M of H with its columns in this order."""
-        errors = np.zeros_like(self.weights)  # in the order
-        for begin in range(0, len(order), _BLOCK):
-            end = min(begin + _BLOCK, len(order))
-            taken = factor[:begin, begin:end].T.astype(np.float32) @ errors[:begin]
-            own = factor[begin:end, begin:end].astype(np.float32)
-            for i in range(end - begin):
-                k = order[begin + i]
-                target = self.weights[k] + taken[i] + own[:i, i] @ errors[begin : begin + i]
-                errors[begin + i] = self.weights[k] - self._round(k, target)
+        """GPTQ. factor: M of H with its columns in this order, back to front."""
+        backwards, steps = order[::-1], self._steps()
+        targets, errors = self.weights[backwards], np.empty_like(self.weights)
 
-    def sweep(self, hessian: Floats) -> None:
-        """Round each column again under the present ones, then fit the scales."""
-        errors = self.errors
-        for begin in range(0, len(errors), _BLOCK):
-            end = min(begin + _BLOCK, len(errors))
-            pulls = hessian[begin:end].astype(np.float32) @ errors
-            own = hessian[begin:end, begin:end].astype(np.float32)
-            for i in range(end - begin):
-                k = begin + i
-                target = self.weights[k] - errors[k] + pulls[i] / own[i, i]
-                found = self.weights[k] - self._round(k, target)
-                pulls += own[:, i, None] * (found - errors[k])
-                errors[k] = found
-        self._fit(hessian, errors)
+        def take_turns(begin: int, end: int) -> None:
+            if end - begin > _STRIP:
+                middle = (begin + end) // 2
+                take_turns(middle, end)
+                targets[begin:middle] += _single(factor[middle:end, begin:middle]).T @ errors[middle:end]
+                take_turns(begin, middle)
+                return
+            own = _single(factor[begin:end, begin:end])
+            for i in reversed(range(begin, end)):
+                if i + 1 < end:
+                    targets[i] += own[i + 1 - begin :, i - begin] @ errors[i + 1 : end]
+                k = backwards[i]
+                np.subtract(self.weights[k], self._round(k, targets[i], steps), out=errors[i])
 
-    def _fit(self, hessian: Floats, errors: Float32) -> None:
-        for j in range(len(self.scale)):
-            part = np.s_[j * self.group : (j + 1) * self.group]
-            levels, own = self.levels[part], hessian[part, part].astype(np.float32)
-            along = np.einsum("kn,kn->n", hessian[part].astype(np.float32) @ errors, levels)
-            squares = np.einsum("kn,kn->n", own @ levels, levels)
-            change = np.where(squares > 0, along / np.where(squares > 0, squares, 1), np.float32(0))
-            fitted = round_scale(self.scale[j] + change)
-            # rounding the scale may cost more than the step gains
-            gains = np.abs(fitted - self.scale[j] - change) < np.abs(change)
-            fitted = np.where(gains, fitted, self.scale[j])
-            errors[part] -= levels * (fitted - self.scale[j])
-            self.scale[j] = fitted
+        take_turns(0, len(order))
 
-    def _round(self, k: int, target: Float32) -> Float32:
-        """Give column k the levels nearest to a target; returns what they stand for."""
-        scale = self.scale[k // self.group]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratios = np.where(scale != 0, target / scale, np.float32(0))
-        self.levels[k] = self.grid.nearest(ratios, None if self.zero is None else self.zero[k // self.group])
-        found: Float32 = self.levels[k] * scale
-        return found
+    def sweep(self, hessian: Floats, times: int = 1) -> npt.NDArray[np.float64]:
+        """Round each column again under the present ones, and fit a group's scales when its columns are done. Returns
+        the losses of rows."""
+        errors, steps = self.errors, self._steps()
+        pulls, changes = _single(hessian) @ errors, np.empty_like(errors)  # pulls: H e of the present e
+
+        def take_turns(begin: int, end: int) -> None:
+            first, last = begin // self.group, (end - 1) // self.group
+            if first < last or end - begin > _STRIP:
+                middle = (begin + end) // 2 if first == last else (first + last + 1) // 2 * self.group
+                take_turns(begin, middle)
+                pulls[middle:end] += _single(hessian[middle:end, begin:middle]) @ changes[begin:middle]
+                take_turns(middle, end)
+                pulls[begin:middle] += _single(hessian[begin:middle, middle:end]) @ changes[middle:end]
+            else:
+                self._sweep_strip(begin, end, _single(hessian[begin:end, begin:end]), errors, pulls, changes, steps)
+            if (begin, end) == (first * self.group, min((first + 1) * self.group, len(errors))):
+                self._fit(first, _single(hessian[begin:end, begin:end]), errors, pulls, changes)
+
+        for _ in range(times):
+            take_turns(0, len(errors))
+            steps = self._steps()
+        return _dots(errors, pulls)
+
+    def _sweep_strip(
+        self, begin: int, end: int, own: Float32, errors: Float32, pulls: Float32, changes: Float32, steps: Float32
+    ) -> None:
+        """own: H of these columns."""
+        for k in range(begin, end):
+            i, made = k - begin, changes[begin:k]
+            pull = pulls[k] + own[i, :i] @ made if i else pulls[k].copy()
+            pull /= own[i, i]
+            pull -= errors[k]
+            pull += self.weights[k]
+            found = np.subtract(self.weights[k], self._round(k, pull, steps), out=pull)
+            np.subtract(found, errors[k], out=changes[k])
+            errors[k] = found
+        pulls[begin:end] += own @ changes[begin:end]
+
+    def _fit(self, j: int, own: Float32, errors: Float32, pulls: Float32, changes: Float32) -> None:
+        """The scale of group j in least squares. own: H of its columns."""
+        part = np.s_[j * self.group : (j + 1) * self.group]
+        levels = self.levels[part] if self.fold is None else self.levels[part] / self.fold[part, None]
+        pulled = own @ levels
+        along, squares = (np.einsum("kn,kn->n", each, levels) for each in (pulls[part], pulled))
+        change = np.where(squares > 0, along / np.where(squares > 0, squares, 1), np.float32(0))
+        fitted = round_scale(self.scale[j] + change)
+        # rounding the scale may cost more than the step gains
+        gains = np.abs(fitted - self.scale[j] - change) < np.abs(change)
+        step = np.where(gains, fitted - self.scale[j], np.float32(0))
+        self.scale[j] += step
+        pulls[part] -= pulled * step
+        moved = levels * step
+        errors[part] -= moved
+        changes[part] -= moved
+
+    def _steps(self) -> Float32:
+        """Scales to divide by: a group of zeros stays zeros."""
+        return np.where(self.scale != 0, self.scale, np.float32(np.inf))
+
+    def _round(self, k: int, target: Float32, steps: Float32) -> Float32:
+        """Give column k the levels nearest to a target, in whose place is then what they stand for."""
+        j = k // self.group
+        with np.errstate(over="ignore"):
+            target /= steps[j] if self.fold is None else steps[j] / self.fold[k]
+        found = self.levels[k] = self.grid.nearest(target, None if self.zero is None else self.zero[j])
+        np.multiply(self.scale[j], found, out=target)
+        if self.fold is not None:
+            target /= self.fold[k]
+        return target

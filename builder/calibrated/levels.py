@@ -8,16 +8,18 @@ them as they are.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 import numpy.typing as npt
 
+from ingot.builder.parallel_map import cores, parallel_map
 from ingot.dtypes import DType, from_float32, round_to_f8, to_float32
 
 Float32 = npt.NDArray[np.float32]
 
 _CUTS = np.linspace(0.7, 1.06, 13, dtype=np.float32)  # of the step that holds a group's extreme
-_CHUNK = 1 << 20  # numbers worked on at a time
+_CHUNK = 1 << 20  # numbers worked on at a time by a thread: fewer take turns too often
 _SCALE_BITS = 11  # of float16's significand
 # Denser where weights are: the levels of GGUF's IQ4_NL.
 _UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -35,17 +37,32 @@ class Levels:
     floats: bool = False
 
     def nearest(self, ratios: Float32, zero: Float32 | None) -> Float32:
-        """The levels, less the zero point, that are nearest to numbers in units of the scale."""
+        """In the place of numbers in units of the scale, the levels, less the zero point, that are nearest to them."""
         if self.table:
-            table = np.array(self.table, np.float32)
-            found: Float32 = table[np.searchsorted((table[1:] + table[:-1]) / 2, ratios)]
-            return found
+            ratios *= 2
+            np.ceil(ratios, out=ratios)
+            ratios -= 2 * self.table[0]
+            return np.take(self._by_halves, ratios.astype(np.intp), out=ratios, mode="clip")
         if self.floats:
-            return round_to_f8(ratios)
-        rounded = np.rint(ratios)
-        if zero is None:
-            return np.clip(rounded, self.lowest, self.highest, out=rounded)
-        return np.clip(rounded + zero, self.lowest, self.highest) - zero
+            ratios[:] = round_to_f8(ratios)
+            return ratios
+        np.rint(ratios, out=ratios)
+        if zero is not None:
+            ratios += zero
+        np.maximum(ratios, np.float32(self.lowest), out=ratios)
+        np.minimum(ratios, np.float32(self.highest), out=ratios)
+        if zero is not None:
+            ratios -= zero
+        return ratios
+
+    @functools.cached_property
+    def _by_halves(self) -> Float32:
+        """The level nearest to the lowest one plus i / 2 and to all below it down to i - 1, since levels are whole and
+        what is as near to two of them becomes the lower one."""
+        table = np.array(self.table, np.float32)
+        halves = np.arange(2 * self.table[0], 2 * self.table[-1] + 1) / 2
+        found: Float32 = table[np.searchsorted((table[1:] + table[:-1]) / 2, halves)]
+        return found
 
     def codes(self, levels: Float32, zero: Float32 | None) -> npt.NDArray[np.int8]:
         """What is stored for levels less their zero points."""
@@ -96,18 +113,18 @@ def search_scales(weight_rows: Float32, squares: Float32, group: int, levels: Le
     mean = float(squares.mean())
     weights[:k] = squares / mean if mean > 0 else 1
     weights[:k] += np.float32(1e-4)  # a column that was never loud still counts a little
-    scale = np.empty((n, groups), np.float32)
-    zero = np.zeros((n, groups), np.float32) if levels.zeros else None
+    heavy = weights.reshape(groups, group)
+
+    def search(begin: int) -> tuple[Float32, Float32]:
+        part = weight_rows[begin : begin + size]
+        padded = np.zeros((len(part), groups * group), np.float32)
+        padded[:, :k] = part
+        return (_shifted if levels.zeros else _centred)(padded.reshape(-1, groups, group), heavy, levels)
+
     size = max(1, _CHUNK // k)
-    for begin in range(0, n, size):
-        part = np.s_[begin : begin + size]
-        padded = np.zeros((len(weight_rows[part]), groups * group), np.float32)
-        padded[:, :k] = weight_rows[part]
-        values, heavy = padded.reshape(-1, groups, group), weights.reshape(groups, group)
-        scale[part], shift = _shifted(values, heavy, levels) if levels.zeros else _centred(values, heavy, levels)
-        if zero is not None:
-            zero[part] = shift
-    return Scales(scale=scale, zero=zero)
+    found = list(parallel_map(search, range(0, n, size), cores()))
+    scale, zero = (np.concatenate(each) for each in zip(*found, strict=True))
+    return Scales(scale=scale, zero=zero if levels.zeros else None)
 
 
 def largest_scales(weight_rows: Float32, group: int, levels: Levels) -> Scales:
@@ -136,42 +153,53 @@ def _centred(values: Float32, weights: Float32, levels: Levels) -> tuple[Float32
     high, low = values.max(axis=2), values.min(axis=2)
     extreme = np.where(high > -low, high, low)
     best, least = np.zeros_like(extreme), np.full(extreme.shape, np.inf, np.float32)
+    heavy, found = values * weights, np.empty_like(values)
     for end in levels.ends if -levels.ends[0] != levels.ends[1] else levels.ends[1:]:
         for cut in _CUTS:
             step = round_scale(extreme * (cut / np.float32(end)))
-            for attempt in (step, _fitted(values, weights, step, levels)):
-                error = _errors(values, weights, attempt, None, levels)
-                best, least = np.where(error < least, attempt, best), np.minimum(error, least)
+            _nearest(values, step, None, levels, found)
+            fitted = _fitted(found, weights, heavy, step)
+            error = _errors(values, weights, step, found)
+            best, least = np.where(error < least, step, best), np.minimum(error, least)
+            error = _errors(values, weights, fitted, _nearest(values, fitted, None, levels, found))
+            best, least = np.where(error < least, fitted, best), np.minimum(error, least)
     return best, np.zeros_like(best)
 
 
 def _shifted(values: Float32, weights: Float32, levels: Levels) -> tuple[Float32, Float32]:
     """(scale, zero point)"""
     high, low = np.maximum(values.max(axis=2), 0), np.minimum(values.min(axis=2), 0)
-    best, zero = np.zeros_like(high), np.zeros_like(high)
+    best, zero, found = np.zeros_like(high), np.zeros_like(high), np.empty_like(values)
     least = np.full(high.shape, np.inf, np.float32)
     for cut in _CUTS:
         step = round_scale((high - low) * (cut / np.float32(levels.highest)))
         ratio = -(low + high) / 2 * _inverse(step) + np.float32(levels.highest / 2)
         for shift in (np.floor(ratio), np.ceil(ratio)):
             shift = np.clip(shift, levels.lowest, levels.highest)
-            error = _errors(values, weights, step, shift, levels)
+            error = _errors(values, weights, step, _nearest(values, step, shift, levels, found))
             better = error < least
             best, zero, least = np.where(better, step, best), np.where(better, shift, zero), np.minimum(error, least)
     return best, zero
 
 
-def _errors(values: Float32, weights: Float32, step: Float32, zero: Float32 | None, levels: Levels) -> Float32:
-    shift = None if zero is None else zero[..., None]
-    error = levels.nearest(values * _inverse(step)[..., None], shift) * step[..., None] - values
-    found: Float32 = np.einsum("ngk,gk->ng", error * error, weights)
-    return found
+def _nearest(values: Float32, step: Float32, zero: Float32 | None, levels: Levels, found: Float32) -> Float32:
+    """The levels of values under a step, in `found`."""
+    np.multiply(values, _inverse(step)[..., None], out=found)
+    return levels.nearest(found, None if zero is None else zero[..., None])
 
 
-def _fitted(values: Float32, weights: Float32, step: Float32, levels: Levels) -> Float32:
-    """The scale that fits best while codes stay."""
-    found = levels.nearest(values * _inverse(step)[..., None], None)
-    along = np.einsum("ngk,gk->ng", found * values, weights)
+def _errors(values: Float32, weights: Float32, step: Float32, found: Float32) -> Float32:
+    """What values lose as levels `found`, which are overwritten."""
+    found *= step[..., None]
+    found -= values
+    found *= found
+    error: Float32 = np.einsum("ngk,gk->ng", found, weights)
+    return error
+
+
+def _fitted(found: Float32, weights: Float32, heavy: Float32, step: Float32) -> Float32:
+    """The scale that fits best while levels stay. heavy: values times weights."""
+    along = np.einsum("ngk,ngk->ng", found, heavy)
     squares = np.einsum("ngk,gk->ng", found * found, weights)
     fitted: Float32 = np.where(squares > 0, round_scale(along / np.where(squares > 0, squares, 1)), step)
     return fitted

@@ -7,16 +7,17 @@
                with int8 inputs SmoothQuant, arXiv:2211.10438). Only where something before the product takes 1 / s
 
 The loss is that of the product's outputs on the calibration text, over these outputs: sqrt(sum |x e|^2 / sum |x w|^2).
+
+All ways share H and its factor. Of a weight with many rows, some rows tell which way loses least; all rows go that way.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ingot.builder.calibrated.feedback import Floats, Rounded, damped, feedback_of
+from ingot.builder.calibrated.feedback import Floats, Rounded, damped, feedback_of, squares_of
 from ingot.builder.calibrated.levels import (
     BYTES,
     E4M3,
@@ -32,7 +33,10 @@ from ingot.builder.calibrated.levels import (
 from ingot.configs.quantize import WAYS
 from ingot.plugins.quantised import round_to_int8
 
-ROWS = 1024  # of a weight worked on at a time
+_NUMBERS = 1 << 24  # of a weight worked on at a time
+_TOKENS = 4096  # whose squares are summed at a time
+_CHOOSING = 512  # rows of a weight that choose a way, where it has more than twice as many
+_RUN = 32  # of these rows lie together
 SWEEPS = 3
 _DOUBLE_UP_TO = 8192  # columns: H of more is float32, half as large
 _TRIED = 256  # rows that choose a fold
@@ -120,8 +124,8 @@ class Inputs:
         kind = _kind_of_squares(self.columns)
         total: Floats = np.zeros((self.columns, self.columns), kind)
         for part in self.parts:
-            for begin in range(0, len(part), ROWS):
-                x: Floats = part[begin : begin + ROWS].astype(kind, copy=False)
+            for begin in range(0, len(part), _TOKENS):
+                x: Floats = part[begin : begin + _TOKENS].astype(kind, copy=False)
                 total += x.T @ x
         return total
 
@@ -131,8 +135,7 @@ class Inputs:
         for part in self.parts:
             codes, scale = round_to_int8(part / fold)
             rounded = codes * scale[:, None] * fold
-            for begin in range(0, len(found.codes), ROWS):
-                end = min(begin + ROWS, len(found.codes))
+            for begin, end in _bounds(len(found.codes), self.columns):
                 lost = part @ read(begin, end).T - rounded @ found.rows(begin, end).T
                 loss += float(np.einsum("tn,tn->", lost, lost, dtype=np.float64))
         return loss
@@ -147,52 +150,86 @@ def squares_memory(columns: int) -> int:
     return columns * columns * _kind_of_squares(columns).itemsize
 
 
+def rows_at_a_time(columns: int) -> int:
+    """Rows of a weight worked on at a time."""
+    return max(_RUN, _NUMBERS // columns)
+
+
 def quantise_product(
     read: ReadRows, weight_rows: int, inputs: Inputs, wanted: Wanted, tied: npt.NDArray[np.intp] | None
 ) -> Found:
     """The best of all ways. read: rows [begin, end) of the weight as float32. tied: the number of the factor that each
     column takes in a fold; None: there is no fold."""
-    hessian = damped(inputs.squares())
-    energy = sum(float(np.einsum("nk,nk->", (w @ hessian), w, dtype=np.float64)) for w in _blocks(read, weight_rows))
-    nearest = _measured(_nearest(read, weight_rows, hessian, wanted), read, inputs, wanted)
+    squares = _Squares.of(inputs, {"gptq", "folded"} & {*wanted.ways} != set())
+    nearest = _measured(_nearest(read, weight_rows, squares, wanted), read, inputs, wanted)
     tried = [nearest] if "nearest" in wanted.ways else []
     if "plain" in wanted.ways:
-        tried.append(_measured(_nearest(read, weight_rows, hessian, wanted, plain=True), read, inputs, wanted))
-    foldable = tied if "folded" in wanted.ways else None
-    found = [] if foldable is None else list(_folds(read, weight_rows, inputs, wanted, foldable))
-    unfolded = () if not {"gptq", "folded"} & {*wanted.ways} else (None,)
-    for fold in (*unfolded, *_promising(found, read, weight_rows, hessian, inputs, wanted)):
-        with _of_folded(hessian, fold):
-            made = _measured(_ways(read, weight_rows, hessian, wanted, fold), read, inputs, wanted)
-        tried = [min([*tried, made], key=lambda each: each.loss)]
+        tried.append(_measured(_nearest(read, weight_rows, squares, wanted, plain=True), read, inputs, wanted))
+    if squares.factor is not None:
+        foldable = tied if "folded" in wanted.ways else None
+        folds = [] if foldable is None else list(_folds(read, weight_rows, inputs, wanted, foldable))
+        promising = _promising(folds, read, weight_rows, squares, inputs, wanted)
+        ways = [(levels, fold) for fold in (None, *promising) for levels in wanted.levels]
+        tried.append(_best(ways, read, weight_rows, squares, inputs, wanted))
     best = min(tried, key=lambda each: each.loss)
-    return dataclasses.replace(best, plain=nearest.loss, energy=energy)
+    return dataclasses.replace(best, plain=nearest.loss, energy=nearest.energy)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Squares:
+    """hessian: H, damped, float32; factor, order: its M with its columns in that order; no factor: nothing is fed
+    back."""
+
+    hessian: Float32
+    factor: Floats | None
+    order: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, inputs: Inputs, feed_back: bool) -> "_Squares":
+        hessian = damped(inputs.squares())
+        order = np.argsort(-np.einsum("kk->k", hessian), kind="stable")
+        factor = feedback_of(hessian, order).astype(np.float32, copy=False) if feed_back else None
+        return cls(hessian=hessian.astype(np.float32, copy=False), factor=factor, order=order)
+
+    def diagonal(self, fold: Float32 | None) -> Float32:
+        """Squares of inputs divided by a fold."""
+        found: Float32 = np.einsum("kk->k", self.hessian)
+        return found if fold is None else found / fold / fold
 
 
 def _promising(
-    folds: Sequence[Float32], read: ReadRows, weight_rows: int, hessian: Floats, inputs: Inputs, wanted: Wanted
+    folds: Sequence[Float32], read: ReadRows, weight_rows: int, squares: _Squares, inputs: Inputs, wanted: Wanted
 ) -> list[Float32]:
     """The fold under which some rows, rounded to the nearest, lose least: feeding errors back takes far longer."""
     few, levels, losses = min(weight_rows, _TRIED), wanted.levels[0], list[float]()
     for fold in folds:
-        with _of_folded(hessian, fold):
-            weights, diagonal = read(0, few) * fold, np.einsum("kk->k", hessian).astype(np.float32)
-            scales = search_scales(weights, diagonal, wanted.group, levels)
-            tried = _gathered([Rounded.start(weights, scales, levels, wanted.group)], hessian, fold, "")
+        weights = read(0, few)
+        scales = search_scales(weights * fold, squares.diagonal(fold), wanted.group, levels)
+        rounded = Rounded.start(weights, scales, levels, wanted.group, fold)
+        tried = _gathered([(rounded, rounded.losses(squares.hessian))], "")
         losses.append(_measured(tried, read, inputs, wanted).loss)
     return [] if not folds else [folds[int(np.argmin(losses))]]
 
 
-@contextlib.contextmanager
-def _of_folded(hessian: Floats, fold: Float32 | None) -> Iterator[None]:
-    """H of inputs divided by a fold, in the place of H: a copy would be as large as all else together."""
-    if fold is not None:
-        hessian /= fold[:, None]
-        hessian /= fold
-    yield
-    if fold is not None:
-        hessian *= fold[:, None]
-        hessian *= fold
+def _best(
+    ways: Sequence[tuple[Levels, Float32 | None]],
+    read: ReadRows,
+    weight_rows: int,
+    squares: _Squares,
+    inputs: Inputs,
+    wanted: Wanted,
+) -> Found:
+    """Errors fed back under the levels and the fold that lose least."""
+
+    def made(way: tuple[Levels, Float32 | None], read: ReadRows, weight_rows: int) -> Found:
+        return _measured(_fed_back(read, weight_rows, squares, wanted.group, *way), read, inputs, wanted)
+
+    if len(ways) == 1 or weight_rows <= 2 * _CHOOSING:
+        return min((made(way, read, weight_rows) for way in ways), key=lambda each: each.loss)
+    firsts = np.linspace(0, weight_rows - _RUN, _CHOOSING // _RUN).astype(int)
+    some = np.concatenate([read(first, first + _RUN) for first in firsts.tolist()])
+    losses = [made(way, lambda begin, end: some[begin:end], len(some)).loss for way in ways]
+    return made(ways[int(np.argmin(losses))], read, weight_rows)
 
 
 def _measured(found: Found, read: ReadRows, inputs: Inputs, wanted: Wanted) -> Found:
@@ -220,9 +257,14 @@ def quantise_stack(
     return min(made, key=lambda each: sum(found.loss for found in each))
 
 
-def _blocks(read: ReadRows, weight_rows: int) -> Iterator[Float32]:
-    for begin in range(0, weight_rows, ROWS):
-        yield read(begin, min(begin + ROWS, weight_rows))
+def _bounds(weight_rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    size = rows_at_a_time(columns)
+    for begin in range(0, weight_rows, size):
+        yield begin, min(begin + size, weight_rows)
+
+
+def _blocks(read: ReadRows, weight_rows: int, columns: int) -> Iterator[Float32]:
+    return (read(begin, end) for begin, end in _bounds(weight_rows, columns))
 
 
 def _folds(
@@ -230,7 +272,9 @@ def _folds(
 ) -> Iterator[Float32]:
     """Factors of columns, whose geometric mean is 1."""
     loud = _largest(inputs.loudness(wanted.int8_inputs), tied)
-    heavy = _largest(np.max([np.abs(block).max(axis=0) for block in _blocks(read, weight_rows)], axis=0), tied)
+    heavy = _largest(
+        np.max([np.abs(block).max(axis=0) for block in _blocks(read, weight_rows, inputs.columns)], axis=0), tied
+    )
     for power in _FOLDS:
         fold = loud**power / np.maximum(heavy, np.float32(1e-9)) ** (1 - power) if wanted.int8_inputs else loud**power
         fold = np.maximum(fold, _KEPT * np.median(fold)).astype(np.float32)
@@ -245,51 +289,51 @@ def _largest(values: Float32, tied: npt.NDArray[np.intp]) -> Float32:
     return found
 
 
-def _nearest(read: ReadRows, weight_rows: int, hessian: Floats, wanted: Wanted, *, plain: bool = False) -> Found:
+def _nearest(read: ReadRows, weight_rows: int, squares: _Squares, wanted: Wanted, *, plain: bool = False) -> Found:
     """What is made without any regard to inputs."""
-    even, levels, group = np.ones(len(hessian), np.float32), wanted.levels[0], wanted.group
+    columns, levels, group = len(squares.hessian), wanted.levels[0], wanted.group
+    even, energy = np.ones(columns, np.float32), 0.0
 
-    def make(block: Float32) -> Rounded:
+    def make(block: Float32) -> tuple[Rounded, npt.NDArray[np.float64]]:
+        nonlocal energy
         scales = largest_scales(block, group, levels) if plain else search_scales(block, even, group, levels)
-        return Rounded.start(block, scales, levels, group)
+        made = Rounded.start(block, scales, levels, group)
+        energy += float(squares_of(squares.hessian, made.weights).sum())
+        return made, made.losses(squares.hessian)
 
-    return _gathered(map(make, _blocks(read, weight_rows)), hessian, None, "plain" if plain else "nearest")
+    found = _gathered(map(make, _blocks(read, weight_rows, columns)), "plain" if plain else "nearest")
+    return dataclasses.replace(found, energy=energy)
 
 
-def _ways(read: ReadRows, weight_rows: int, hessian: Floats, wanted: Wanted, fold: Float32 | None) -> Found:
-    """The best set of levels, errors fed back. hessian: of the inputs of W * fold, damped."""
-    diagonal = np.einsum("kk->k", hessian).astype(np.float32)
-    order = np.argsort(-diagonal, kind="stable")
-    factor = feedback_of(hessian[np.ix_(order, order)])
+def _fed_back(
+    read: ReadRows, weight_rows: int, squares: _Squares, group: int, levels: Levels, fold: Float32 | None
+) -> Found:
+    """Errors fed back where a row gains by it."""
+    hessian, diagonal = squares.hessian, squares.diagonal(fold)
 
-    def make(block: Float32, levels: Levels) -> Rounded:
-        """Errors fed back where a row gains by it."""
-        weights = block if fold is None else block * fold
-        found = Rounded.start(weights, search_scales(weights, diagonal, wanted.group, levels), levels, wanted.group)
-        weighted = found.copy()
-        found.feed_back(factor, order)
-        for _ in range(SWEEPS):
-            found.sweep(hessian)
-        found.adopt(weighted, found.losses(hessian) > weighted.losses(hessian))
-        return found
+    def make(block: Float32) -> tuple[Rounded, npt.NDArray[np.float64]]:
+        assert squares.factor is not None, "errors are fed back by the factor"
+        scales = search_scales(block if fold is None else block * fold, diagonal, group, levels)
+        weighted = Rounded.start(block, scales, levels, group, fold)
+        found, least = weighted.copy(), weighted.losses(hessian)
+        found.feed_back(squares.factor, squares.order)
+        losses = found.sweep(hessian, SWEEPS)
+        found.adopt(weighted, losses > least)
+        return found, np.minimum(losses, least)
 
     method = "gptq" if fold is None else "gptq, folded"
-    made = (
-        _gathered((make(block, levels) for block in _blocks(read, weight_rows)), hessian, fold, method)
-        for levels in wanted.levels
-    )
-    return min(made, key=lambda each: each.loss)
+    return _gathered(map(make, _blocks(read, weight_rows, len(hessian))), method)
 
 
-def _gathered(blocks: Iterable[Rounded], hessian: Floats, fold: Float32 | None, method: str) -> Found:
-    """Blocks of rows as one weight."""
+def _gathered(blocks: Iterable[tuple[Rounded, npt.NDArray[np.float64]]], method: str) -> Found:
+    """Blocks of rows, and what their outputs lose, as one weight."""
     codes, scale, zeros, loss = list[npt.NDArray[np.int8]](), list[Float32](), list[Float32](), 0.0
-    for each in blocks:
+    for each, losses in blocks:
         codes.append(each.codes.T)
         scale.append(each.scale.T)
         zeros += [] if each.zero is None else [each.zero.T]
-        loss += float(each.losses(hessian).sum())
-        levels, group = each.grid, each.group
+        loss += float(losses.sum())
+        levels, group, fold = each.grid, each.group, each.fold
     return Found(
         codes=np.concatenate(codes),
         scales=Scales(scale=np.concatenate(scale), zero=np.concatenate(zeros) if zeros else None),

@@ -20,12 +20,12 @@ from ingot import __version__
 from ingot.builder.build import graph_errors
 from ingot.builder.calibrated.levels import Float32, Levels
 from ingot.builder.calibrated.methods import (
-    ROWS,
     Found,
     Inputs,
     Wanted,
     quantise_product,
     quantise_stack,
+    rows_at_a_time,
     squares_memory,
 )
 from ingot.builder.calibrated.rewrite import Fold, Leaf, StoredGraph
@@ -180,7 +180,7 @@ class _Work:
                 4 * tokens * (columns + 2 * weight_rows)
                 + 4 * weight_rows * columns
                 + 2 * squares_memory(columns)
-                + 10 * 4 * ROWS * columns
+                + 10 * 4 * min(weight_rows, rows_at_a_time(columns)) * columns
             )
 
         return BASE_MEMORY + max(map(needed, self.chosen))
