@@ -42,6 +42,8 @@ class Levels:
             ratios *= 2
             np.ceil(ratios, out=ratios)
             ratios -= 2 * self.table[0]
+            np.minimum(ratios, np.float32(len(self._by_halves)), out=ratios)
+            np.maximum(ratios, np.float32(-1), out=ratios)
             return np.take(self._by_halves, ratios.astype(np.intp), out=ratios, mode="clip")
         if self.floats:
             ratios[:] = round_to_f8(ratios)

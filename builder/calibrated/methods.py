@@ -35,6 +35,7 @@ from ingot.plugins.quantised import round_to_int8
 
 _NUMBERS = 1 << 24  # of a weight worked on at a time
 _TOKENS = 4096  # whose squares are summed at a time
+_FEW_TOKENS = 1024  # worked on at a time where there is a copy of them
 _CHOOSING = 512  # rows of a weight that choose a way, where it has more than twice as many
 _RUN = 32  # of these rows lie together
 SWEEPS = 3
@@ -116,8 +117,8 @@ class Inputs:
         if not self.count:
             return np.ones(self.columns, np.float32)
         if largest:
-            return np.asarray(np.max([np.abs(part).max(axis=0, initial=0) for part in self.parts], axis=0), np.float32)
-        return np.asarray(sum(np.abs(part).sum(axis=0) for part in self.parts) / self.count, np.float32)
+            return np.asarray(np.max([np.abs(x).max(axis=0) for x in self._few()], axis=0), np.float32)
+        return np.asarray(sum(np.abs(x).sum(axis=0) for x in self._few()) / self.count, np.float32)
 
     def squares(self) -> Floats:
         """H: sum of x x^T."""
@@ -132,13 +133,19 @@ class Inputs:
     def int8_loss(self, read: ReadRows, found: "Found") -> float:
         """Sum of squares of what outputs lose with inputs, folded as the weight is, rounded to int8."""
         loss, fold = 0.0, np.float32(1) if found.fold is None else found.fold
-        for part in self.parts:
-            codes, scale = round_to_int8(part / fold)
-            rounded = codes * scale[:, None] * fold
-            for begin, end in _bounds(len(found.codes), self.columns):
-                lost = part @ read(begin, end).T - rounded @ found.rows(begin, end).T
+        for begin, end in _bounds(len(found.codes), self.columns):
+            exact, made = read(begin, end).T, found.rows(begin, end).T
+            for x in self._few():
+                codes, scale = round_to_int8(x / fold)
+                lost = x @ exact
+                lost -= (codes * scale[:, None] * fold) @ made
                 loss += float(np.einsum("tn,tn->", lost, lost, dtype=np.float64))
         return loss
+
+    def _few(self) -> Iterator[Float32]:
+        for part in self.parts:
+            for begin in range(0, len(part), _FEW_TOKENS):
+                yield part[begin : begin + _FEW_TOKENS]
 
 
 def _kind_of_squares(columns: int) -> np.dtype[np.floating]:

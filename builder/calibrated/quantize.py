@@ -8,6 +8,7 @@ choose the products → the text through the model: each product's weight is qua
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from ingot.builder.calibrated.tensors import NewTensor, Progress, copied, pieces
 from ingot.builder.calibrated.text import text_hash
 from ingot.builder.calibrated.text_model import TextModel
 from ingot.builder.calibrated.unfinished import Unfinished, unfinished
-from ingot.builder.calibrated.walk import Parts, walk, weight_name
+from ingot.builder.calibrated.walk import TOKENS, Parts, walk, weight_name
 from ingot.builder.expressions import WeightReader, check_sources, leaves, matrix_shape
 from ingot.builder.graph import Graph
 from ingot.builder.pack import WeightUse
@@ -51,6 +52,7 @@ from ingot.tensor_file import TensorSpec
 BASE_MEMORY = 160 << 20  # bytes: the process without weights or activations
 WEIGHTS_FILE = "model.safetensors"
 CALIBRATION = "calibration text"  # its name in the record of hashes
+QUANTISING = "quantising matmuls"  # the stage of the progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,33 +173,41 @@ class _Work:
 
     @property
     def memory(self) -> int:
-        """Bytes: a product's activations, its codes in some ways, squares of its inputs, and copies of some rows."""
-        tokens = sum(map(len, self.text.windows))
+        """Bytes: activations around a product; and either codes of it in some ways, squares of its inputs and copies of
+        some rows, or what it gives with what it is made of."""
+        tokens, shapes = (
+            sum(map(len, self.text.windows)),
+            [matrix_shape(self.uses[p.weight].tensor) for p in self.chosen],
+        )
+        width = min(columns for _, columns in shapes)  # of what goes from layer to layer
 
-        def needed(product: _Product) -> int:
-            weight_rows, columns = matrix_shape(self.uses[product.weight].tensor)
-            return (
-                4 * tokens * (columns + 2 * weight_rows)
-                + 4 * weight_rows * columns
-                + 2 * squares_memory(columns)
-                + 10 * 4 * min(weight_rows, rows_at_a_time(columns)) * columns
-            )
+        def needed(weight_rows: int, columns: int) -> int:
+            block = min(weight_rows, rows_at_a_time(columns)) * columns
+            quantising = 4 * weight_rows * columns + 2 * squares_memory(columns) + 10 * 4 * block
+            running = 4 * (tokens + 3 * min(tokens, TOKENS)) * weight_rows
+            return 4 * tokens * (columns + 2 * width) + max(quantising, running)
 
-        return BASE_MEMORY + max(map(needed, self.chosen))
+        return BASE_MEMORY + max(itertools.starmap(needed, shapes))
 
     def make(self, reader: WeightReader, kept: Unfinished, progress: Progress) -> None:
-        """Every product that is not kept yet."""
+        """Every product that is not kept yet; progress counts what these take."""
         numbers = {each.name: number for number, each in enumerate(self.chosen)}
+        efforts = [0 if number in kept else self._effort(each) for number, each in enumerate(self.chosen)]
 
         def quantise(step: Step, weight: StoredWeight, parts: Parts) -> Sequence[Found]:
             number = numbers[step.name]
-            progress(f"quantising {step.name}", number, len(numbers))
+            progress(QUANTISING, sum(efforts[:number]), sum(efforts))
             if number not in kept:
                 kept.write(number, _quantised(self.chosen[number], self.options, weight, parts))
             return kept.read(number)
 
         walk(self.text.plan, self.text.model.lowering.uses, reader, self.text.windows, list(numbers), quantise)
-        progress("quantised", len(numbers), len(numbers))
+        progress(QUANTISING, sum(efforts), sum(efforts))
+
+    def _effort(self, product: _Product) -> int:
+        """Operations that grow fastest, in millions: those of every row with H."""
+        weight_rows, columns = matrix_shape(self.uses[product.weight].tensor)
+        return 1 + weight_rows * columns * columns // 10**6
 
 
 def _quantised(product: _Product, options: QuantizeOptions, weight: StoredWeight, parts: Parts) -> list[Found]:

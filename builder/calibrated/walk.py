@@ -7,6 +7,7 @@ So every product is made for what the products before it leave of its inputs. On
 activations are those of the text alone, and the keys and values of one layer.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -19,6 +20,7 @@ from ingot.builder.stored_weight import StoredWeight
 from ingot.plan import CacheGroup, Plan, Step
 from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, Cache, Operand, make_cache
+from ingot.plugins.ops import matmul
 from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 
@@ -27,6 +29,8 @@ Parts = Mapping[int, Sequence[Array]]
 
 Quantise = Callable[[Step, StoredWeight, Parts], Sequence[Found]]
 """The matrices of a product's weight, one for each expert; nothing: the weight stays as it is."""
+
+TOKENS = 2048  # that a product of all of them is computed for at a time: its parts are larger than what it gives
 
 
 def walk(
@@ -104,17 +108,28 @@ class _Run:
     made: "_Made | None" = None
 
     def compute(self, step: Step, values: Mapping[str, Array]) -> dict[str, Array]:
-        return Interpreter(weights=self._weight, batch=self.batch, kv=self.kv).compute(step, values)
+        interpreter = Interpreter(weights=self._weight, batch=self.batch, kv=self.kv)
+        tokens = len(self.batch.ids)
+        given = {name: values[name] for name in step.inputs if name in values}
+        if step.op != matmul.OP.name or tokens <= TOKENS or any(len(each) != tokens for each in given.values()):
+            return interpreter.compute(step, values)
+        made: dict[str, Array] = {}
+        for begin in range(0, tokens, TOKENS):
+            part = slice(begin, begin + TOKENS)
+            for name, found in interpreter.compute(step, {key: each[part] for key, each in given.items()}).items():
+                made.setdefault(name, np.empty((tokens, *found.shape[1:]), found.dtype))[part] = found
+        return made
 
     def quantise(self, step: Step, values: Mapping[str, Array], quantise: Quantise) -> None:
         """Make the step's weight."""
         weight = self.weights[weight_name(step)]
         collected = _Collected(use=weight.use, reader=weight.reader, parts={})
-        Interpreter(
-            weights=lambda of, name: collected if name == weight_name(of) else self._weight(of, name),
-            batch=self.batch,
-            kv=self.kv,
-        ).compute(step, values)
+        with contextlib.suppress(_KnownError):
+            Interpreter(
+                weights=lambda of, name: collected if name == weight_name(of) else self._weight(of, name),
+                batch=self.batch,
+                kv=self.kv,
+            ).compute(step, values)
         found = quantise(step, weight, collected.parts)
         self.made = _Made(use=weight.use, reader=weight.reader, found=found) if found else None
 
@@ -124,16 +139,20 @@ class _Run:
         return self.weights[name]
 
 
+class _KnownError(Exception):
+    """What a step multiplies is known; what it would make of the product is not wanted."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Collected(StoredWeight):
-    """Keeps what it is multiplied with; its products are zeros."""
+    """Keeps what it is multiplied with."""
 
     parts: dict[int, list[Array]]
 
     def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
         for expert, x in parts:
             self.parts.setdefault(expert, []).append(x)
-            yield np.zeros((len(x), self.shape[-2]), np.float32)
+        raise _KnownError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,7 @@
 """`ingot quantize`: a model to a Checkpoint with calibrated weights."""
 
+import dataclasses
+import json
 import shlex
 import tempfile
 from pathlib import Path
@@ -10,7 +12,7 @@ from ingot.builder.calibrated.quantize import quantize
 from ingot.calibration_text import read_calibration
 from ingot.checkpoint import is_checkpoint
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import byte_size, log_level, positive
+from ingot.cli.values import as_json, byte_size, log_level, positive
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.quantize import CODES, DEFAULT_TOKENS, QuantizeOptions, read_recipe
 from ingot.convert.convert import convert
@@ -58,6 +60,7 @@ from ingot.convert.convert import convert
     metavar="SIZE",
     help="Refuse to start if the work needs more memory than this, e.g. 8GiB.",
 )
+@as_json
 @log_level
 def command(
     model_dir: Path,
@@ -67,6 +70,7 @@ def command(
     calibration_tokens: int,
     codes: str,
     max_mem: int | None,
+    as_json: bool,
     log_level: str,
 ) -> None:
     """Quantise a model with a calibration text, and write a Checkpoint.
@@ -110,3 +114,5 @@ def command(
         console.note(
             f"  next    ingot build --checkpoint_dir {shlex.quote(str(report.output_dir))} --output_dir ENGINE{inputs}"
         )
+    if as_json:
+        print(json.dumps({"version": 1, **dataclasses.asdict(report), "output_dir": str(output_dir)}, indent=1))

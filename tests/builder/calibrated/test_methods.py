@@ -80,6 +80,66 @@ def test_each_step_lessens_the_loss(levels: Levels) -> None:
     assert losses[2] < 0.6 * losses[0]
 
 
+@ALL
+def test_a_fold_is_that_of_weights_and_inputs(levels: Levels) -> None:
+    """H and its factor are of the inputs themselves: codes are those of W * s and of inputs over s."""
+    weights, x = made_up()
+    hessian = damped(x.astype(np.float64).T @ x)
+    fold = np.exp2(np.arange(K) % 5 - 2).astype(np.float32)  # powers of two: nothing is rounded otherwise
+    order = np.argsort(-np.diagonal(hessian), kind="stable")
+    found = []
+    for rows, squares, inner in ((weights, hessian, fold), (weights * fold, hessian / np.outer(fold, fold), None)):
+        scales = search_scales(weights * fold, np.ones(K, np.float32), GROUP, levels)
+        each = Rounded.start(rows, scales, levels, GROUP, inner)
+        each.feed_back(feedback_of(squares, order), order)
+        found.append((each, each.sweep(squares, 2)))
+    (inside, losses), (outside, expected) = found
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert (inside.codes == outside.codes).mean() > 0.999
+    np.testing.assert_allclose(inside.errors * fold[:, None], outside.errors, atol=1e-3)
+
+
+@pytest.mark.parametrize("group", [8, GROUP, 100, K])
+def test_a_sweep_knows_the_losses_it_leaves(group: int) -> None:
+    weights, x = made_up()
+    hessian = damped(x.astype(np.float64).T @ x)
+    found = Rounded.start(weights, search_scales(weights, np.ones(K, np.float32), group, EVEN), EVEN, group)
+    losses = [found.losses(hessian)]
+    for _ in range(3):
+        losses.append(found.sweep(hessian))
+        errors = found.errors.astype(np.float64)
+        np.testing.assert_allclose(losses[-1], np.einsum("kn,kl,ln->n", errors, hessian, errors), rtol=2e-4)
+        assert (losses[-1] <= losses[-2] * 1.0001).all(), "of each row"
+
+
+def test_the_nearest_of_a_table_is_the_nearest() -> None:
+    table = np.array(UNEVEN.table, np.float32)
+    ratios = np.concatenate([np.arange(-300, 300) / 2, np.random.default_rng(1).uniform(-200, 200, 999), [1e30, -1e30]])
+    expected = table[np.abs(np.clip(ratios, -999, 999)[:, None] - table).argmin(axis=1)]  # the lower one of two
+    np.testing.assert_array_equal(UNEVEN.nearest(ratios.astype(np.float32), None), expected)
+
+
+def test_some_rows_of_a_large_weight_choose_the_way_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, x = made_up(columns=64)
+    draw = np.random.default_rng(8)
+    many = np.concatenate([weights + 0.01 * draw.standard_normal(weights.shape).astype(np.float32) for _ in range(8)])
+    many = many.astype(np.float32)
+    wanted, inputs, numbers = Wanted.of("w4g32", "auto", 64), Inputs([x], 64), np.arange(64)
+    whole = quantise_product(lambda begin, end: many[begin:end], len(many), inputs, wanted, numbers)
+    fed, feed_back = list[int](), Rounded.feed_back
+
+    def noted(self: Rounded, factor: Float32, order: npt.NDArray[np.intp]) -> None:
+        fed.append(self.weights.shape[1])
+        feed_back(self, factor, order)
+
+    monkeypatch.setattr(Rounded, "feed_back", noted)
+    monkeypatch.setattr("ingot.builder.calibrated.methods._CHOOSING", 64)
+    chosen = quantise_product(lambda begin, end: many[begin:end], len(many), inputs, wanted, numbers)
+    assert fed == [64] * 4 + [len(many)], "two sets of levels, with a fold and without"
+    assert (chosen.method, chosen.levels, chosen.loss) == (whole.method, whole.levels, whole.loss)
+    np.testing.assert_array_equal(chosen.codes, whole.codes)
+
+
 @pytest.mark.parametrize("codes", ["auto", "symmetric", "asymmetric"])
 def test_the_best_is_never_worse_than_the_nearest_and_codes_fit(codes: str) -> None:
     weights, x = made_up(columns=128)

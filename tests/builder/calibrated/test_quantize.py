@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from ingot.builder.build import build
-from ingot.builder.calibrated.quantize import CALIBRATION, WEIGHTS_FILE, QuantizeReport, quantize
+from ingot.builder.calibrated.quantize import CALIBRATION, QUANTISING, WEIGHTS_FILE, QuantizeReport, quantize
 from ingot.builder.calibrated.text import text_hash
 from ingot.builder.expressions import WeightReader
 from ingot.checkpoint import Checkpoint
@@ -130,21 +130,45 @@ def test_a_run_that_was_interrupted_goes_on_and_makes_the_same_bytes(tmp_path: P
     quantize(options, checkpoint, TEXT)
     whole = {path.name: path.read_bytes() for path in (tmp_path / "q").iterdir()}
 
+    shares = list[float]()
+
     def stop(what: str, done: int, total: int) -> None:
-        if done == 5:
+        if what == QUANTISING:
+            shares.append(done / total)
+        if len(shares) == 6:
             raise KeyboardInterrupt
 
     other = QuantizeOptions(output_dir=tmp_path / "other", precision="w4g32")
     with pytest.raises(KeyboardInterrupt):
         quantize(other, checkpoint, TEXT, stop)
     assert not (tmp_path / "other").exists()
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 0.5 < shares[5] < 1, "five matmuls of eight"
     assert quantize(other, checkpoint, TEXT).resumed == 5
     assert {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()} == whole
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    shares.clear()
     with pytest.raises(KeyboardInterrupt):
         quantize(other, checkpoint, TEXT, stop)
     changed = QuantizeOptions(output_dir=tmp_path / "other", precision="w4g64")
     assert quantize(changed, checkpoint, TEXT).resumed == 0
+
+
+@pytest.mark.slow
+def test_what_is_computed_for_some_tokens_at_a_time_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = checkpoint_of(tmp_path)
+    whole = quantised(tmp_path, checkpoint, "w8a8")
+    monkeypatch.setattr("ingot.builder.calibrated.walk.TOKENS", 48)
+    for name in ("_TOKENS", "_FEW_TOKENS"):
+        monkeypatch.setattr(f"ingot.builder.calibrated.methods.{name}", 48)
+    parts = quantised(tmp_path, checkpoint, "w8a8")
+    assert parts.tokens > 3 * 48
+    for first, second in zip(whole.products, parts.products, strict=True):
+        assert second.loss == pytest.approx(first.loss, rel=1e-2)
+        assert second.plain == pytest.approx(first.plain, rel=1e-2)
 
 
 @pytest.mark.slow
@@ -157,7 +181,7 @@ def test_a_product_is_the_most_that_is_read_at_a_time(tmp_path: Path, monkeypatc
         return rows
 
     monkeypatch.setattr(WeightReader, "read_rows", noted)
-    monkeypatch.setattr("ingot.builder.calibrated.methods.ROWS", 16)
+    monkeypatch.setattr("ingot.builder.calibrated.methods.rows_at_a_time", lambda columns: 16)
     quantised(tmp_path, checkpoint_of(tmp_path), codes="symmetric", max_mem=256 << 20)
     assert max(sizes) <= 2 * 88 * 64, "gate and up of one layer"
     assert len([size for size in sizes if size == 16 * 64]) > 10
