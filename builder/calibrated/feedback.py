@@ -81,7 +81,7 @@ def _single(part: Floats) -> Float32:
 
 
 def _dots(a: Float32, b: Float32) -> npt.NDArray[np.float64]:
-    """Of the columns of two matrices."""
+    """Column by column: the sum of products of two matrices."""
     found: npt.NDArray[np.float64] = np.multiply(a, b).sum(axis=0, dtype=np.float64)
     return found
 

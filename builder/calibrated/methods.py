@@ -8,7 +8,7 @@
 
 The loss is that of the product's outputs on the calibration text, over these outputs: sqrt(sum |x e|^2 / sum |x w|^2).
 
-All ways share H and its factor. Of a weight with many rows, some rows tell which way loses least; all rows go that way.
+All ways share H and its factor. Some rows of a large weight tell which way loses least; then all rows go that way.
 """
 
 import dataclasses
