@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import TypeVar
 
 import pytest
+from _pytest.mark import ParameterSet
 
 Case = TypeVar("Case")
 Says = Callable[..., Hashable]
@@ -20,6 +21,15 @@ Says = Callable[..., Hashable]
 def often(names: Iterable[object], chosen: Collection[object]) -> list[object]:
     """For pytest.mark.parametrize: those that are not chosen are slow."""
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def first(cases: Sequence[Sequence[object]], count: int = 1) -> list[object]:
+    """For pytest.mark.parametrize: the others are slow. For cases of which the first ones are much the cheapest."""
+    return [*cases[:count], *(pytest.param(*_values(case), marks=pytest.mark.slow) for case in cases[count:])]
+
+
+def _values(case: Sequence[object]) -> Sequence[object]:
+    return case.values if isinstance(case, ParameterSet) else case
 
 
 def covering(shows: Mapping[Case, Set[object]]) -> list[Case]:

@@ -79,6 +79,7 @@ def test_points_are_measured_and_kept(
     assert not [path.name for path in tmp_path.iterdir() if "advise" in path.name]
 
 
+@pytest.mark.slow
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     quantised(tmp_path, checkpoint_of(tmp_path), "w8")
     with pytest.raises(CheckpointError, match="quantised already"):

@@ -17,6 +17,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "e"
 
 
+@pytest.mark.slow
 def test_the_phases_of_a_start_add_up(engine: Path) -> None:
     args = ("--input_len", 5, "--warmup", 0, "--repetitions", 1, "--log_level", "warning")
     report = json.loads(ingot("bench", "start", "--engine_dir", engine, *args, "--json").succeeds().out)

@@ -164,6 +164,7 @@ def test_another_precision_takes_the_values(tmp_path: Path) -> None:
     assert report.plan.steps[-1].kernel.startswith("matmul.bf16")
 
 
+@pytest.mark.slow
 def test_a_number_that_multiplies_a_weight(tmp_path: Path) -> None:
     """Command A+ halves what its shared experts make: their codes stay, and the scales of rows have the factor."""
     case = ARCHITECTURES["cohere2moe"]

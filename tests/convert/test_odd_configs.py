@@ -288,7 +288,10 @@ def test_nulls_absent_keys_switches_and_kinds_of_layers(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize(
+    "name",
+    [each if each in covering_families() else pytest.param(each, marks=pytest.mark.long) for each in family_names()],
+)
 def test_each_of_them_in_every_family(name: str) -> None:
     assert check(name, switches) >= 2
 
@@ -301,7 +304,7 @@ def test_activations(name: str, tmp_path: Path) -> None:
     assert check(name, activations, folder=tmp_path if name == "llama" else None) == count
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_neox", "llama", "phi3"])  # all others read them as llama
 def test_rotary_positions(name: str) -> None:
     assert check(name, rotations) >= 4

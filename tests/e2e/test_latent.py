@@ -132,7 +132,7 @@ def test_a_token_takes_its_latent_alone(engine: Path) -> None:
     assert f"{bytes_per_token} bytes a token" in str(inspect(engine))
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "bound"), [("w8", 0.02), ("w4g32", 0.12)])
 def test_quantised_engines_are_near(precision: str, bound: float, checkpoint: Path) -> None:
     """The weights of heads, which are few, keep what they were; so do those of the router."""
@@ -155,6 +155,7 @@ def test_an_int8_cache_is_refused(checkpoint: Path, tmp_path: Path) -> None:
         build(BuildConfig(target="cpu", precision="bf16", kv_cache_dtype="int8"), checkpoint, tmp_path / "e")
 
 
+@pytest.mark.slow
 def test_what_chooses_tokens_is_left_out_and_longer_texts_refused(tmp_path: Path) -> None:
     tiny_model(tmp_path / "m", dict(SPARSE.tiny))
     warnings = convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c")).warnings

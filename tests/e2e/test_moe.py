@@ -123,6 +123,7 @@ def test_quantised_experts_follow_the_references(family: str, precision: str, ac
     assert np.abs(np.stack(out["context_logits"]) - expected).max() < tolerance * np.ptp(expected)
 
 
+@pytest.mark.slow
 def test_routers_keep_their_bits(checkpoint: Path, tmp_path: Path) -> None:
     """Experts, projections and head are quantised, each as asked for; no pattern fits a router."""
     rule = LayerRule(pattern="layers.2/moe_*", precision="w8", activations="bf16")
@@ -138,6 +139,7 @@ def test_routers_keep_their_bits(checkpoint: Path, tmp_path: Path) -> None:
         build(BuildConfig(target="ref", precision="w4g32", layers=(rule,)), checkpoint, tmp_path / "f")
 
 
+@pytest.mark.slow
 def test_gates_of_shared_experts_keep_their_bits(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", find_family("qwen2_moe").tiny)
     convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))

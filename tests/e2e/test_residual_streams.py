@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
@@ -16,6 +17,7 @@ from tests.tiny import tiny_model
 TOKENS = 50  # of 61
 
 
+@pytest.mark.slow
 def test_ids_of_images_are_no_tokens(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "m", {**FAMILY.tiny, "vocab_size_per_layer_input": TOKENS})
     report = convert(ConvertOptions(model_dir=model.folder, output_dir=tmp_path / "c"))

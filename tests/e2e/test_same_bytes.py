@@ -80,6 +80,7 @@ def test_instructions_threads_and_hashes_of_the_machine_that_builds(tmp_path: Pa
     assert files_of(tmp_path / "own") == files_of(tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_any_number_of_threads_reads_any_number_of_slices(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ def ranks_of(command: "subprocess.Popen[str]") -> dict[int, int]:
     return ranks
 
 
+@pytest.mark.slow
 def test_streams_have_the_tokens_of_one_rank(engine: Path, stages: ServeProcess) -> None:
     """Six at once, so that both stages work at the same time: greedy, seeded, two sequences of a prompt."""
     bodies = [asked(number, temperature=(0.0, 0.8)[number % 2], stream=True) for number in range(6)]

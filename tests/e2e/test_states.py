@@ -195,6 +195,7 @@ def test_steps_are_timed_for_a_tpot_target(engine: Path) -> None:
         assert runner.generate(prompts_of(40), max_new_tokens=3).shape == (1, 1, 43)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("w8", 0.03), ("w4g128", 0.3)])
 def test_quantised_engines_stay_near_the_exact_one(
     precision: str, bound: float, checkpoint: Path, engine: Path, tmp_path: Path

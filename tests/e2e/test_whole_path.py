@@ -284,6 +284,7 @@ def test_what_convert_was_told_is_the_build_default(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "e/config.json").read_text())["precision"] == "f32"
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(
     ("options", "precision"),
     [

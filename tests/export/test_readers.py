@@ -93,6 +93,7 @@ def assert_gguf_reads(file: Path, checkpoint: Path, config: dict[str, object]) -
     return {tensor.tensor_type.name for tensor in reader.tensors}
 
 
+@pytest.mark.slow
 def test_the_gguf_package_reads_floats(tmp_path: Path) -> None:
     config = {**LLAMA, "num_hidden_layers": 1}
     checkpoint = checkpoint_of(tmp_path, config)

@@ -35,6 +35,7 @@ def test_it_has_the_bytes_of_two_commands(tmp_path: Path, recipe: str, activatio
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_stored_results_say_what_the_weights_were_made_of(tmp_path: Path) -> None:
     quantize(QuantizeOptions(output_dir=tmp_path / "q", precision="w8"), checkpoint_of(tmp_path), TEXT)
     build(BuildConfig(target="ref", activations="f32"), tmp_path / "q", tmp_path / "e")

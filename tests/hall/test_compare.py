@@ -104,6 +104,7 @@ def test_a_sound_engine(family: str, kind: str, tmp_path: Path) -> None:
     assert {step.name for step in comparison.steps if step.model_error is not None} >= {"embed", "lm_head"}
 
 
+@pytest.mark.slow
 def test_the_shipped_model_and_its_text(tmp_path: Path) -> None:
     """Against the Hugging Face directory, in as many whole sequences as the tokens fill."""
     convert(ConvertOptions(model_dir=SHIPPED, output_dir=tmp_path / "checkpoint"))
@@ -114,9 +115,7 @@ def test_the_shipped_model_and_its_text(tmp_path: Path) -> None:
     assert figures.positions == 64
     assert 0 < (figures.kl_mean or 0) < KL["bf"]
     assert (figures.top1_agreement or 0) > 0.97
-    assert figures.perplexity is not None
-    assert figures.source_perplexity is not None
-    assert figures.perplexity == pytest.approx(figures.source_perplexity, rel=2e-3)
+    assert figures.perplexity == pytest.approx(figures.source_perplexity or 0, rel=2e-3)
 
 
 def one_weight(plan: Plan, section: Bytes) -> None:
@@ -170,6 +169,7 @@ PLANTED: list[tuple[Edit, str, str]] = [
 ]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(("planted", "target"), spanning(itertools.product(PLANTED, ("cpu", "ref")), *values(2)))
 def test_an_error_in_the_packed_bytes_is_named(
     planted: tuple[Edit, str, str], target: str, llama: Built, tmp_path: Path
@@ -218,7 +218,7 @@ QUANTISED: list[tuple[str, Edit, str, str]] = [
 ]
 
 
-@pytest.mark.daily(5)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("planted", "target"), spanning(itertools.product(QUANTISED, ("ref", "cpu")), *values(2)))
 def test_an_error_in_quantised_bytes_is_named(
     planted: tuple[str, Edit, str, str], target: str, llama: Built, tmp_path: Path
@@ -233,7 +233,7 @@ def expert_scale(plan: Plan, section: Bytes) -> None:
     panel(plan, section, "layers.1/moe_down.weight", 18, expert=2)[:64].view(np.float32)[18 % 16] *= 1.125
 
 
-@pytest.mark.parametrize("kind", ["cpu-w8", "ref-w4g32"])
+@pytest.mark.parametrize("kind", ["cpu-w8", pytest.param("ref-w4g32", marks=pytest.mark.slow)])
 def test_an_error_in_one_expert_is_named(kind: str, tmp_path: Path) -> None:
     model = built(tmp_path, find_family("mixtral").tiny)
     engine = replant(model.engine(kind), tmp_path / "engine", expert_scale)
@@ -272,6 +272,7 @@ def run_on(session: RefSession, engine: Path, checkpoint: Path) -> Comparison:
             return run.result(engine, checkpoint)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "step", ["embed", "layers.0/qkv", "layers.0/rope_kv_write", "layers.1/attention", "layers.1/down", "final_norm"]
 )
@@ -375,6 +376,7 @@ def test_what_is_no_source(llama: Built, tmp_path: Path) -> None:
             compare(llama.engine("cpu-f32"), path, OPTIONS)
 
 
+@pytest.mark.slow
 def test_pieces_and_groups_change_nothing(llama: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one output, one panel and one sequence of 8 tokens at a time."""
     engine = llama.engine("cpu-bf16")

@@ -102,7 +102,7 @@ def test_figures_are_those_of_the_source_by_itself(chaotic: Built, monkeypatch: 
     np.testing.assert_allclose(own, expected.reshape(own.shape), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("lost", "count"), [(0.9e-4, 0), (1.1e-4, 1)])
 def test_near_ties_between_experts(lost: float, count: int, chaotic: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the second layer takes experts that weigh so much less."""
@@ -216,7 +216,7 @@ SPOILED = [
 ]
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "value", "kind"), SPOILED)
 def test_a_sound_engine_of_weights_that_are_no_numbers(name: str, value: float, kind: str, tmp_path: Path) -> None:
     model = changed(tmp_path, find_family("llama").tiny, spoiled={name: value})
@@ -239,6 +239,7 @@ def test_experts_that_a_token_does_not_take_do_not_spoil_it(name: str, kind: str
     assert (comparison.logits.positions > 0) == name.startswith("experts")
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("step", "value"), spanning(itertools.product(STEPS, [NAN, INF, -INF]), *values(2)))
 def test_a_kernel_that_makes_nan_is_named(step: str, value: float, llama: Built) -> None:
     def spoil(values: Array) -> Array:

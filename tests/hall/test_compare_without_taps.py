@@ -91,7 +91,7 @@ def test_a_sound_engine(family: str, kind: str, tmp_path: Path, monkeypatch: pyt
     assert ours.model_bound < max(40 * ours.model_error, 3e-5), "a bound that any error fits into is none"
 
 
-@pytest.mark.daily(7)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("edit", "step", "where"), PLANTED, ids=[edit.__name__ for edit, _, _ in PLANTED])
 def test_an_error_in_the_packed_bytes_is_named(edit: Edit, step: str, where: str, llama: Built, tmp_path: Path) -> None:
     engine = replant(llama.engine("ref-bf16"), tmp_path / "engine", edit)

@@ -52,6 +52,7 @@ def run(name: str, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_two_engines_are_compared(engine: Path) -> None:
     text = run("compare_engines", engine, engine, "--input_len", 20, "--output_len", 4, "--rounds", 2)
     assert "1 x 20 tokens in, 4 out, 2 rounds in turn" in text

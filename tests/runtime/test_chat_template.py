@@ -133,13 +133,13 @@ def test_written_templates(name: str, tmp_path: Path) -> None:
     assert same_everywhere(write_tokenizer(tmp_path, {"chat_template": TEMPLATES[name]})) >= 24
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "phi3"])
 def test_templates_of_real_models(name: str, shared: Path) -> None:
     assert same_everywhere(shared / "tokenizers" / name) >= 16
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "phi3"])
 def test_ids_of_real_models(name: str, shared: Path) -> None:
     folder = shared / "tokenizers" / name

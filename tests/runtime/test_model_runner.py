@@ -372,6 +372,7 @@ def test_a_flipped_byte_is_found(model: TinyModel, tmp_path: Path) -> None:
         ModelRunner.from_dir(directory)
 
 
+@pytest.mark.slow
 def test_needs_only_numpy(directory: Path) -> None:
     code = (
         "import sys; from ingot.runtime import ModelRunner\n"

@@ -20,6 +20,7 @@ def other_spelling(schema: dict[str, Any], text: str) -> bool:
     return digits or "\\u" in text or plain != text or ".0" in text or (isinstance(value, dict) and len(value) > 1)
 
 
+@pytest.mark.slow
 def test_what_is_taken_is_valid(tmp_path: Path) -> None:
     judge = Judge(tmp_path)
     judge.round(11)

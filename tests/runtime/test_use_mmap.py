@@ -73,6 +73,7 @@ def test_the_same_tokens(engine: Path) -> None:
         RuntimeConfig(use_mmap="yes")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_commands_take_it(engine: Path) -> None:
     args = ("--engine_dir", engine, "--input_len", 5, "--output_len", 3, "--repetitions", 1, "--warmup", 0)
     ingot("bench", "latency", *args, "--use_mmap", "--log_level", "error").succeeds()

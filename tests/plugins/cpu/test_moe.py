@@ -167,7 +167,7 @@ def test_experts_that_nobody_takes_are_not_read(kernel: str, rows: int) -> None:
     assert np.delete(dirty, 1, axis=0).tobytes() == np.delete(clean, 1, axis=0).tobytes()
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
 def test_products_of_many_blocks(kernel: str) -> None:
     """More rows, panels and k of one expert than one block holds; nearly all rows take the same expert."""

@@ -174,6 +174,7 @@ def _plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, right: st
     monkeypatch.setattr(compiler, "SOURCES", sources)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", often((3, 32), (3,)))
 def test_a_whole_session(checked: ctypes.CDLL, tmp_path: Path, group: int) -> None:
     """Prompts, and graphs with idle rows."""

@@ -14,6 +14,7 @@ from ingot.step_io import StepBatch
 from tests.plugins.cpu import column_cases
 from tests.plugins.cpu.one_step import Input, Packed, batch_of, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
+from tests.spanning import often
 
 ROWS = (1, 2, 3, 15, 17)
 TYPES = (DType.BF16, DType.F16, DType.F32)
@@ -148,7 +149,7 @@ def test_an_epilogue_of_fours_has_the_bits_of_single_columns(gpu: ctypes.CDLL) -
         np.testing.assert_array_equal(fours[0][:, :1031], single[0], name)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", often(TYPES, (DType.BF16, DType.F32)))
 @pytest.mark.parametrize(
     ("interleaved", "rotary", "norm"),
     [

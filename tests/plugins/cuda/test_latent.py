@@ -147,7 +147,7 @@ def check_heads(driver: ctypes.CDLL, dtype: DType, every: int = 1) -> None:
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F32, DType.F16])
 def test_products_of_heads(gpu: ctypes.CDLL, dtype: DType) -> None:
     check_heads(gpu, dtype)

@@ -155,6 +155,7 @@ def test_kept_codes_are_the_numbers_of_the_specification(gpu: ctypes.CDLL, preci
     check_numbers(gpu, precision, rows)
 
 
+@pytest.mark.slow
 def test_numbers_of_one_format(gpu: ctypes.CDLL) -> None:
     check_numbers(gpu, "w4ts", 8)
 

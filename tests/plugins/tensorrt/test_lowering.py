@@ -207,6 +207,7 @@ def test_what_is_handed_over_is_taken_over(tmp_path: Path) -> None:
         take_over(tmp_path)
 
 
+@pytest.mark.slow
 def test_only_the_process_that_compiles_reads_onnx() -> None:
     """A command that runs an engine looks up its target, and would wait for the import."""
     said = "import sys; from ingot.plugins.registry import targets; targets(); print('onnx' in sys.modules)"

@@ -216,7 +216,7 @@ def test_another_gpu_is_named(rtx: Callable[..., Path], monkeypatch: pytest.Monk
         assert "this machine has Emulated GPU (sm_90)" in (find_target(name).run_blocker() or "")
 
 
-@pytest.mark.daily(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "stored"), [("f32", None), ("bf16", None), ("f16", None), ("bf16", DType.BF16), ("f16", DType.F16)]
 )

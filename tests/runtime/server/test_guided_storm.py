@@ -39,6 +39,7 @@ async def _ask(http: httpx.AsyncClient, body: dict[str, Any], give_up: bool) -> 
     return None
 
 
+@pytest.mark.slow
 def test_storm(served: Served) -> None:
     draw = random.Random(5)
     free = [{"prompt": f"Once {place}", "max_tokens": 24, "temperature": 0.8, "seed": place} for place in range(FREE)]

@@ -33,6 +33,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+@pytest.mark.slow
 def test_grammars_that_compile_for_long_hold_up_no_other_request(
     served: Served, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,7 @@ def test_nothing_comes_from_elsewhere(served: Served, browser: Browser) -> None:
     assert [each for each in loaded if not each.startswith(served.url)] == []
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for(engine: Path, browser: Browser) -> None:
     with serving_engine(engine, dataclasses.replace(CONFIG, api_keys=("secret",))) as served:
         browser.open(served.url)

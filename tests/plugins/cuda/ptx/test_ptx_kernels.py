@@ -1,9 +1,12 @@
 """The PTX of every kernel, as nvcc makes it, against the references: values, bounds, alignment, races, and what a tile
-of attention costs. Each kernel runs in make test; the emulated GPU runs the same sources with more shapes there."""
+of attention costs. Nearly all of them are slow: each waits for nvcc. Of formats of weights that are contained in
+others (w4t in w4ts, w8t in w8ts), and of types and formats that differ in a conversion alone, the kernels are long; the
+emulated GPU runs the same sources in CI, with more shapes."""
 
 import dataclasses
 import functools
 import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,14 @@ from tests.plugins.cuda.test_accesses import FAULTS
 from tests.spanning import often
 
 _LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
+_LONG = (pytest.mark.slow, pytest.mark.long)
+CONTAINED = ("w4t", "w8t")
 BLOCKS = {64: costs.BLOCK}  # head_dim → tokens per block: PTX of few kinds is compiled
+
+
+def but_long(cases: Iterable[object], long: Collection[object]) -> list[object]:
+    """For pytest.mark.parametrize."""
+    return [pytest.param(each, marks=_LONG) if each in long else each for each in cases]
 
 
 def names(interpreted: Interpreted) -> set[str]:
@@ -39,7 +49,7 @@ def whole(interpreted: Interpreted) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", often((DType.F32, DType.BF16, DType.F16), (DType.F32,)))
+@pytest.mark.parametrize("dtype", but_long((DType.F32, DType.BF16, DType.F16), (DType.F16,)))
 def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
     for case in [*test_kernels._embeddings(dtype)][::3] + [*test_kernels._matmuls(dtype)][::2]:
         test_kernels._check(interpreted.driver, case)
@@ -49,7 +59,7 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "precision", often(("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES), ("w4g32", "w4ts"))
+    "precision", but_long(("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES), ("f16", *CONTAINED))
 )
 def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
@@ -68,7 +78,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", often(test_own_products.KEPT_TYPES, ("w4t",)))
+@pytest.mark.parametrize("precision", but_long(test_own_products.KEPT_TYPES, CONTAINED))
 def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interpreted, precision: str) -> None:
     """To the bit, in few rows and in many."""
     for rows in (3, 20):
@@ -82,21 +92,17 @@ def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted)
     assert whole(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
 
 
+EXPERTS = [(op, each) for op in (test_experts.GATE_UP, test_experts.DOWN) for each in ("f16", *test_experts.PRECISIONS)]
+IN_CI = [(test_experts.GATE_UP, "bf16"), (test_experts.GATE_UP, "w4tsg16"), (test_experts.DOWN, "bf16")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("op", "precision", "every"),
-    [
-        (test_experts.GATE_UP, "bf16", 3),
-        *(
-            pytest.param(op, precision, 3, marks=pytest.mark.slow)
-            for op in (test_experts.GATE_UP, test_experts.DOWN)
-            for precision in ("f16", *test_experts.PRECISIONS[1:])
-        ),
-    ],
+    ("op", "precision"), [each if each in IN_CI else pytest.param(*each, marks=_LONG) for each in EXPERTS]
 )
-def test_products_of_experts(interpreted: Interpreted, op: str, precision: str, every: int) -> None:
+def test_products_of_experts(interpreted: Interpreted, op: str, precision: str) -> None:
     """In tiles of each size, some of them without rows."""
-    test_experts.check(interpreted.driver, op, precision, every)
+    test_experts.check(interpreted.driver, op, precision, 3)
     dtype = precision.partition("g")[0]
     kind = f"{dtype}_" if DType(dtype).is_quantised else ""
     kernels = {"experts_f32"} if precision == "f32" else {f"experts_{kind}{rows}" for rows in (8, 64, 128)}
@@ -180,7 +186,7 @@ def test_rows_of_latents(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", often((DType.F32, DType.BF16, DType.F16), (DType.BF16,)))
+@pytest.mark.parametrize("dtype", but_long((DType.F32, DType.BF16, DType.F16), (DType.F16,)))
 def test_products_of_heads(interpreted: Interpreted, dtype: DType) -> None:
     test_latent.check_heads(interpreted.driver, dtype, every=3)
     kernels = {"heads_f32"} if dtype is DType.F32 else {"heads_8", "heads_64", "heads_128"}
@@ -352,7 +358,9 @@ SLAB_BUDGETS = {  # of a block's warps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", often(SLAB_BUDGETS, ("product_8", "product_w8_8", "product_w4_8", "product_w4ts_8")))
+@pytest.mark.parametrize(
+    "kernel", but_long(SLAB_BUDGETS, [each for each in SLAB_BUDGETS if each.split("_")[1] in CONTAINED])
+)
 def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
     """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
     cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]
