@@ -63,7 +63,7 @@ def _no_order(config: BuildConfig, target: Target) -> str:
         return "and with --refit new weights may come in another order"
     if config.parts > 1:
         option = f"--tp_size {config.tp_size}" if config.tp_size > 1 else f"--sum_parts {config.parts}"
-        return f"and {option} divides these columns"
+        return f"and {option} cannot divide them into equal parts of whole heads"
     return f"and {target.name} cannot put inputs in that order"
 
 

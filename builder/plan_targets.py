@@ -20,7 +20,7 @@ from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
-from ingot.builder.passes.keep_codes import KeepCodes, adds_up_parts
+from ingot.builder.passes.keep_codes import KeepCodes, may_order
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.split_ranks import SplitRanks, own_heads
 from ingot.builder.passes.split_sums import split_passes
@@ -155,7 +155,7 @@ def _keep_codes(
             reader=reader,
             wanted=may_rearrange(config, target),
             takes=lambda precision: keeps(config, target, precision),
-            ordered=lambda node: not (config.refit or (config.parts > 1 and adds_up_parts(node))),
+            ordered=lambda node: not config.refit and (config.parts == 1 or may_order(node, config.parts)),
             alike=config.parts > 1,
         )
         return run_passes(graph, (keep,), dump=config.dump_passes, first=first), keep.wholes

@@ -194,14 +194,21 @@ class KeepCodes:
         return gathered[what]
 
 
-def adds_up_parts(node: gs.Node) -> bool:
-    """Whether ranks divide the sums of a product: each has a part of its input."""
+def may_order(node: gs.Node, parts: int) -> bool:
+    """Whether a product may get its columns in another order where sums have parts: ranks that divide its input must
+    have equal shares of whole heads, which they put together (`split_sums.py`)."""
     source = producer(node.inputs[0])
     while source is not None and any(op.name in FOLLOWED for op in specs(source)):
         source = producer(source.inputs[0])
-    if is_matmul(source) and source is not None:
-        return bool(source.attrs["gated"]) or source.attrs["activation"] != "none"
-    return attends(source) or ours(source, "Activation")
+    if source is None or not (attends(source) or ours(source, "Activation") or not is_plain(source)):
+        return True
+    unit = int(source.attrs.get("head_dim", 1)) if attends(source) else 1
+    return is_plain(node) and weight_shape(node.inputs[1])[-1] % (unit * parts) == 0
+
+
+def is_plain(node: gs.Node) -> bool:
+    """False for a product that is gated or activated."""
+    return not is_matmul(node) or (not node.attrs["gated"] and node.attrs["activation"] == "none")
 
 
 def rearranged(plan: Plan) -> dict[str, bool]:

@@ -88,7 +88,7 @@ class _Work:
 
     def divide(self, value: int, share: Range) -> None:
         """The step that makes a value makes these columns alone."""
-        self._require_readers(value, self._sums.parts // self._sums.ranks)
+        self._require_readers(value, 1 if value in self._sums.gathered else self._sums.parts // self._sums.ranks)
         self._divide(value, share)
 
     def _divide(self, value: int, share: Range) -> None:

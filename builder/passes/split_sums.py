@@ -8,6 +8,11 @@
 A part is a product of its own: with its own accumulator, its own scales of the weight, and its own rounding of its
 inputs. So no kernel knows of parts. A rank that owns some of them computes what any other engine of as many parts
 computes, and neighbours in the tree are neighbours among the ranks.
+
+The columns of a weight that stay in the order of their groups (`keep_codes.py`) are not divided: each rank has some of
+such a weight's rows, and all columns of its input.
+
+    x (a rank's columns) ─ all_gather ─ gather_columns ─ matmul(some rows of W) ─ all_gather ▶ y
 """
 
 import dataclasses
@@ -26,7 +31,7 @@ from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
 from ingot.errors import BuildError, NoKernelError
 from ingot.plan import Attr
-from ingot.plugins.ops import add, all_reduce, take_columns
+from ingot.plugins.ops import add, all_gather, all_reduce, gather_columns, take_columns
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import CompilesGraph, Target
 from ingot.weight_formats import KEPT
@@ -54,6 +59,7 @@ class SplitSums:
 
     rank, ranks  ranks divide the parts evenly; a program has those of one rank, and all of them add up what they have
     shares       gets the columns, first and last and one, that this rank has of each value that is added up
+    gathered     gets those of these values that ranks put together again, and do not add up
     """
 
     lowering: Lowering
@@ -62,6 +68,7 @@ class SplitSums:
     rank: int = 0
     ranks: int = 1
     shares: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    gathered: set[int] = dataclasses.field(default_factory=set)
 
     def __call__(self, program: Program) -> tuple[Program, PassReport]:
         """Raises BuildError where the model or the target has what cannot be cut."""
@@ -76,11 +83,14 @@ class SplitSums:
         writers = {value: step for step in program.steps for value in step.outputs if value is not None}
         made = _Parts(self, program.values)
         for step in program.steps:
-            unit = _unit(step, writers)
-            if unit is None:
-                made.steps.append(step)
-            else:
+            if (unit := _unit(step, writers)) is not None:
                 made.cut(step, unit)
+            elif _puts_in_order(step, writers):
+                made.put_together(step)
+            elif _is_in_order(step, writers):
+                made.cut_rows(step)
+            else:
+                made.steps.append(step)
         if not made.count:
             raise BuildError(
                 f"{OPTION} is not supported for this model: it has no matmul whose sum can be split",
@@ -139,6 +149,45 @@ class _Parts:
             self._split.shares[x] = low, high
         self.count += 1
 
+    def put_together(self, step: Draft) -> None:
+        """The step that puts columns in order gets those of all ranks."""
+        x = step.inputs[0]
+        assert isinstance(x, int), "it reads an activation"
+        if self._split.ranks > 1:
+            columns = self.values[x].cols
+            self._split.shares[x] = _share(columns, self._split.rank, self._split.ranks)
+            self._split.gathered.add(x)
+            step = dataclasses.replace(step, inputs=(self._all_of(step.name, x, columns), *step.inputs[1:]))
+        self.steps.append(step)
+
+    def cut_rows(self, step: Draft) -> None:
+        """The steps that take the place of a product with columns in order; what it added comes last."""
+        out, op = step.outputs[0], find_op(step.op)
+        assert out is not None, "a product writes an activation"
+        residual = None if op.residual is None else step.inputs[op.residual]
+        columns = self.values[out].cols
+        begin, end = _share(columns, self._split.rank, self._split.ranks)
+        inputs = list(step.inputs)
+        if op.residual is not None:
+            inputs[op.residual] = None
+        for at in (step.inputs.index(_weight(step)), *op.vectors):
+            name = inputs[at]
+            if isinstance(name, str) and self._split.ranks > 1:
+                inputs[at] = self._split.lowering.add_weight(_rows_of(self._split.lowering.use(name), begin, end))
+        made = self._value(out, cols=end - begin)
+        self.steps.append(dataclasses.replace(step, inputs=tuple(inputs), outputs=(made,)))
+        if self._split.ranks > 1:
+            made = self._all_of(step.name, made, columns)
+        if residual is not None:
+            self._made(f"{step.name}.sum0", add.OP.name, (made, residual), {})
+        self.steps[-1] = dataclasses.replace(self.steps[-1], outputs=(out,))
+        self.count += 1
+
+    def _all_of(self, name: str, x: int, columns: int) -> int:
+        """The columns of all ranks."""
+        attrs: dict[str, Attr] = {"ranks": self._split.ranks, "columns": columns}
+        return self._made(f"{name}.all_gather", all_gather.OP.name, (x,), attrs, cols=columns)
+
     def _taken(self, name: str, x: int, k: int, own: tuple[int, int], part: tuple[int, int]) -> int:
         """The columns of x that a part takes, of each k of them. own: those that the rank has."""
         begin, end = part
@@ -166,11 +215,13 @@ class _Parts:
         if residual is not None:
             added(sums[0], residual)
 
-    def _made(self, name: str, op: str, inputs: tuple[int | str, ...], attrs: dict[str, Attr]) -> int:
-        """What a new step gives, which is as wide as its first input."""
+    def _made(
+        self, name: str, op: str, inputs: tuple[int | str, ...], attrs: dict[str, Attr], cols: int | None = None
+    ) -> int:
+        """What a new step gives; without cols it is as wide as its first input."""
         first = inputs[0]
         assert isinstance(first, int), "an activation"
-        to = self._value(first)
+        to = self._value(first, cols)
         kernel = choose_kernel(self._split.target, op, "f32")
         self.steps.append(Draft(name=name, op=op, kernel=kernel, inputs=inputs, outputs=(to,), attrs=attrs))
         return to
@@ -209,8 +260,28 @@ def _unit(step: Draft, writers: Mapping[int, Draft]) -> int | None:
     """Columns of a product's input that must stay together, where ranks would divide its sum; else None."""
     if step.op == "moe_down":
         return 1
-    if step.op != "matmul" or step.attrs["gated"] or step.attrs["activation"] != "none":
+    if not _is_plain(step):
         return None
+    return _unit_behind(step, writers)
+
+
+def _is_plain(step: Draft) -> bool:
+    return step.op == "matmul" and not step.attrs["gated"] and step.attrs["activation"] == "none"
+
+
+def _puts_in_order(step: Draft, writers: Mapping[int, Draft]) -> bool:
+    """Whether a step puts columns in order that ranks divide."""
+    return step.op == gather_columns.OP.name and _unit_behind(step, writers) is not None
+
+
+def _is_in_order(step: Draft, writers: Mapping[int, Draft]) -> bool:
+    """Whether a step is a product of such columns."""
+    source = _source(step, writers) if _is_plain(step) else None
+    return source is not None and _puts_in_order(source, writers)
+
+
+def _unit_behind(step: Draft, writers: Mapping[int, Draft]) -> int | None:
+    """Columns that stay together of the heads or activated numbers that a step reads; None where it reads others."""
     source = _source(step, writers)
     if source is None:
         return None
@@ -253,6 +324,19 @@ def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[
         )
     ends = [min(k, -(-count * part // parts) * size) for part in range(parts + 1)]
     return list(itertools.pairwise(ends))
+
+
+def _share(columns: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Those of a rank, as all_gather puts them side by side."""
+    return columns * rank // ranks, columns * (rank + 1) // ranks
+
+
+def _rows_of(use: WeightUse, begin: int, end: int) -> WeightUse:
+    """Rows of a weight, or numbers of a vector, as a weight."""
+    name = f"{use.name}.rows"
+    return dataclasses.replace(
+        use, name=name, tensor=cut_along(use.tensor, name, begin, end, 0), shape=(end - begin, *use.shape[1:])
+    )
 
 
 def _part_of(use: WeightUse, name: str, begin: int, end: int) -> WeightUse:

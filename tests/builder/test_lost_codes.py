@@ -29,8 +29,8 @@ def checkpoint_of(folder: Path, name: str, packer: write.Packer | None = None) -
 @pytest.mark.parametrize(
     ("options", "weights", "reason"),
     [
-        ({"sum_parts": 2}, INNER, f"{ORDERED}and --sum_parts 2 divides these columns"),
-        ({"tp_size": 2}, INNER, f"{ORDERED}and --tp_size 2 divides these columns"),
+        ({"sum_parts": 2}, set(), ""),
+        ({"tp_size": 2}, set(), ""),
         (
             {"refit": True},
             {*INNER, "layers.0/qkv", "layers.0/gate_up"},
@@ -56,6 +56,22 @@ def test_options_that_keep_no_order_of_columns(
     assert found.document["lost_codes"] == lost
     assert all(f"not kept    {each}" in text for each in said for text in (found.text, found.summary))
     assert ("not kept" in found.text) == bool(weights)
+
+
+@pytest.mark.parametrize("option", ["sum_parts", "tp_size"])
+def test_shares_of_an_order_that_are_not_equal(tmp_path: Path, option: str) -> None:
+    """Six heads in four parts: the columns of down are divided evenly, and keep their order."""
+    settings, _, _ = CASES["gptq v1 asymmetric, desc_act"]
+    heads = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    products = {**write.PRODUCTS, **dict.fromkeys(heads, (96, 64)), "self_attn.o_proj": (64, 96)}
+    config = {"num_attention_heads": 6, "num_key_value_heads": 6}
+    packer = write.gptq(4, 32, shuffled=True, same_order=True)
+    write.write_model(tmp_path / "model", settings, packer, config=config, products=products)
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
+    built = BuildConfig(target="ref", activations="bf16", **{option: 4})  # type: ignore[arg-type]
+    build(built, tmp_path / "checkpoint", tmp_path / "engine")
+    reason = f"stored as w8, because {ORDERED}and --{option} 4 cannot divide them into equal parts of whole heads"
+    assert read_manifest(tmp_path / "engine").lost_codes == {"layers.0/attention_out": reason}
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,15 @@ import pytest
 
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import RuntimeConfig
+from ingot.convert.convert import convert
+from ingot.engine import read_manifest
 from ingot.errors import RankError, RequestError, UsageError
 from ingot.runtime import ModelRunner
 from ingot.timed_run import TimedRun
+from tests import quantised as write
+from tests.convert.quantised.test_formats import CASES as FORMATS
 from tests.e2e.test_quantised import bits
 from tests.e2e.test_tensor_parallel import PROMPTS, made
 from tests.runtime.rank_processes import RankProcesses
@@ -66,6 +71,25 @@ def test_the_bits_of_one_rank(
     small = RuntimeConfig(max_num_tokens=7, threads=2)
     with processes.runner(tmp_path / "e", ranks, small) as runner:
         assert bits(runner, PROMPTS) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "activations"), [("cpu", "int8"), ("cpu/avx2", "bf16")])
+def test_the_bits_of_one_rank_with_columns_in_another_order(
+    target: str, activations: str, tmp_path: Path, processes: RankProcesses
+) -> None:
+    settings, packer, _ = FORMATS["gptq v1 asymmetric, desc_act"]
+    write.write_model(tmp_path / "m", settings, packer)
+    convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c"))
+    config = BuildConfig(target=target, activations=activations, sum_parts=2, tokens_per_block=16, autotune=False)
+    build(config, tmp_path / "c", tmp_path / "whole")
+    build(dataclasses.replace(config, tp_size=2), tmp_path / "c", tmp_path / "e")
+    assert read_manifest(tmp_path / "e").lost_codes == {}
+    prompts = [[token % write.VOCAB for token in prompt] for prompt in PROMPTS]
+    with ModelRunner.from_dir(tmp_path / "whole") as runner:
+        expected = bits(runner, prompts)
+    with processes.runner(tmp_path / "e", 2) as runner:
+        assert bits(runner, prompts) == expected
 
 
 def test_steps_with_their_times(engine: Path, processes: RankProcesses) -> None:

@@ -14,6 +14,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
+from ingot.dtypes import DType
 from ingot.engine import open_engine, read_manifest, read_plan
 from ingot.errors import BuildError, EngineError, UsageError
 from ingot.inspect import inspect
@@ -109,6 +110,32 @@ def test_quantised_checkpoints(name: str, precision: str, activations: str, tmp_
         with ModelRunner.from_dir(tmp_path / f"e{ranks}") as runner:
             found.append(bits(runner, [[token % write.VOCAB for token in prompt] for prompt in PROMPTS]))
     assert found[0] == found[1]
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("kind", ["gptq v1 asymmetric, desc_act", "ct 4 bits asymmetric, actorder"])
+def test_columns_in_an_order_of_their_own(kind: str, tmp_path: Path) -> None:
+    """Ranks put the inputs of such a weight together, and each has some of its rows: nothing is summed in parts, so
+    that these are the bits of an engine without any."""
+    settings, packer, _ = FORMATS[kind]
+    write.write_model(tmp_path / "m", settings, packer)
+    convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c"))
+    config = BuildConfig(target="ref", activations="int8", tokens_per_block=16, autotune=False)
+    found = []
+    for parts, ranks in ((1, 1), (2, 1), (2, 2)):
+        build(dataclasses.replace(config, sum_parts=parts, tp_size=ranks), tmp_path / "c", tmp_path / "e")
+        assert read_manifest(tmp_path / "e").lost_codes == {}
+        with ModelRunner.from_dir(tmp_path / "e") as runner:
+            found.append(bits(runner, [[token % write.VOCAB for token in prompt] for prompt in PROMPTS]))
+    assert found[0] == found[1] == found[2]
+    for rank in range(2):
+        plan = read_plan(tmp_path / "e", rank)
+        assert [group.kv_heads for group in plan.caches] == [1]
+        shapes = {each.name.removesuffix(".rows"): (each.shape, each.dtype) for each in plan.weights}
+        for name, columns in (("attention_out", write.HEADS * write.HEAD_DIM), ("down", write.INNER)):
+            assert shapes[f"layers.0/{name}.weight"] == ((write.HIDDEN // 2, columns), DType.W4TS)
+    verified = ingot("verify", tmp_path / "e", "--against", tmp_path / "c", "--tokens", 8).succeeds()
+    assert "every weight, kernel and layer is within its tolerance" in verified.out
 
 
 def test_ranks_hold_shares_of_weights_and_cache(engine: Path, checkpoint: Path, tmp_path: Path) -> None:

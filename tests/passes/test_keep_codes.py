@@ -158,14 +158,15 @@ def test_mixtures_are_kept_with_every_option(tmp_path: Path, options: dict[str, 
     assert error(tmp_path, IDS) < 0.05
 
 
-def test_columns_of_a_sum_in_parts_keep_their_order(tmp_path: Path) -> None:
-    """The parts of an input are those of ranks, each of which has some of its columns: those weights become w8."""
+def test_columns_in_order_are_no_sum_in_parts(tmp_path: Path) -> None:
+    """Ranks put the inputs of such products together, and divide their rows."""
     convert_gptq(tmp_path)
     report = built(tmp_path, sum_parts=2)
-    assert inputs_of(report, "gather_columns") == ["layers.0/qkv_columns", "layers.0/gate_up_columns"]
-    found = {name.removeprefix("layers.0/"): precision for name, (precision, _) in products(report).items()}
-    assert {found["qkv.weight"], found["gate_up.weight"]} == {"w4tsg32"}
-    assert {precision for name, precision in found.items() if ".part" in name} == {"w8"}
+    names = [f"layers.0/{name}" for name in ("qkv", "attention_out", "gate_up", "down")]
+    assert inputs_of(report, "gather_columns") == [f"{name}_columns" for name in names]
+    found = {name: precision for name, (precision, _) in products(report).items()}
+    assert {found[f"{name}.weight"] for name in names} == {"w4tsg32"}
+    assert not [name for name in found if ".part" in name]
     assert error(tmp_path, IDS % write.VOCAB) < 0.02
 
 
