@@ -168,8 +168,8 @@ def _require_ranks(option: str, ranks: int, targets: Sequence[Target]) -> None:
         raise BuildError(
             f"{option} {ranks} is not supported on {', '.join(alone)}",
             where=f"{option} {ranks}",
-            expected="CPU targets and ref",
-            hint=f"give {option} 1, or build for a CPU target",
+            expected="cpu and cuda targets, and ref",
+            hint=f"give {option} 1, or build for a cuda or CPU target",
         )
 
 
@@ -220,6 +220,8 @@ def _plan_target(
                 planned[rank] = planned[rank][0], dataclasses.replace(planned[rank][1], tactics=tuning.tactics)
         plan = planned[0][1]
     notes.extend(_library_notes(plan, target))
+    if isinstance(target, WithLibrary) and config.gemm_library and config.parts > 1:
+        notes.append(f"ingot's own kernels compute all matmuls: with {target.library}, bits would depend on --tp_size")
     lost = lost_codes(lowering.uses, config, target)
     notes.extend(f"codes of {line}" for line in lost_lines(lost))
     sample = _sample(config, checkpoint, plan, target, notes)
@@ -280,7 +282,8 @@ def _plan_rank(
 
     draws = ChooseDrawKernel(target=target)
     screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
-    libraries = library_passes(target, wanted=config.gemm_library)
+    # A library chooses its algorithms by the shape of a matmul, which depends on the number of ranks.
+    libraries = library_passes(target, wanted=config.gemm_library and config.parts == 1)
     program = run_step_passes(
         lowering.program,
         (draws, *sums, *ranks, *step_passes(target), *libraries, *screens, *((cut,) if config.pp_size > 1 else ())),

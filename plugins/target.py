@@ -22,13 +22,15 @@ Progress = Callable[[str, int, int], None]
 class SessionOptions:
     """num_blocks: of the pool of each cache group; threads: None takes every core of the process; directory: of the
     engine, for targets whose engines have files beside the rank file; rank_timeout: seconds that the processes of other
-    ranks may be late; shared_memory: all ranks meet there, else by MPI."""
+    ranks may be late; shared_memory: all ranks meet there, else by MPI; local: of the ranks of this machine, which this
+    one is, and how many there are."""
 
     num_blocks: tuple[int, ...]
     threads: int | None = None
     directory: Path | None = None
     rank_timeout: float = 30.0
     shared_memory: bool = True
+    local: tuple[int, int] = (0, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +84,7 @@ class KernelLimits:
     group              query heads that share a key head
     one_group          that number must be the same in all layers, and so must the key heads and their elements
     layers             with attention
+    shared_heads       whether several ranks may have the same key head
     extent             rows or columns of a weight or a buffer, tokens of a sliding window
     experts            of a layer
     taken_experts      that the rows of a step take in all
@@ -99,6 +102,7 @@ class KernelLimits:
     group: int = NO_LIMIT
     one_group: bool = False
     layers: int = NO_LIMIT
+    shared_heads: bool = True
     extent: int = NO_LIMIT
     experts: int = NO_LIMIT
     taken_experts: int = NO_LIMIT
@@ -223,6 +227,10 @@ class RankSession(Session, Protocol):
 @runtime_checkable
 class JoinsRanks(Target, Protocol):
     """A target whose session computes one rank, and meets those of other processes."""
+
+    def rank_memory(self, plan: Plan, local: tuple[int, int]) -> int | None:
+        """`kv_memory` of one rank. local: as of SessionOptions."""
+        ...
 
     def open_rank(
         self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, link: RankLink

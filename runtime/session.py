@@ -127,8 +127,10 @@ def load_engine(directory: Path | str, config: RuntimeConfig, link: RankLink | N
 def _load_rank(directory: Path, config: RuntimeConfig, target: JoinsRanks, link: RankLink) -> LoadedEngine:
     """The share of one process. All of them have as many KV blocks as the one with the least memory."""
     places = find_places(directory, link)
-    here = len(local_ranks(places, link.rank))
-    threads = share_cores(places, link.rank, config.threads)
+    on_machine = local_ranks(places, link.rank)
+    local = on_machine.index(link.rank), len(on_machine)
+    here = len(on_machine)
+    threads = config.threads if target.on_gpu else share_cores(places, link.rank, config.threads)
     opened: list[Engine] = []
 
     def placement(plan: Plan) -> NumaPlacement | None:
@@ -137,8 +139,9 @@ def _load_rank(directory: Path, config: RuntimeConfig, target: JoinsRanks, link:
     def open_own() -> tuple[int, ...]:
         opened.append(open_engine(directory, link.rank, _crc32, target.name, placement))
         plan = opened[0].plan
-        memory = _share(config, link.count)
-        return kv_budget(plan.caches, lowered(plan.limits, config), memory, available_memory() // here).num_blocks
+        memory, on_device = _share(config, link.count), target.rank_memory(plan, local)
+        available = available_memory() // here if on_device is None else on_device
+        return kv_budget(plan.caches, lowered(plan.limits, config), memory, available).num_blocks
 
     num_blocks = tuple(min(counts) for counts in zip(*together(link, open_own), strict=True))
     engine, timeout = opened[0], config.rank_timeout
@@ -148,12 +151,13 @@ def _load_rank(directory: Path, config: RuntimeConfig, target: JoinsRanks, link:
         directory=directory,
         rank_timeout=timeout,
         shared_memory=share_memory(places, config.collectives),
+        local=local,
     )
     session = target.open_rank(engine.plan, engine.weights, options, link)
     if link.rank > 0:
         _follow(session, engine)
     limits = lowered(engine.plan.limits, config)
-    chunk = PREFILL_CHUNK if config.max_num_tokens is None else None
+    chunk = None if target.on_gpu or config.max_num_tokens is not None else PREFILL_CHUNK
     return LoadedEngine(engine=engine, session=session, limits=limits, prefill_chunk=chunk)
 
 

@@ -28,10 +28,11 @@ def split_contexts(plan: Plan, rules: SplitRules) -> tuple[Plan, PassReport]:
 
 
 def _kv_heads(plan: Plan) -> int:
-    """Fewest thread blocks of an item, in layers that see whole contexts if there are some: those have most to do."""
+    """Fewest thread blocks of an item, in layers that see whole contexts if there are some: those have most to do. With
+    those of other ranks: so all engines of a model cut contexts alike, and give the same bits."""
     with_heads = [each for each in plan.caches if not each.state]
     whole = [each for each in with_heads if not each.window]
-    return min(each.kv_heads for each in whole or with_heads)
+    return min(each.heads_before + each.kv_heads + each.heads_behind for each in whole or with_heads)
 
 
 def _refusal(plan: Plan, rules: SplitRules, group: int) -> str | None:

@@ -141,6 +141,12 @@ class _Work:
                 f"{heads} query heads of {kv_heads} key heads: a rank would have heads {begin} to {end}, which share "
                 f"their {keys} key heads unevenly",
             )
+        if own != keys * group and not self._sums.target.limits().shared_heads:
+            raise _refused(
+                attention.name,
+                f"{heads} query heads of {kv_heads} key heads on {self._sums.target.name}: several ranks would have "
+                "the same key head",
+            )
         query = attention.inputs[0]
         assert isinstance(query, int), "attention reads queries"
         write = self._steps[self._writers[query]]

@@ -331,6 +331,23 @@ void write_ranks_block(Session& self, int64_t group, int64_t block, const std::v
   self.write_ranks_block(group, block, spans);
 }
 
+void announce_batch(ingot::RankGroup& self, In<int32_t> batch) {
+  const std::span<const int32_t> numbers = span_of(batch);
+  const nb::gil_scoped_release release;
+  self.announce(numbers);
+}
+
+nb::object next_batch(ingot::RankGroup& self) {
+  std::vector<int32_t> batch;
+  ingot::NextStep next;
+  {
+    const nb::gil_scoped_release release;
+    next = self.next_step(batch, signal_pending);
+  }
+  if (next == ingot::NextStep::kInterrupted) throw nb::python_error();
+  return next == ingot::NextStep::kNone ? nb::none() : nb::cast(vector_out(std::move(batch)));
+}
+
 // What waits for the step that runs must not hold the interpreter's lock, which that step asks for.
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
@@ -342,6 +359,11 @@ void bind_ranks(nb::module_& m) {
       .def_prop_ro("failed", &ingot::RankGroup::failed, "Whether no step can follow.")
       .def("fail", &ingot::RankGroup::fail, "words"_a, Released(), "End the steps of all ranks; the first words count.")
       .def("require_all", &ingot::RankGroup::require_all, Released(), "Raises RankError where a rank has ended.")
+      .def("beat", &ingot::RankGroup::beat, "Of a rank that is alive: others need not give it up.")
+      .def("beats", &ingot::RankGroup::beats, "How often each rank has done so; empty where nobody knows.")
+      .def("announce", &announce_batch, "batch"_a.noconvert(), "Of the first rank: give the others a step.")
+      .def("begin_step", &ingot::RankGroup::begin_step, Released(), "Of the first rank: with the others of its stage.")
+      .def("next_step", &next_batch, "Of the others: the batch of the next step, when it has begun; None: no more.")
       .def("close", &ingot::RankGroup::close, Released(), "Of the first rank: tell the others that no step follows.");
   nb::class_<ingot::MpiGroup, ingot::RankGroup>(m, "MpiGroup", "Ranks of several machines.")
       .def(

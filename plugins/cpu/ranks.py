@@ -21,17 +21,23 @@ def rank_errors() -> Iterator[None]:
     try:
         yield
     except _cpu.RankError as error:
-        raise RankError(
-            "a rank of the engine has failed",
-            got=str(error),
-            hint="read the last lines of that rank, then start all ranks again",
-        ) from error
+        raise rank_failure(str(error)) from error
 
 
-def open_group(plan: Plan, link: RankLink, options: SessionOptions) -> "_cpu.RankGroup":
-    """The ranks of `link`, each of which calls this. Raises RankError."""
+def rank_failure(words: str) -> RankError:
+    """What all ranks say where one of them is lost."""
+    return RankError(
+        "a rank of the engine has failed",
+        got=words,
+        hint="read the last lines of that rank, then start all ranks again",
+    )
+
+
+def open_group(plan: Plan, link: RankLink, options: SessionOptions, *, moves: bool = True) -> "_cpu.RankGroup":
+    """The ranks of `link`, each of which calls this. moves: whether what ranks bring to each other moves here, not only
+    the batches of steps. Raises RankError."""
     stages = plan.stage[1]
-    sizes = [_slot_bytes(plan), _batch_words(plan), _message_bytes(plan)]
+    sizes = [_slot_bytes(plan), _batch_words(plan), _message_bytes(plan)] if moves else [0, _batch_words(plan), 0]
     slot, words, messages = map(max, zip(*link.exchange(sizes), strict=True))  # stages have other steps
     if options.shared_memory:
         return _open_window(link, (slot, words, stages, messages), options.rank_timeout)

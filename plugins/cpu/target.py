@@ -124,6 +124,10 @@ class CpuTarget:
         """The host's."""
         return None
 
+    def rank_memory(self, plan: Plan, local: tuple[int, int]) -> int | None:
+        """The host's."""
+        return None
+
     def machine(self) -> str:
         """Processor, cores and version of the products."""
         return f"{processor_name()}, {core_count()} cores, {detect_isa()}, products {_TUNING_VERSION}"

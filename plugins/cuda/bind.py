@@ -13,6 +13,7 @@ from ingot.errors import REBUILD, EngineError
 from ingot.plan import Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
+from ingot.plugins.cuda.exchanges import gather_work, receive_work, reduce_work, send_work
 from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sum_launch
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
 from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library
@@ -40,7 +41,8 @@ class _Binder(SpecialSteps):
             if how is None:
                 raise EngineError(f"cuda targets have no kernel for {step.op}", where=step.name, got=step.op)
             check_types(step, self._buffers, self._types.weight, narrow=how.narrow)
-            bound.append(Bound(step=step, work=tuple(how.bind(self, step, self._narrow(step.outputs[0])))))
+            narrow = bool(step.outputs) and self._narrow(step.outputs[0])
+            bound.append(Bound(step=step, work=tuple(how.bind(self, step, narrow))))
         return bound
 
     # One method per op; each returns the work of one step.
@@ -240,6 +242,39 @@ class _Binder(SpecialSteps):
     def scale(self, step: Step, narrow: bool) -> list[Work]:
         return [self._by_number(step, "scale_rows", float(step.attrs["factor"]))]
 
+    def all_reduce(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        return reduce_work(
+            y=self._buffer(buffer.name),
+            x=self._buffer(step.inputs[0]),
+            scratch=self._at.exchanged,
+            counts=self._counts(buffer.rows),
+            cols=cols,
+            ranks=int(step.attrs["ranks"]),
+            place=self._at.place,
+            rows=buffer.rows,
+        )
+
+    def all_gather(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        return gather_work(
+            y=self._buffer(buffer.name),
+            x=self._buffer(step.inputs[0]),
+            scratch=self._at.exchanged,
+            cols=cols,
+            ranks=int(step.attrs["ranks"]),
+            place=self._at.place,
+            rows=buffer.rows,
+        )
+
+    def send(self, step: Step, narrow: bool) -> list[Work]:
+        buffer = self._buffers[step.inputs[0]]
+        return [send_work(self._buffer(buffer.name), cols=buffer.cols, rows=buffer.rows)]
+
+    def recv(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        return [receive_work(self._buffer(buffer.name), cols=cols, rows=buffer.rows)]
+
 
 def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertProduct:
     """Without its input and output. at, bias: addresses"""
@@ -301,6 +336,10 @@ _STEPS: dict[str, _StepKernels] = {
     "causal_conv": _StepKernels(_Binder.causal_conv, alone=True),
     "linear_attention": _StepKernels(_Binder.linear_attention, alone=True),
     "gated_norm": _StepKernels(_Binder.gated_norm, narrow=True, alone=True),
+    "all_reduce": _StepKernels(_Binder.all_reduce, alone=True),
+    "all_gather": _StepKernels(_Binder.all_gather, alone=True),
+    "send": _StepKernels(_Binder.send, alone=True),
+    "recv": _StepKernels(_Binder.recv, alone=True),
 }
 OPS = tuple(_STEPS)
 OPS_ALONE = frozenset(op for op, kernels in _STEPS.items() if kernels.alone)

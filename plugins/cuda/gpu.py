@@ -6,6 +6,7 @@ Every call's return code is checked; what goes wrong is raised in words.
 import contextlib
 import ctypes
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,18 +18,21 @@ from ingot.errors import CapacityError, TargetError, install
 
 INSTALL = install("cuda")
 
+_POLLS, _NAP = 100, 2e-5  # looks in a row; seconds of sleep between later ones
+
 Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One GPU of this machine. capability: (9, 0) for sm_90."""
+    """One GPU of this machine. capability: (9, 0) for sm_90; uuid: the same for all processes, whatever they see."""
 
     index: int
     name: str
     capability: tuple[int, int]
     memory_bytes: int
     multiprocessors: int
+    uuid: str = ""
 
     @property
     def sm(self) -> str:
@@ -111,6 +115,7 @@ class _Api:
             ),
             memory_bytes=int(self.check(self.driver.cuDeviceTotalMem(device))),
             multiprocessors=number("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"),
+            uuid=bytes(self.check(self.driver.cuDeviceGetUuid(device)).bytes).hex(),
         )
 
 
@@ -153,10 +158,15 @@ class Arguments:
 
 
 class Device:
-    """A GPU with its primary context, one stream, and whatever was allocated on it. Not thread-safe."""
+    """A GPU with its primary context, one stream, and whatever was allocated on it. Not thread-safe.
+
+    watch  called again and again while the host waits for the GPU, which may wait for other ranks: what it raises ends
+           the wait
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.watch: Callable[[], None] | None = None
         self._api = _api()
         self._driver, self._check = self._api.driver, self._api.check
         device = self._check(self._driver.cuDeviceGet(gpu.index))
@@ -220,6 +230,8 @@ class Device:
 
     def wait(self) -> None:
         """Until all that was launched is done."""
+        if self.watch is not None:
+            self._look(self.watch, lambda: self._driver.cuStreamQuery(self._stream))
         self._check(self._driver.cuStreamSynchronize(self._stream))
 
     def event(self) -> Any:
@@ -234,7 +246,18 @@ class Device:
 
     def wait_for(self, event: Any) -> None:
         """Until all that was launched before the mark is done, whatever was launched behind it."""
+        if self.watch is not None:
+            self._look(self.watch, lambda: self._driver.cuEventQuery(event))
         self._check(self._driver.cuEventSynchronize(event))
+
+    def _look(self, watch: Callable[[], None], query: Callable[[], Sequence[Any]]) -> None:
+        """Until the query says something else than that the GPU is busy."""
+        polls = 0
+        while query()[0] == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            watch()
+            polls += 1
+            if polls > _POLLS:
+                time.sleep(_NAP)
 
     def seconds(self, work: Callable[[], None], repetitions: int) -> float:
         """What `work` enqueues takes the GPU, by its own clock: the mean of the repetitions, after as many that do not

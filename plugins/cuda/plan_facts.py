@@ -7,6 +7,7 @@ from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
+from ingot.plugins.cuda.exchanges import exchanged_bytes
 from ingot.plugins.cuda.experts import group_bytes
 from ingot.plugins.cuda.shapes import (
     MAX_GROUP,
@@ -131,6 +132,11 @@ def heads_of(plan: Plan) -> CacheGroup:
     return next((each for each in plan.caches if not each.state), unused)
 
 
+def has_ranks(plan: Plan) -> bool:
+    """Whether the plan is that of one of several ranks, which exchange data."""
+    return plan.stage[1] > 1 or any(find_op(step.op).collective is not None for step in plan.steps)
+
+
 def needs_library(plan: Plan) -> bool:
     """Whether cuBLASLt computes products of the plan."""
     return any(takes_library(step) for step in plan.steps)
@@ -170,7 +176,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
             sums.append(4 * count * taken * weight.shape[-2])
         if narrow and x.dtype is DType.F32:
             inputs.append(2 * count * x.cols)
-    return ScratchBytes(sums=max(sums), inputs=max(inputs), groups=max(groups))
+    return ScratchBytes(sums=max(sums), inputs=max(inputs), groups=max(groups), exchanged=exchanged_bytes(plan))
 
 
 def weight_places(plan: Plan) -> tuple[dict[str, int], int]:

@@ -7,12 +7,11 @@ y^T[n, rows] = weight * x^T with the weight transposed: no byte moves.
 import contextlib
 import ctypes
 import dataclasses
-import importlib.util
 import math
-from pathlib import Path
 
 from ingot.dtypes import DType
 from ingot.errors import TargetError
+from ingot.plugins.cuda.wheels import in_wheels
 
 INSTALL = "pip install nvidia-cublas"
 WORKSPACE_BYTES = 32 << 20
@@ -62,10 +61,7 @@ def find_library() -> ctypes.CDLL | str:
 
 def wheels() -> list[str]:
     """Where wheels of NVIDIA have put the library."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = spec.submodule_search_locations or () if spec is not None else ()
-    places = [Path(folder) / part / name for folder in folders for part in _IN_WHEELS for name in _NAMES]
-    return [str(path) for path in places if path.is_file()]
+    return in_wheels(_NAMES, _IN_WHEELS)
 
 
 class Library:

@@ -26,7 +26,7 @@ from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.sampling import Sampler, Submitted, draw_kernel
 from ingot.plugins.cuda.shapes import partial_rows, partial_sums, product_rows
 from ingot.plugins.cuda.step_tables import Counts, StepTables, TableLayout, check_batch, check_next, idle_batch
-from ingot.plugins.cuda.work import Addresses, Bound, Launch, Multiply, cache_places
+from ingot.plugins.cuda.work import Addresses, Bound, Exchange, Launch, Multiply, Work, cache_places
 from ingot.plugins.target import SessionOptions
 from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult, goes_on
 
@@ -38,8 +38,9 @@ def device_bytes(plan: Plan) -> int:
     scratch, rows = scratch_bytes(plan), partial_rows(plan)
     tables = _INT * TableLayout.of(plan, tiles_of(plan)).total
     partial = 4 * partial_sums(plan) + 8 * rows
-    drawn = DrawLayout.of(plan).nbytes
-    arena = weight_places(plan)[1] + plan.arena_bytes + scratch.sums + scratch.inputs + scratch.groups
+    drawn = DrawLayout.of(plan).nbytes if plan.logits else 0  # of a pipeline stage before the last
+    parts = scratch.sums + scratch.inputs + scratch.groups + scratch.exchanged
+    arena = weight_places(plan)[1] + plan.arena_bytes + parts
     return arena + tables + partial + drawn + plan.block_bytes + (WORKSPACE_BYTES if needs_library(plan) else 0)
 
 
@@ -67,21 +68,22 @@ class _Ready:
     arguments: Arguments
 
 
-class CudaSession:
-    """One plan on one GPU.
+_Prepared = _Ready | Multiply | Exchange
+
+
+class PlanOnGpu:
+    """One plan on one GPU, which computes its steps.
 
     num_blocks  of the pool of each cache group, without the spare one
     device, addresses  where everything lies, for those who look into it
     """
 
     most_steps = 1
+    place = 0  # among the ranks of a pipeline stage
 
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
         self.num_blocks = options.num_blocks
         self._plan = plan
-        self._submitted: deque[Submitted] = deque()
-        self._before: StepBatch | None = None  # the batch that was submitted last
-        self._size: int | None = None  # of its graph
         self._most_rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
         with contextlib.ExitStack() as opened:
             self.device = opened.enter_context(contextlib.closing(Device(gpu)))
@@ -89,6 +91,10 @@ class CudaSession:
             self._opened = opened.pop_all()
 
     def _open(self, plan: Plan, weights: npt.NDArray[np.uint8], opened: contextlib.ExitStack) -> None:
+        self._load(plan, weights, opened)
+        self._capture_decode()
+
+    def _load(self, plan: Plan, weights: npt.NDArray[np.uint8], opened: contextlib.ExitStack) -> None:
         device, spare = self.device, _spare_blocks(plan, self.num_blocks)
         blocks = tuple(count if kv.state else count + 1 for kv, count in zip(plan.caches, self.num_blocks, strict=True))
         tiles = tiles_of(plan)
@@ -103,6 +109,8 @@ class CudaSession:
             sums=device.allocate(scratch.sums),
             inputs=device.allocate(scratch.inputs),
             groups=device.allocate(scratch.groups),
+            exchanged=device.allocate(scratch.exchanged) if scratch.exchanged else 0,
+            place=self.place,
             drawn=device.allocate(_INT * plan.limits.max_batch_size),
             partial=device.allocate(4 * partial_sums(plan)),
             stats=device.allocate(8 * rows),
@@ -120,14 +128,14 @@ class CudaSession:
             products = Products(device.allocate(WORKSPACE_BYTES), device.stream_address)
             self._products = opened.enter_context(contextlib.closing(products))
         self._steps = bind(plan, self.addresses)
-        draws = draw_kernel(plan)
+        draws = draw_kernel(plan) if plan.logits else ""
         self._kernels = self._load_kernels(_load_code(device, plan, weights), draws)
-        self._sampler = Sampler(device, self._kernels[draws, 0], plan, self.addresses.drawn)
         self._ready = [[self._prepared(each) for each in bound.work] for bound in self._steps]
-        logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
-        self._logits_at = self.addresses.arena + logits.offset
+        if plan.logits:  # else it is a pipeline stage before the last, which draws nothing
+            self._sampler = Sampler(device, self._kernels[draws, 0], plan, self.addresses.drawn)
+            logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
+            self._logits_at = self.addresses.arena + logits.offset
         self._graphs = DecodeGraphs(device, plan)
-        self._capture_decode()
 
     def _upload(self, plan: Plan, weights: npt.NDArray[np.uint8]) -> None:
         places, _ = weight_places(plan)
@@ -152,7 +160,7 @@ class CudaSession:
 
     def _load_kernels(self, modules: Mapping[int, Any], draws: str) -> dict[tuple[str, int], Kernel]:
         """By name and size of heads."""
-        wanted = {(draws, 0): 0}
+        wanted = {(draws, 0): 0} if draws else {}
         for bound in self._steps:
             for each in bound.work:
                 if isinstance(each, Launch):
@@ -163,12 +171,100 @@ class CudaSession:
             for (name, head_dim), shared in wanted.items()
         }
 
-    def _prepared(self, work: Launch | Multiply) -> _Ready | Multiply:
-        if isinstance(work, Multiply):
+    def _prepared(self, work: Work) -> _Prepared:
+        if not isinstance(work, Launch):
             return work
         return _Ready(
             launch=work, kernel=self._kernels[work.kernel, work.head_dim], arguments=Arguments(work.arguments)
         )
+
+    def _compute_tapped(self, batch: StepBatch, steps: Sequence[str]) -> dict[str, dict[str, Float32]]:
+        """A step, plan step by plan step: what each of the named ones wrote."""
+        self.device.enter()
+        counts, integers = self._tables[0].fill(batch)
+        self.device.send(self._tables_at, integers)
+        splits = self._splits(counts)
+        outputs: dict[str, dict[str, Float32]] = {}
+        for index, bound in enumerate(self._steps):
+            self._launch_step(index, counts, splits)
+            if bound.step.name in steps:
+                outputs[bound.step.name] = self._outputs(bound, counts)
+        return outputs
+
+    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
+        """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
+        kv, keys_at, values_at = cache_places(self._plan.caches, self.addresses, layer)
+
+        def fetched(place: int, block_bytes: int, dim: int) -> Float32:
+            stored = np.empty(block_bytes, np.uint8)
+            self.device.fetch(stored, place + block * block_bytes)
+            self.device.wait()
+            numbers, scales = unpack(stored, kv, dim)
+            return numbers[..., : kv.head_dim] * scales[..., None]
+
+        self.device.enter()
+        keys = fetched(keys_at, kv.k_block_bytes, kv.head_dim)
+        if kv.latent:
+            return keys, keys[..., : kv.latent]
+        return keys, fetched(values_at, kv.v_block_bytes, kv.padded_dim)
+
+    def close(self) -> None:
+        """Give the GPU's memory back, also after a fault of the GPU."""
+        with self._opened:
+            self.device.enter()
+            self.device.wait()
+
+    def _splits(self, counts: Counts) -> int:
+        return self._plan.parts_of(counts.decode, counts.longest)
+
+    def _launch_all(self, counts: Counts) -> None:
+        splits = self._splits(counts)
+        for index in range(len(self._ready)):
+            self._launch_step(index, counts, splits)
+
+    def _launch_step(self, index: int, counts: Counts, splits: int) -> None:
+        for work in self._ready[index]:
+            self._launch_work(work, counts, splits)
+
+    def _launch_work(self, work: _Prepared, counts: Counts, splits: int) -> None:
+        if isinstance(work, Exchange):
+            if work.numbers(counts) > 0:
+                self._exchange(work, counts)
+            return
+        if isinstance(work, Multiply):
+            if rows := work.count(counts):
+                assert self._products is not None, "what it computes was bound"
+                self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
+            return
+        grid = work.launch.grid(counts, splits)
+        if min(grid) > 0 and not (work.launch.only_split and splits == 1):
+            self.device.launch(work.kernel, grid, work.launch.threads, work.launch.shared, work.arguments)
+
+    def _exchange(self, work: Exchange, counts: Counts) -> None:
+        raise AssertionError("the plan is a rank's, for which there is CudaRankSession")
+
+    def _outputs(self, bound: Bound, counts: Counts) -> dict[str, Float32]:
+        """What a step wrote, as float32."""
+        buffers = {buffer.name: buffer for buffer in self._plan.buffers}
+        found: dict[str, Float32] = {}
+        for name in filter(None, bound.step.outputs):
+            buffer = buffers[name]
+            rows = counts.tokens if buffer.rows is Rows.TOKENS else counts.logit_rows
+            stored = np.empty((rows, buffer.cols), buffer.dtype.storage)
+            self.device.fetch(stored, self.addresses.arena + buffer.offset)
+            self.device.wait()
+            found[name] = to_float32(stored, buffer.dtype)
+        return found
+
+
+class CudaSession(PlanOnGpu):
+    """The only rank of an engine: two steps may be under way."""
+
+    def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:
+        self._submitted: deque[Submitted] = deque()
+        self._before: StepBatch | None = None  # the batch that was submitted last
+        self._size: int | None = None  # of its graph
+        super().__init__(plan, weights, options, gpu)
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence. Raises RequestError for rules or tokens that break the contract, and while steps run."""
@@ -229,15 +325,7 @@ class CudaSession:
         batch = self._sampler.complete(batch)
         check_batch(batch, self._plan, self.num_blocks)
         draws = self._sampler.of_step(batch)
-        self.device.enter()
-        counts, integers = self._tables[0].fill(batch)
-        self.device.send(self._tables_at, integers)
-        splits = self._splits(counts)
-        outputs: dict[str, dict[str, Float32]] = {}
-        for index, bound in enumerate(self._steps):
-            self._launch_step(index, counts, splits)
-            if bound.step.name in steps:
-                outputs[bound.step.name] = self._outputs(bound, counts)
+        outputs = self._compute_tapped(batch, steps)
         return self._sampler.finish(self._sampler.submit(batch, draws, self._logits_at)), outputs
 
     def time_work(self, batch: StepBatch, steps: Sequence[str], repetitions: int) -> Mapping[str, float]:
@@ -250,10 +338,10 @@ class CudaSession:
         counts, integers = self._tables[0].fill(batch)
         self.device.send(self._tables_at, integers)
         splits = self._splits(counts)
-        alike: dict[str, list[_Ready | Multiply]] = {}
+        alike: dict[str, list[_Prepared]] = {}
         for bound, ready in zip(self._steps, self._ready, strict=True):
             for work in ready if bound.step.name in steps else ():
-                name = "product" if isinstance(work, Multiply) else work.launch.kernel
+                name = work.launch.kernel if isinstance(work, _Ready) else "product"
                 alike.setdefault(name, []).append(work)
         return {
             name: self.device.seconds(functools.partial(self._launch_alike, works, counts, splits), repetitions)
@@ -261,73 +349,15 @@ class CudaSession:
             for name, works in alike.items()
         }
 
-    def read_kv(self, layer: int, block: int) -> tuple[Float32, Float32]:
-        """Keys and values of a block, each [kv_heads, tokens_per_block, head_dim]."""
-        kv, keys_at, values_at = cache_places(self._plan.caches, self.addresses, layer)
-
-        def fetched(place: int, block_bytes: int, dim: int) -> Float32:
-            stored = np.empty(block_bytes, np.uint8)
-            self.device.fetch(stored, place + block * block_bytes)
-            self.device.wait()
-            numbers, scales = unpack(stored, kv, dim)
-            return numbers[..., : kv.head_dim] * scales[..., None]
-
-        self.device.enter()
-        keys = fetched(keys_at, kv.k_block_bytes, kv.head_dim)
-        if kv.latent:
-            return keys, keys[..., : kv.latent]
-        return keys, fetched(values_at, kv.v_block_bytes, kv.padded_dim)
-
     def draw(self, slots: Int32, logits: Float32, raw: Float32) -> StepResult:
         """Draw from given logits, on the host."""
         self._require_idle()
         return self._sampler.draw(slots, logits, raw)
 
-    def close(self) -> None:
-        """Give the GPU's memory back, also after a fault of the GPU."""
-        with self._opened:
-            self.device.enter()
-            self.device.wait()
-
     def _require_idle(self) -> None:
         if self._submitted:
             raise RequestError("steps that were submitted have not ended", hint="call wait() for each of them first")
 
-    def _splits(self, counts: Counts) -> int:
-        return self._plan.parts_of(counts.decode, counts.longest)
-
-    def _launch_all(self, counts: Counts) -> None:
-        splits = self._splits(counts)
-        for index in range(len(self._ready)):
-            self._launch_step(index, counts, splits)
-
-    def _launch_step(self, index: int, counts: Counts, splits: int) -> None:
-        for work in self._ready[index]:
-            self._launch_work(work, counts, splits)
-
-    def _launch_alike(self, alike: Sequence[_Ready | Multiply], counts: Counts, splits: int) -> None:
+    def _launch_alike(self, alike: Sequence[_Prepared], counts: Counts, splits: int) -> None:
         for work in alike:
             self._launch_work(work, counts, splits)
-
-    def _launch_work(self, work: _Ready | Multiply, counts: Counts, splits: int) -> None:
-        if isinstance(work, Multiply):
-            if rows := work.count(counts):
-                assert self._products is not None, "what it computes was bound"
-                self._products.run(work.product, product_rows(rows, self._most_rows[work.rows]))
-            return
-        grid = work.launch.grid(counts, splits)
-        if min(grid) > 0 and not (work.launch.only_split and splits == 1):
-            self.device.launch(work.kernel, grid, work.launch.threads, work.launch.shared, work.arguments)
-
-    def _outputs(self, bound: Bound, counts: Counts) -> dict[str, Float32]:
-        """What a step wrote, as float32."""
-        buffers = {buffer.name: buffer for buffer in self._plan.buffers}
-        found: dict[str, Float32] = {}
-        for name in filter(None, bound.step.outputs):
-            buffer = buffers[name]
-            rows = counts.tokens if buffer.rows is Rows.TOKENS else counts.logit_rows
-            stored = np.empty((rows, buffer.cols), buffer.dtype.storage)
-            self.device.fetch(stored, self.addresses.arena + buffer.offset)
-            self.device.wait()
-            found[name] = to_float32(stored, buffer.dtype)
-        return found

@@ -3,27 +3,46 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
-from ingot.errors import REBUILD, TargetError, UsageError
+from ingot.errors import REBUILD, EngineError, TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import ACTIVATIONS, NARROW, OPS
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.experts import MAX_EXPERTS
 from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
-from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, LIBRARY, all_specialisations, code_weight, needs_library
+from ingot.plugins.cuda.nccl import find_nccl
+from ingot.plugins.cuda.plan_facts import (
+    CODE_LAYOUT,
+    LIBRARY,
+    all_specialisations,
+    code_weight,
+    has_ranks,
+    needs_library,
+)
 from ingot.plugins.cuda.products import find_library
+from ingot.plugins.cuda.rank_session import CudaRankSession
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_RANK, split_rules
 from ingot.plugins.cuda.states import MAX_KEY_DIM
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, SessionOptions, SplitRules, Target
+from ingot.plugins.target import (
+    Constant,
+    EnginePart,
+    KernelLimits,
+    Progress,
+    RankLink,
+    SessionOptions,
+    SplitRules,
+    Target,
+)
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
@@ -37,11 +56,14 @@ LIMITS = KernelLimits(
     rank=MAX_RANK,
     key_dim=MAX_KEY_DIM,
     activations=frozenset(ACTIVATIONS),
+    shared_heads=False,  # with fewer query heads of a key head, attention would take other tiles, whose bits differ
 )
 _DTYPES = ("bf16", "f16", "f32")
 _CODES, _TABLE_CODES = (*FORMATS,), (TABLE_FORMAT.dtype,)  # quantised weights; products round their inputs to bf16
+_FEWER_RANKS = "start fewer ranks on the machine, or build the engine with a smaller --tp_size and --pp_size"
 _COPIES = 10  # of which the fastest counts
 _RESERVE = 512 << 20  # bytes of GPU memory for libraries, graphs and fragmentation
+_RESERVE_OF_RANKS = 1 << 30  # further ones, for the buffers of NCCL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +175,8 @@ class CudaTarget:
         if part is not None and needs_library(part.plan()) and isinstance(missing := find_library(), str):
             disable = "or build the engine with --gemm_plugin disable"
             return f"{self.name} computes matmuls of this engine with {self.library}: {missing}, {disable}"
+        if part is not None and has_ranks(part.plan()) and isinstance(missing := find_nccl(), str):
+            return f"{self.name} exchanges data between the ranks of this engine with NCCL: {missing}"
         return None
 
     def kv_memory(self, plan: Plan) -> int | None:
@@ -160,6 +184,12 @@ class CudaTarget:
         where there is not even room for that."""
         gpu = self._require_gpu(plan)
         return memory_beside(gpu, device_bytes(plan) + _RESERVE)
+
+    def rank_memory(self, plan: Plan, local: tuple[int, int]) -> int:
+        """Of the GPU of one of the ranks of this machine. Raises as `kv_memory`, and TargetError where they have too
+        few GPUs."""
+        self._require_gpu(plan)
+        return memory_beside(self._rank_gpu(local), device_bytes(plan) + _RESERVE + _RESERVE_OF_RANKS)
 
     def devices(self) -> int:
         """GPUs of this machine that run the machine code."""
@@ -171,6 +201,23 @@ class CudaTarget:
 
     def open_session(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions) -> CudaSession:
         """Copies weights and machine code to the GPU. Raises TargetError, EngineError, CapacityError."""
+        gpu = self._require_gpu(plan)
+        self._check(plan, options)
+        if has_ranks(plan):
+            raise EngineError("the file is one of several ranks, and needs the others", where="the plan", hint=REBUILD)
+        return CudaSession(plan, weights, options, gpu)
+
+    def open_rank(
+        self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, link: RankLink
+    ) -> CudaRankSession:
+        """Likewise, on the GPU of one rank, and waits for the other ranks. Raises RankError too."""
+        self._require_gpu(plan)
+        self._check(plan, options)
+        gpu = self._rank_gpu(options.local)
+        require_different_gpus(link.exchange(gpu.uuid))
+        return CudaRankSession(plan, weights, options, gpu, link)
+
+    def _check(self, plan: Plan, options: SessionOptions) -> None:
         if options.threads is not None:
             raise UsageError(
                 "threads can be set for CPU targets only",
@@ -178,13 +225,24 @@ class CudaTarget:
                 got=str(options.threads),
                 hint="leave --threads out",
             )
-        gpu = self._require_gpu(plan)
         layout = code_weight(plan).layout
         if layout != CODE_LAYOUT + self.architecture.code:
             raise TargetError(
                 "the machine code is for another GPU", expected=self.architecture.code, got=layout, hint=REBUILD
             )
-        return CudaSession(plan, weights, options, gpu)
+
+    def _rank_gpu(self, local: tuple[int, int]) -> Gpu:
+        """The ranks of a machine take its GPUs in order. A launcher may show each process one GPU alone."""
+        gpus = [gpu for gpu in find_gpus().gpus if self.architecture.runs_on(gpu)]
+        rank, ranks = local
+        if len(gpus) not in (1, *range(ranks, len(gpus) + 1)) or not gpus:
+            raise TargetError(
+                "this machine has fewer GPUs than ranks of the engine",
+                expected=f"{ranks} GPUs that run {self.name}",
+                got=str(len(gpus)),
+                hint=_FEWER_RANKS,
+            )
+        return gpus[rank if len(gpus) >= ranks else 0]
 
     def _require_gpu(self, plan: Plan | None = None) -> Gpu:
         part = None if plan is None else EnginePart(plan=lambda: plan)
@@ -196,6 +254,18 @@ class CudaTarget:
 
     def _gpu(self, gpus: tuple[Gpu, ...]) -> Gpu | None:
         return next((gpu for gpu in gpus if self.architecture.runs_on(gpu)), None)
+
+
+def require_different_gpus(taken: Sequence[str]) -> None:
+    """Raises TargetError where two ranks would compute on one GPU, which NCCL does not support. taken: by each rank"""
+    for rank, place in enumerate(taken):
+        if (other := taken.index(place)) != rank:
+            raise TargetError(
+                f"ranks {other} and {rank} have the same GPU",
+                expected="a GPU for each rank",
+                got=f"GPU {place} for both",
+                hint=_FEWER_RANKS,
+            )
 
 
 def copy_bandwidth(gpu: Gpu, nbytes: int) -> float:

@@ -3,9 +3,11 @@
 import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
+from enum import Enum
 
 from ingot.plan import CacheGroup, Rows, Step
 from ingot.plugins.cuda.gpu import Argument
+from ingot.plugins.cuda.nccl import Communicator
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.step_tables import Counts
 
@@ -41,7 +43,24 @@ class Multiply:
         return rows if rows >= self.least else 0
 
 
-Work = Launch | Multiply
+class Among(Enum):
+    """Who exchanges numbers: the ranks of a pipeline stage, or those at the same place of all stages."""
+
+    STAGE = "stage"
+    PIPELINE = "pipeline"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """What NCCL moves between ranks in a step. run: enqueues it; numbers: how many this rank gets from others; none:
+    nothing is moved."""
+
+    among: Among
+    run: Callable[[Communicator, Counts], None]
+    numbers: Callable[[Counts], int]
+
+
+Work = Launch | Multiply | Exchange
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +83,8 @@ class Addresses:
     inputs  of products, in their type, where they lie elsewhere as float32
     groups  of rows by experts, see experts.py
     drawn   the token that the sequence in each slot drew last
+    exchanged  what ranks have brought, before it is put together, see exchanges.py
+    place   of this rank among those of its pipeline stage
     """
 
     weights: int
@@ -74,6 +95,8 @@ class Addresses:
     inputs: int
     groups: int
     drawn: int
+    exchanged: int
+    place: int
     partial: int
     stats: int
     tables: dict[str, int]
@@ -82,11 +105,12 @@ class Addresses:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchBytes:
-    """What `sums`, `inputs` and `groups` must hold."""
+    """What `sums`, `inputs`, `groups` and `exchanged` must hold."""
 
     sums: int
     inputs: int
     groups: int
+    exchanged: int
 
 
 def cache_places(caches: Sequence[CacheGroup], at: Addresses, layer: int) -> tuple[CacheGroup, int, int]:

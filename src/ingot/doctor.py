@@ -16,6 +16,7 @@ from ingot.plugins.cpu.native import read_bandwidth
 from ingot.plugins.cuda.compiler import MISSING as COMPILER_MISSING
 from ingot.plugins.cuda.compiler import find_compiler
 from ingot.plugins.cuda.gpu import find_gpus
+from ingot.plugins.cuda.nccl import find_nccl
 from ingot.plugins.cuda.products import find_library
 from ingot.plugins.registry import fit_targets, targets
 from ingot.plugins.tensorrt.full_library import find_tensorrt
@@ -162,6 +163,9 @@ def _cuda() -> dict[str, str]:
         "products": "cuBLASLt is here"
         if not isinstance(library, str)
         else f"only engines of --gemm_plugin disable run without it; {library}",
+        "exchange between ranks": str(nccl)
+        if not isinstance(nccl := find_nccl(), str)
+        else f"only engines of one rank run on a GPU without it; {nccl}",
         "networks": str(find_rtx()),
         "networks on the GPU": str(find_tensorrt()),
     }

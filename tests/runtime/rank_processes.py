@@ -2,7 +2,7 @@
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,13 @@ class PipeLink:
         """Nobody waits for the end of others here."""
 
 
-def _work(pipe: Connection) -> None:
+def _nothing() -> None:
+    """A process of CPU ranks is ready as it is."""
+
+
+def _work(pipe: Connection, prepare: Callable[[], None]) -> None:
     """Takes one engine after another: (directory, config, rank, count, seconds that each kernel call lasts longer)."""
+    prepare()
     follow = CpuRankSession.follow
     while True:
         try:
@@ -70,7 +75,8 @@ class RankProcesses:
     session  the first rank's
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, prepare: Callable[[], None] = _nothing) -> None:
+        """prepare: is called in each process first."""
         context = multiprocessing.get_context("spawn")
         self.said: list[str | None] = []
         self._pipes: list[Connection] = []
@@ -78,7 +84,7 @@ class RankProcesses:
         for _ in range(count):
             here, there = context.Pipe()
             self._pipes.append(here)
-            self.processes.append(context.Process(target=_work, args=(there,), daemon=True))
+            self.processes.append(context.Process(target=_work, args=(there, prepare), daemon=True))
             self.processes[-1].start()
             there.close()
 

@@ -1,5 +1,6 @@
 // The ranks that compute a model together, as sessions and kernels see them: where a rank leaves its part of a sum, how
-// it waits for the others, and how the first rank hands each step to the rest.
+// it waits for the others, and how the first rank hands each step to the rest. Sessions whose ranks exchange numbers in
+// another way, on GPUs, take the steps from here, and find out here who is lost.
 //
 //     rank   2 ─────▶ 0     stage 0 passes rows on to stage 1, whose first rank leads: it has the logits
 //            ║        ║     ranks of a stage meet in collectives
@@ -78,6 +79,8 @@ class RankGroup {
   virtual bool receive(const Team& team, const Message& message, float* y, int64_t n) = 0;
   // The rank computes: those who wait for it need not give up yet. From one thread, after each of its calls.
   virtual void beat() = 0;
+  // How often each rank has done so. Empty: nobody knows.
+  virtual std::vector<uint32_t> beats() const { return {}; }
 
   // The first rank: gives the others the batch of a step, which they begin as soon as they can; begins the oldest step
   // that it has not begun. Throw RankError.

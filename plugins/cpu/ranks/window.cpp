@@ -182,6 +182,12 @@ bool Window::receive(const Team& team, const Message& message, float* y, int64_t
 
 void Window::beat() { head_->lines[rank()].beats.fetch_add(1, std::memory_order_relaxed); }
 
+std::vector<uint32_t> Window::beats() const {
+  std::vector<uint32_t> found;
+  for (int rank = 0; rank < count(); ++rank) found.push_back(head_->lines[rank].beats.load(std::memory_order_relaxed));
+  return found;
+}
+
 void Window::announce(std::span<const int32_t> batch) {
   if (std::ssize(batch) > shape_.batch_words)
     throw std::invalid_argument("the batch is too large for the ranks' window");

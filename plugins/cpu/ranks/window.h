@@ -48,6 +48,7 @@ class Window final : public RankGroup {
   bool send(const Team& team, const Message& message, const float* x, int64_t n) override;
   bool receive(const Team& team, const Message& message, float* y, int64_t n) override;
   void beat() override;
+  std::vector<uint32_t> beats() const override;
   void announce(std::span<const int32_t> batch) override;
   void begin_step() override;
   NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) override;

@@ -4,6 +4,7 @@
 #include "draw.cu"
 #include "experts.cu"
 #include "products.cu"
+#include "ranks.cu"
 #include "rows.cu"
 #include "states.cu"
 #include "streams.cu"

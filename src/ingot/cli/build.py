@@ -264,7 +264,7 @@ def _ranks(name: str, options: dict[str, Any], defaults: BuildDefaults) -> int:
         raise UsageError(
             f"--{name} {size} is not supported on {options['target']}{said}",
             expected="1",
-            hint=f"give --{name} 1; CPU targets and ref support more",
+            hint=f"give --{name} 1; cpu and cuda targets and ref support more",
         )
     return size
 

@@ -7,6 +7,7 @@ The steps themselves meet in shared memory, as those of a server do.
 """
 
 import contextlib
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -70,14 +71,17 @@ class RankProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         ranks, self.num_blocks = engine.manifest.ranks, options.num_blocks
-        options = _of_rank(options)
+        options = _of_rank(options, threads=None if target.on_gpu else 1)
         with contextlib.ExitStack() as opened:
             opened.callback(self._end)
             for rank in range(1, ranks):
                 self._start()
-                self._pipes[-1].send((engine.directory, target.name, rank, ranks, options))
+                own = dataclasses.replace(options, local=(rank, ranks))
+                self._pipes[-1].send((engine.directory, target.name, rank, ranks, own))
             link = _PipeLink(0, ranks, self._pipes)
-            session = target.open_rank(engine.plan, engine.weights, options, link)
+            session = target.open_rank(
+                engine.plan, engine.weights, dataclasses.replace(options, local=(0, ranks)), link
+            )
             opened.callback(session.close)  # before the others end
             assert isinstance(session, TapSession), "a target whose ranks can be looked at"
             self._first: Any = session
@@ -145,9 +149,9 @@ class RankProcesses:
                 process.wait()
 
 
-def _of_rank(options: SessionOptions) -> SessionOptions:
-    """One thread: the processes would keep each other from the same cores."""
-    return SessionOptions(num_blocks=options.num_blocks, threads=1, directory=options.directory, rank_timeout=_TIMEOUT)
+def _of_rank(options: SessionOptions, threads: int | None) -> SessionOptions:
+    """One thread on CPUs: the processes would keep each other from the same cores."""
+    return dataclasses.replace(options, threads=threads, rank_timeout=_TIMEOUT)
 
 
 def follow(pipe: Connection) -> None:

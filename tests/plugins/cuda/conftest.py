@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingot.plugins.cuda import compiler, products
+from ingot.plugins.cuda import compiler, nccl, products
 from ingot.plugins.cuda.gpu import Device
 from tests.plugins.cuda.emulation import KEPT, Emulation, build_emulation, one_context
 from tests.plugins.cuda.kept_code import kept_on_disk
@@ -51,6 +51,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     emulation: Emulation = request.getfixturevalue("emulation")
     monkeypatch.setenv("PATH", str(emulation.programs) + os.pathsep + os.environ["PATH"])
     monkeypatch.setattr(products, "_NAMES", (str(emulation.libraries / "libcublasLt.so.13"),))  # not the real one
+    monkeypatch.setattr(nccl, "_NAMES", (str(emulation.libraries / "libnccl.so.2"),))
     driver = emulation.driver()
     driver.emulated_let_others_take.argtypes = [ctypes.c_size_t]
     driver.emulated_taken.restype = ctypes.c_size_t

@@ -1,4 +1,4 @@
-"""An emulated GPU for tests: libraries in place of the driver and of cuBLASLt, and a compiler in place of nvcc.
+"""An emulated GPU for tests: libraries in place of the driver, cuBLASLt and NCCL, and a compiler in place of nvcc.
 
 Everything of ingot and the real cuda-python run unchanged above them. What is compiled is kept in `build/emulated`.
 """
@@ -22,7 +22,11 @@ from ingot.plugins.cuda.gpu import Device, find_gpus
 SOURCES = Path(__file__).with_name("emulated")
 KEPT = Path(__file__).resolve().parents[3] / "build" / "emulated"
 
-_LIBRARIES = {"libcuda.so.1": "emulated_driver.cpp", "libcublasLt.so.13": "emulated_products.cpp"}
+_LIBRARIES = {
+    "libcuda.so.1": "emulated_driver.cpp",
+    "libcublasLt.so.13": "emulated_products.cpp",
+    "libnccl.so.2": "emulated_nccl.cpp",
+}
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 
 
@@ -36,7 +40,7 @@ class Emulation:
     checked: Path
 
     def driver(self) -> ctypes.CDLL:
-        """Loads both libraries into this process, under the names that others look for."""
+        """Loads the libraries into this process, under the names that others look for."""
         for name in _LIBRARIES:
             ctypes.CDLL(str(self.libraries / name), mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL("libcuda.so.1")

@@ -36,6 +36,7 @@ enum Code {
   kNoDevice = 100,
   kInvalidContext = 201,
   kNotFound = 500,
+  kNotReady = 600,
   kIllegalAddress = 700,
   kLaunchFailed = 719
 };
@@ -82,10 +83,11 @@ struct Mark {  // what is queued where an event is recorded
   }
 };
 
-int devices = 1;
-int held = 0;                    // allocations, streams, modules, graphs that nobody gave back
-int retained = 0, contexts = 0;  // holders of the primary context; how often it was made
-size_t others = 0;               // bytes of memory that other processes have
+int devices = 1, first_device = 0;  // as this process sees them; the number of the first among the machine's
+int device = -1;                    // whose context was made last
+int held = 0;                       // allocations, streams, modules, graphs that nobody gave back
+int retained = 0, contexts = 0;     // holders of the primary context; how often it was made
+size_t others = 0;                  // bytes of memory that other processes have
 bool initialised = false, capturing = false;
 int backwards = 0;
 bool idle = false;                        // kernels are left out
@@ -96,16 +98,31 @@ std::vector<Work> uploads;  // copies from pageable memory: on their way, no str
 std::map<uintptr_t, std::pair<size_t, void*>> allocated;  // address → bytes, what malloc gave
 thread_local bool entered = false;                        // whether this thread has a context
 
-// Does the first of what is queued. What that queues and waits for comes before the rest.
-int flush(size_t count) {
+// Does the first of what is queued, and counts it off. What that queues and waits for comes before the rest. Work that
+// is not ready, because other ranks have not come, and what lies behind it stay queued.
+int flush(size_t& count) {
   const auto end = queue.begin() + static_cast<std::ptrdiff_t>(count);
-  const std::vector<Work> work(queue.begin(), end), rest(end, queue.end());
+  std::vector<Work> work(queue.begin(), end);
+  const std::vector<Work> rest(end, queue.end());
   queue.clear();
-  for (const Work& each : work) {
-    if (const int code = each()) return code;
+  int code = kSuccess;
+  size_t done = 0;
+  for (; done < work.size(); ++done) {
+    if ((code = work[done]())) break;
   }
+  count -= done;
+  if (code && code != kNotReady) return code;
+  queue.insert(queue.end(), std::make_move_iterator(work.begin() + static_cast<std::ptrdiff_t>(done)),
+               std::make_move_iterator(work.end()));
   queue.insert(queue.end(), rest.begin(), rest.end());
-  return kSuccess;
+  return code;
+}
+
+// `flush` until it is done.
+int wait_for(size_t count) {
+  int code;
+  while ((code = flush(count)) == kNotReady) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  return code;
 }
 
 // Whether [address, address + bytes) lies in one allocation.
@@ -148,6 +165,8 @@ extern "C" {
 
 // For tests and for the emulated cuBLASLt.
 void emulated_set_devices(int count) { devices = count; }
+void emulated_set_first_device(int number) { first_device = number; }
+int emulated_device() { return entered ? first_device + device : -1; }
 void emulated_run_backwards(int yes) { backwards = yes; }
 void emulated_leave_out_kernels(int yes, int64_t graph_nanoseconds) {
   idle = yes, graph_takes = std::chrono::nanoseconds(graph_nanoseconds);
@@ -190,12 +209,18 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 4 : 0;
   return kSuccess;
 }
+int cuDeviceGetUuid(unsigned char* uuid, int ordinal) {
+  std::memset(uuid, 0, 16);
+  uuid[0] = static_cast<unsigned char>(1 + first_device + ordinal);
+  return kSuccess;
+}
 int cuDeviceTotalMem(size_t* bytes, int) {
   *bytes = kMemory;
   return kSuccess;
 }
-int cuDevicePrimaryCtxRetain(void** context, int) {
+int cuDevicePrimaryCtxRetain(void** context, int ordinal) {
   *context = &devices;
+  device = ordinal;
   contexts += retained++ == 0;
   return kSuccess;
 }
@@ -209,7 +234,7 @@ int cuCtxSynchronize() {
   if (code || capturing) return code ? code : kInvalidValue;
   for (const Work& copy : uploads) copy();
   uploads.clear();
-  return flush(queue.size());
+  return wait_for(queue.size());
 }
 int cuMemGetInfo(size_t* free_bytes, size_t* total) {
   *free_bytes = free_memory(), *total = kMemory;
@@ -314,7 +339,18 @@ int cuEventSynchronize(void* event) {  // what was queued behind it waits on
     const Mark* mark = queue[i].target<Mark>();
     if (mark && mark->event == event) {
       std::this_thread::sleep_until(mark->event->due);
-      return flush(i + 1);
+      return wait_for(i + 1);
+    }
+  }
+  return kSuccess;
+}
+int cuEventQuery(void* event) {
+  for (size_t i = 0; i < queue.size(); ++i) {
+    const Mark* mark = queue[i].target<Mark>();
+    if (mark && mark->event == event) {
+      if (std::chrono::steady_clock::now() < mark->event->due) return kNotReady;
+      size_t count = i + 1;
+      return flush(count);
     }
   }
   return kSuccess;
@@ -326,7 +362,11 @@ int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
   *milliseconds = std::chrono::duration<float, std::milli>(last->when - first->when).count();
   return kSuccess;
 }
-int cuStreamSynchronize(void*) { return capturing ? kInvalidValue : flush(queue.size()); }
+int cuStreamSynchronize(void*) { return capturing ? kInvalidValue : wait_for(queue.size()); }
+int cuStreamQuery(void*) {
+  size_t count = queue.size();
+  return capturing ? kInvalidValue : flush(count);
+}
 int cuStreamBeginCapture(void*, int) {
   if (capturing) return kInvalidValue;
   capturing = true;

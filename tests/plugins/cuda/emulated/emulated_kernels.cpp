@@ -67,6 +67,10 @@ const Entry kEntries[] = {
     ENTRY(match_magnitude),
     ENTRY(cut_below),
 #endif
+#ifdef EMULATED_ranks
+    ENTRY(add_ranks),
+    ENTRY(join_ranks),
+#endif
 #ifdef EMULATED_products
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(product_f32),

@@ -10,6 +10,7 @@ UNITS = {  # file → how the names of its kernels begin
     "draw.cu": ("draw_tokens",),
     "experts.cu": ("moe_route", "group_by_expert", "sum_experts"),
     "products.cu": ("product_", "experts_", "heads_"),
+    "ranks.cu": ("add_ranks", "join_ranks"),
     "states.cu": ("gated_norm", "causal_conv", "leave_inputs", "linear_attention_"),
     "streams.cu": (
         *("take_columns", "gather_columns", "join_columns"),
