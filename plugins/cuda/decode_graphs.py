@@ -4,6 +4,7 @@ lists.
 They are captured when a session opens, from steps whose rows are all idle. Idle rows write to a spare block.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ class DecodeGraphs:
         self._device = device
         self.sizes = plan.decode_sizes
         self._graphs: dict[Counts, Any] = {}
+        self._owned = contextlib.ExitStack()
 
     def size(self, batch: StepBatch) -> int | None:
         """The size that a decode step is filled up to; None for every other step."""
@@ -33,7 +35,12 @@ class DecodeGraphs:
     def capture(self, counts: Counts, launch: Callable[[], None]) -> None:
         """`launch` enqueues the work of a step with these counts. It has run before: libraries load what they need on
         first use, which a capture forbids."""
-        self._graphs[counts] = self._device.capture(launch)
+        self._graphs[counts] = self._device.capture(launch, self._owned)
+
+    def close(self) -> None:
+        """Destroy the graphs: a communicator whose calls they hold cannot be given back before."""
+        self._graphs.clear()
+        self._owned.close()
 
     def run(self, counts: Counts, launch: Callable[[], None]) -> None:
         """Replay the graph of these counts; launch where there is none."""

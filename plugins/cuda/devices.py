@@ -9,6 +9,7 @@ from ingot.dtypes import DType
 
 BYTES, OPERATIONS = 0.8, 0.6  # what good kernels reach of a data sheet; what published figures of engines agree with
 LAUNCH = 3e-6  # seconds within a graph: an assumption until a GPU has run one
+EXCHANGE = 8e-6  # seconds of a call of NCCL between GPUs of one machine: an assumption, as in `ingot plan`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +21,7 @@ class Device:
     code       the machine code that runs on it, as the compiler calls it
     memory, l2 bytes
     bandwidth  of its memory, bytes per second
+    link       to other GPUs, bytes per second in one direction: NVLink, or PCIe where it has none
     rate, rate_fp8, rate_f32  operations per second of products in 16 bits, in FP8 (0: it has none), in float32
     source     of all of them
     """
@@ -29,6 +31,7 @@ class Device:
     code: str
     memory: float
     bandwidth: float
+    link: float
     rate: float
     rate_fp8: float
     rate_f32: float
@@ -51,6 +54,10 @@ class Device:
         reached = OPERATIONS * (self.rate if rate is None else rate)
         return max(nbytes / (BYTES * self.bandwidth), operations / reached) + LAUNCH * launches
 
+    def exchange_seconds(self, nbytes: float, calls: int) -> float:
+        """What it gets from other ranks of the machine, in calls of NCCL."""
+        return nbytes / (BYTES * self.link) + EXCHANGE * calls
+
 
 def _device(
     name: str,
@@ -58,12 +65,13 @@ def _device(
     code: str,
     memory: float,
     bandwidth: float,
+    link: float,
     rates: tuple[float, float, float],
     multiprocessors: int,
     l2: float,
     source: str,
 ) -> Device:
-    """memory in GB, bandwidth in GB/s, rates (16 bits, FP8, float32) in TFLOP/s, l2 in MiB."""
+    """memory in GB, bandwidth and link in GB/s, rates (16 bits, FP8, float32) in TFLOP/s, l2 in MiB."""
     rate, rate_fp8, rate_f32 = (1e12 * each for each in rates)
     return Device(
         name=name,
@@ -71,6 +79,7 @@ def _device(
         code=code,
         memory=1e9 * memory,
         bandwidth=1e9 * bandwidth,
+        link=1e9 * link,
         rate=rate,
         rate_fp8=rate_fp8,
         rate_f32=rate_f32,
@@ -87,19 +96,21 @@ _SXM = (989, 1979, 67)
 DEVICES = {
     each.name: each
     for each in (
-        _device("a100-40", "A100 40 GB", "sm_80", 40, 1555, (312, 0, 19.5), 108, 40, _AMPERE),
-        _device("a100-80", "A100 80 GB SXM", "sm_80", 80, 2039, (312, 0, 19.5), 108, 40, _AMPERE),
-        _device("a10", "A10", "sm_86", 24, 600, (125, 0, 31.2), 72, 6, "NVIDIA A10 data sheet"),
-        _device("l4", "L4", "sm_89", 24, 300, (121, 242, 30.3), 58, 48, "NVIDIA L4 data sheet"),
-        _device("l40s", "L40S", "sm_89", 48, 864, (362, 733, 91.6), 142, 96, "NVIDIA L40S data sheet"),
-        _device("rtx4090", "GeForce RTX 4090", "sm_89", 24, 1008, (165.2, 330.3, 82.6), 128, 72, _ADA),
-        _device("h100", "H100 SXM", "sm_90a", 80, 3350, _SXM, 132, 50, _HOPPER),
-        _device("h100-pcie", "H100 PCIe", "sm_90a", 80, 2000, (756, 1513, 51), 114, 50, _HOPPER),
-        _device("h100-nvl", "H100 NVL", "sm_90a", 94, 3900, (835, 1671, 60), 132, 50, _HOPPER),
-        _device("h200", "H200 SXM", "sm_90a", 141, 4800, _SXM, 132, 50, "NVIDIA H200 data sheet"),
-        _device("gh200", "GH200 96 GB", "sm_90a", 96, 4000, _SXM, 132, 50, "NVIDIA GH200 data sheet"),
-        _device("b200", "B200 (HGX)", "sm_100", 180, 7700, (2250, 4500, 75), 148, 126, "NVIDIA HGX B200 data sheet"),
-        _device("rtx5090", "GeForce RTX 5090", "sm_120", 32, 1792, (209.5, 419, 104.8), 170, 96, _BLACKWELL),
+        _device("a100-40", "A100 40 GB", "sm_80", 40, 1555, 300, (312, 0, 19.5), 108, 40, _AMPERE),
+        _device("a100-80", "A100 80 GB SXM", "sm_80", 80, 2039, 300, (312, 0, 19.5), 108, 40, _AMPERE),
+        _device("a10", "A10", "sm_86", 24, 600, 32, (125, 0, 31.2), 72, 6, "NVIDIA A10 data sheet"),
+        _device("l4", "L4", "sm_89", 24, 300, 32, (121, 242, 30.3), 58, 48, "NVIDIA L4 data sheet"),
+        _device("l40s", "L40S", "sm_89", 48, 864, 32, (362, 733, 91.6), 142, 96, "NVIDIA L40S data sheet"),
+        _device("rtx4090", "GeForce RTX 4090", "sm_89", 24, 1008, 32, (165.2, 330.3, 82.6), 128, 72, _ADA),
+        _device("h100", "H100 SXM", "sm_90a", 80, 3350, 450, _SXM, 132, 50, _HOPPER),
+        _device("h100-pcie", "H100 PCIe", "sm_90a", 80, 2000, 300, (756, 1513, 51), 114, 50, _HOPPER),
+        _device("h100-nvl", "H100 NVL", "sm_90a", 94, 3900, 300, (835, 1671, 60), 132, 50, _HOPPER),
+        _device("h200", "H200 SXM", "sm_90a", 141, 4800, 450, _SXM, 132, 50, "NVIDIA H200 data sheet"),
+        _device("gh200", "GH200 96 GB", "sm_90a", 96, 4000, 450, _SXM, 132, 50, "NVIDIA GH200 data sheet"),
+        _device(
+            "b200", "B200 (HGX)", "sm_100", 180, 7700, 900, (2250, 4500, 75), 148, 126, "NVIDIA HGX B200 data sheet"
+        ),
+        _device("rtx5090", "GeForce RTX 5090", "sm_120", 32, 1792, 64, (209.5, 419, 104.8), 170, 96, _BLACKWELL),
     )
 }
 

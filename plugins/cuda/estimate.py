@@ -2,7 +2,8 @@
 
 An op takes the larger of bytes / (BYTES x bandwidth) and operations / (OPERATIONS x rate), and LAUNCH for each of its
 launches; a step takes the sum of its ops. Bandwidth and rate are those of the device's data sheet (`devices.py`). What
-the host does is not in it.
+ranks exchange takes bytes / (BYTES x bandwidth of the link), and EXCHANGE for each call of NCCL. What the host does is
+not in it.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from ingot.plugins.cuda.sampling import draw_kernel
 from ingot.plugins.cuda.session import device_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.target import CODES
-from ingot.plugins.cuda.work import Addresses, Multiply, Work
+from ingot.plugins.cuda.work import Addresses, Exchange, Launch, Multiply, Work
 from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load
 
@@ -106,8 +107,9 @@ class Estimate:
 
 
 def estimates(plan: Plan, target: str) -> list[Estimate]:
-    """For each device of the table that a cuda target is for; none for other targets."""
-    return [estimate(plan, each) for each in devices_of(CODES.get(target, ""))]
+    """For each device of the table that a cuda target is for; none for other targets, nor for a pipeline stage, which
+    is not all of a step."""
+    return [] if plan.stage[1] > 1 else [estimate(plan, each) for each in devices_of(CODES.get(target, ""))]
 
 
 def estimate(
@@ -173,14 +175,18 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
     work, rate = PlanWork(plan), device.rate_of(specialisation(plan).weight)
     counts, splits = _counts(plan, load)
     for bound in bind(plan, _nowhere(plan)):
-        does, launched = work.of(bound.step, load), [each for each in bound.work if _runs(each, counts, splits)]
+        does, done = work.of(bound.step, load), [each for each in bound.work if _runs(each, counts, splits)]
+        exchanges = [each for each in done if isinstance(each, Exchange)]
+        launches = len(done) - len(exchanges)
+        moved = 4 * sum(each.numbers(counts) for each in exchanges)
+        exchanging = device.exchange_seconds(moved, len(exchanges))
         yield OpEstimate(
             op=bound.step.op,
-            kernels=tuple(PRODUCT if isinstance(each, Multiply) else each.kernel for each in launched),
-            launches=len(launched),
+            kernels=tuple(dict.fromkeys(_name(each) for each in done)),
+            launches=len(done),
             nbytes=does.nbytes,
             operations=does.operations,
-            seconds=device.seconds(does.nbytes, does.operations, len(launched), rate=rate),
+            seconds=device.seconds(does.nbytes, does.operations, launches, rate=rate) + exchanging,
         )
     if load.logit_rows:
         does = work.draw_work(load)
@@ -195,7 +201,13 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
         )
 
 
+def _name(work: Work) -> str:
+    return work.kernel if isinstance(work, Launch) else PRODUCT if isinstance(work, Multiply) else "NCCL"
+
+
 def _runs(work: Work, counts: Counts, splits: int) -> bool:
+    if isinstance(work, Exchange):
+        return work.numbers(counts) > 0
     if isinstance(work, Multiply):
         return work.count(counts) > 0
     return min(work.grid(counts, splits)) > 0 and not (work.only_split and splits == 1)

@@ -328,9 +328,9 @@ class Device:
         config.hStream, config.attrs = self._stream, [attribute]
         return config
 
-    def capture(self, launch: Callable[[], None]) -> Any:
+    def capture(self, launch: Callable[[], None], owned: contextlib.ExitStack | None = None) -> Any:
         """What `launch` enqueues, recorded instead of run: one graph, ready to run. Its kernels overlap where the GPU
-        allows it."""
+        allows it. owned: destroys the graph; None: that is done with the device."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._check(self._driver.cuStreamBeginCapture(self._stream, mode))
         self._overlapping = self._overlap()
@@ -349,7 +349,7 @@ class Device:
             executable = self._check(self._driver.cuGraphInstantiate(graph, 0))
         finally:
             self._check(self._driver.cuGraphDestroy(graph))
-        self._own(self._owned, self._driver.cuGraphExecDestroy, executable)
+        self._own(self._owned if owned is None else owned, self._driver.cuGraphExecDestroy, executable)
         return executable
 
     def replay(self, graph: Any) -> None:

@@ -136,13 +136,14 @@ class Communicator:
             raise TargetError("NCCL reports an error", got=self._nccl.words(error.value))
 
     def abort(self) -> None:
-        """End what is under way, whatever the others do. From any thread; nothing can be called afterwards."""
+        """End what is under way, whatever the others do. From any thread; nothing can be called afterwards. Returns
+        once the graphs that hold calls are destroyed."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._nccl.call("ncclCommAbort", handle)
 
     def close(self) -> None:
-        """Once all ranks have done their work."""
+        """Once all ranks have done their work, and graphs that hold calls are destroyed: it waits for both."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._nccl.call("ncclCommDestroy", handle)

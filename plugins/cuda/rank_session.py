@@ -63,6 +63,7 @@ class CudaRankSession(PlanOnGpu):
         atexit.register(self._leave)  # others would wait for a process that takes its time to end
 
     def _open(self, plan: Plan, weights: npt.NDArray[np.uint8], opened: contextlib.ExitStack) -> None:
+        opened.callback(self._disconnect)  # graphs, which are loaded later, are destroyed before
         try:
             nccl = require_nccl()
             self._load(plan, weights, opened)
@@ -72,7 +73,6 @@ class CudaRankSession(PlanOnGpu):
         for rank, problem in enumerate(self._link.exchange("")):
             if problem:
                 raise RankError(f"rank {rank} cannot load its part of the engine", got=problem)
-        opened.callback(self._disconnect)
         self._connect(nccl)
         self.device.watch = self._watch.require_all
         with self._watch.step():
@@ -124,14 +124,15 @@ class CudaRankSession(PlanOnGpu):
 
     def _disconnect(self) -> None:
         """Once all steps are done; where the group has failed, whatever is under way."""
-        self.device.watch = None
-        for communicator in self._communicators.values():
-            if self._group.failed:
-                communicator.abort()
-                continue
-            closing = threading.Thread(target=communicator.close, daemon=True)  # it waits for the other ranks
-            closing.start()
-            closing.join(_LEAVING)
+        if self._group.failed:
+            threads = self._watch.abort()
+        else:  # each waits for the other ranks
+            communicators = self._communicators.values()
+            threads = [threading.Thread(target=each.close, daemon=True) for each in communicators]
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            thread.join(_LEAVING)
         self._communicators.clear()
 
     def _exchange(self, work: Exchange, counts: Counts) -> None:
@@ -229,7 +230,9 @@ class CudaRankSession(PlanOnGpu):
         if batch is None:
             return {}
         with self._watch.step():
-            return self._compute_tapped(batch, steps)
+            outputs = self._compute_tapped(batch, steps)
+            self.device.wait()
+            return outputs
 
     def _next(self) -> StepBatch | None:
         with rank_errors():
@@ -272,8 +275,11 @@ class CudaRankSession(PlanOnGpu):
                 self._group.close()
         finally:
             self._left = True
+            with contextlib.suppress(IngotError), self._watch.step():
+                self.device.wait()  # a step that was interrupted may wait for ranks that are gone
             self._watch.close()
             atexit.unregister(self._leave)
+            self.device.watch = None
             super().close()
         if not self._group.failed:
             self._link.leave()

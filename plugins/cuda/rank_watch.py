@@ -27,6 +27,7 @@ class RankWatch:
     def __init__(self, group: "_cpu.RankGroup", timeout: float) -> None:
         self._group, self._timeout = group, timeout
         self._communicators: list[Communicator] = []
+        self._aborting: list[threading.Thread] = []
         self._step, self._waited, self._busy = 0, 0.0, False
         self._beats: list[int] = []
         self._silent: list[float] = []
@@ -70,10 +71,16 @@ class RankWatch:
         except _cpu.RankError as error:
             words = str(error)
         self._lost = self._lost or rank_failure(words)
-        for communicator in self._communicators:
-            with contextlib.suppress(TargetError):
-                communicator.abort()
+        self.abort()
         return self._lost
+
+    def abort(self) -> list[threading.Thread]:
+        """End what NCCL has under way. The threads that do so end once the session has destroyed its graphs."""
+        threads = [threading.Thread(target=_abort, args=(each,), daemon=True) for each in self._communicators]
+        for thread in threads:
+            thread.start()
+        self._aborting += threads
+        return self._aborting
 
     def close(self) -> None:
         """No step follows."""
@@ -123,3 +130,8 @@ class RankWatch:
         if silent is not None:
             return f"rank {silent} did not come to step {step}: rank {rank} waited {seconds} s on its GPU"
         return f"step {step} has not ended on the GPU of rank {rank} after {seconds} s"
+
+
+def _abort(communicator: Communicator) -> None:
+    with contextlib.suppress(TargetError):
+        communicator.abort()

@@ -108,7 +108,11 @@ class RankProcesses:
             with ModelRunner(loaded, config) as runner:
                 yield runner
         finally:
+            self.resume()
             self.said = [_heard(pipe) for pipe in pipes]
+
+    def resume(self) -> None:
+        """Of a test that has stopped a process, before it is asked what it says."""
 
     def close(self) -> None:
         for pipe in self._pipes:

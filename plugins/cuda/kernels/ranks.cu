@@ -25,18 +25,37 @@ INGOT_DEVICE FourOfRanks operator+(const FourOfRanks& a, const FourOfRanks& b) {
   return sum;
 }
 
-template <int kRanks>
-INGOT_DEVICE void add_numbers(float* y, const float* x, int64_t count) {
-  const int64_t first = 4 * (static_cast<int64_t>(blockIdx.x) * kRankThreads + threadIdx.x);
-  if (first >= count) return;
-  if (count % 4 == 0) {
-    const auto four = [=](int rank) { return FourOfRanks{load_four(x + rank * count + first)}; };
-    store_four(y + first, sum_of_ranks<kRanks, FourOfRanks>(four, 0).values);
-    return;
+// The same of a multiple of eight, eight at a time, so that few registers are needed. ranks: a power of two
+template <class Value, class Load>
+INGOT_DEVICE Value sum_of_many(Load load, int ranks) {
+  Value sum{}, ones{}, twos{}, fours{};  // of eights: not added to their neighbours yet
+#pragma unroll 1
+  for (int eight = 0; 8 * eight < ranks; ++eight) {
+    sum = sum_of_ranks<8, Value>(load, 8 * eight);
+    if (!(eight & 1)) {
+      ones = sum;
+      continue;
+    }
+    sum = ones + sum;
+    if (!(eight & 2)) {
+      twos = sum;
+      continue;
+    }
+    sum = twos + sum;
+    if (!(eight & 4)) {
+      fours = sum;
+      continue;
+    }
+    sum = fours + sum;
   }
-  for (int64_t i = first; i < first + 4 && i < count; ++i) {
-    y[i] = sum_of_ranks<kRanks, float>([=](int rank) { return x[rank * count + i]; }, 0);
-  }
+  return sum;
+}
+
+template <class Value, class Load>
+INGOT_DEVICE Value sum_of_all(Load load, int ranks) {
+  if (ranks == 2) return sum_of_ranks<2, Value>(load, 0);
+  if (ranks == 4) return sum_of_ranks<4, Value>(load, 0);
+  return sum_of_many<Value>(load, ranks);
 }
 
 // Where the share of a rank begins, of numbers that ranks divide: at a multiple of four. See exchanges.py.
@@ -52,19 +71,16 @@ add_ranks(float* y, const float* x, const int* rows, int cols, int ranks, int ra
   const int64_t numbers = static_cast<int64_t>(*rows) * cols;
   const int64_t begin = rank < 0 ? 0 : share_begin(numbers, rank, ranks);
   const int64_t count = (rank < 0 ? numbers : share_begin(numbers, rank + 1, ranks)) - begin;
+  const int64_t first = 4 * (static_cast<int64_t>(blockIdx.x) * kRankThreads + threadIdx.x);
   y += begin;
-  if (ranks == 2) {
-    add_numbers<2>(y, x, count);
-  } else if (ranks == 4) {
-    add_numbers<4>(y, x, count);
-  } else if (ranks == 8) {
-    add_numbers<8>(y, x, count);
-  } else if (ranks == 16) {
-    add_numbers<16>(y, x, count);
-  } else if (ranks == 32) {
-    add_numbers<32>(y, x, count);
-  } else {
-    add_numbers<64>(y, x, count);
+  if (first >= count) return;
+  if (count % 4 == 0) {
+    const auto four = [=](int from) { return FourOfRanks{load_four(x + from * count + first)}; };
+    store_four(y + first, sum_of_all<FourOfRanks>(four, ranks).values);
+    return;
+  }
+  for (int64_t i = first; i < first + 4 && i < count; ++i) {
+    y[i] = sum_of_all<float>([=](int from) { return x[from * count + i]; }, ranks);
   }
 }
 

@@ -2,10 +2,11 @@
 
 import os
 
-from ingot.plugins.cuda import nccl, products
+from ingot.plugins.cuda import exchanges, nccl, products
 from tests.plugins.cuda.emulation import build_emulation
 
 GPUS = 4
+MANY = 600  # numbers from which on ranks add shares: those of prompts
 
 
 def take_emulation() -> None:
@@ -14,4 +15,5 @@ def take_emulation() -> None:
     os.environ["PATH"] = str(emulation.programs) + os.pathsep + os.environ["PATH"]
     products._NAMES = (str(emulation.libraries / "libcublasLt.so.13"),)
     nccl._NAMES = (str(emulation.libraries / "libnccl.so.2"),)
+    exchanges.MANY = MANY
     emulation.driver().emulated_set_devices(GPUS)

@@ -83,11 +83,16 @@ struct Mark {  // what is queued where an event is recorded
   }
 };
 
-int devices = 1, first_device = 0;  // as this process sees them; the number of the first among the machine's
-int device = -1;                    // whose context was made last
-int held = 0;                       // allocations, streams, modules, graphs that nobody gave back
-int retained = 0, contexts = 0;     // holders of the primary context; how often it was made
-size_t others = 0;                  // bytes of memory that other processes have
+int given_devices() {
+  const char* given = std::getenv("INGOT_EMULATED_GPUS");
+  return given ? std::atoi(given) : 1;
+}
+
+int devices = given_devices(), first_device = 0;  // as this process sees them; the number of the first one
+int device = -1;                                  // whose context was made last
+int held = 0;                                     // allocations, streams, modules, graphs that nobody gave back
+int retained = 0, contexts = 0;                   // holders of the primary context; how often it was made
+size_t others = 0;                                // bytes of memory that other processes have
 bool initialised = false, capturing = false;
 int backwards = 0;
 bool idle = false;                        // kernels are left out

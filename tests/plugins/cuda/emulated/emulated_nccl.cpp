@@ -48,7 +48,21 @@ struct Communicator {
   int rank, count;
   std::atomic<bool> aborted{false};
   std::atomic<int> error{kSuccess};
-  uint64_t gathers = 0;  // that have run
+  uint64_t gathers = 0;       // that have run
+  std::atomic<int> calls{0};  // that the queue and graphs hold
+};
+
+// Counts a call for as long as anything holds it.
+class Holder {
+ public:
+  explicit Holder(Communicator* group) : group_(group) { group_->calls += 1; }
+  Holder(const Holder& other) : Holder(other.group_) {}
+  Holder& operator=(const Holder&) = delete;
+  ~Holder() { group_->calls -= 1; }
+  Communicator* operator->() const { return group_; }
+
+ private:
+  Communicator* group_;
 };
 
 struct Part {
@@ -71,7 +85,7 @@ T driver(const char* name) {
 
 // One operation of a rank: a state that the driver's queue runs again until it is done.
 struct Operation {
-  Communicator* group;
+  Holder group;
   Kind kind;
   std::vector<Part> parts;
   bool begun = false;
@@ -125,7 +139,7 @@ int enqueue(Communicator* group, Kind kind, std::vector<Part> parts, void* strea
     for (const Part& part : parts) grouped.emplace_back(group, part);
     return kSuccess;
   }
-  put(Operation{group, kind, std::move(parts)});
+  put(Operation{Holder(group), kind, std::move(parts)});
   return kSuccess;
 }
 
@@ -186,9 +200,10 @@ int ncclCommInitRank(Communicator** to, int count, Id id, int rank) {
   held += 1;
   return kSuccess;
 }
-// The object stays: what is queued may still look at it.
+// Like NCCL's, it returns when the last graph is gone that holds a call.
 int ncclCommAbort(Communicator* group) {
   if (group == nullptr || group->aborted.exchange(true)) return kInvalidArgument;
+  while (group->calls > 0) usleep(200);
   held -= 1;
   return kSuccess;
 }
