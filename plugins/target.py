@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType
 from ingot.plan import Plan
 from ingot.plugins.op_graph import OpGraph
+from ingot.plugins.split_rules import SplitRules
 from ingot.step_io import Float32, Session
 from ingot.weights_memory import NumaPlacement
 
@@ -314,26 +314,6 @@ class StoresNarrow(Target, Protocol):
     def storing_narrow(self) -> frozenset[str]:
         """Ops whose kernels write their first output so, where the plan's buffer says it."""
         ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SplitRules:
-    """When a target's attention of few new tokens cuts the contexts of a step into parts.
-
-    blocks        thread blocks that fill the largest GPU of the target: there are no more parts than that
-    parts         of a context, at most
-    least_tokens  of a part
-    dtypes        of a KV cache that kernels read in parts
-    group         query heads of a KV head, at most
-    latent_rows   query heads of latent attention, where any number is, that a thread block computes
-    """
-
-    blocks: int
-    parts: int
-    least_tokens: int
-    dtypes: frozenset[DType]
-    group: int
-    latent_rows: int
 
 
 @runtime_checkable

@@ -250,7 +250,7 @@ def _require_ranks(ranks: int, target: Target, config: RuntimeConfig, where: str
         "this machine cannot run the engine",
         where=where,
         expected=f"{ranks} ranks, a GPU for each",
-        got=f"{here}; this version runs engines of one rank",
+        got=f"{here}; {target.name} runs engines of one rank",
         hint="build the engine with --tp_size 1 --pp_size 1",
     )
 

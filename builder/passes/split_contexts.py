@@ -10,7 +10,7 @@ import dataclasses
 from ingot.builder.passes.base import PassReport
 from ingot.plan import Plan, Split
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import SplitRules
+from ingot.plugins.split_rules import SplitRules
 
 NAME = "split_contexts"
 

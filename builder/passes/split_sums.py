@@ -242,9 +242,9 @@ def _require_kernels(target: Target) -> None:
         raise BuildError(
             f"{OPTION} is not supported on {target.name}",
             where=OPTION,
-            expected="a CPU target, or ref",
+            expected="a cpu or cuda target, or ref",
             got=error.what,
-            hint=f"leave {OPTION} out, or build for CPUs and GPUs in two calls",
+            hint=f"leave {OPTION} out, or build for the targets in two calls",
         ) from error
 
 

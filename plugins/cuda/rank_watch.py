@@ -22,7 +22,7 @@ _NAMING = 1.0  # seconds in which the end of a process may show, once NCCL has l
 
 
 class RankWatch:
-    """Of one rank. timeout: seconds that a step may take on the GPU."""
+    """Looks after one rank. timeout: seconds that a step may take on the GPU."""
 
     def __init__(self, group: "_cpu.RankGroup", timeout: float) -> None:
         self._group, self._timeout = group, timeout

@@ -5,7 +5,7 @@ import dataclasses
 from ingot.dtypes import DType
 from ingot.plan import Plan
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import SplitRules
+from ingot.plugins.split_rules import SplitRules
 
 MAX_HEAD_DIM = 512
 _WIDE = 256  # heads of more dims have kernels whose warps share the sums of a row

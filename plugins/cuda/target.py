@@ -33,16 +33,8 @@ from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM, M
 from ingot.plugins.cuda.states import MAX_KEY_DIM
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import (
-    Constant,
-    EnginePart,
-    KernelLimits,
-    Progress,
-    RankLink,
-    SessionOptions,
-    SplitRules,
-    Target,
-)
+from ingot.plugins.split_rules import SplitRules
+from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, RankLink, SessionOptions, Target
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
@@ -186,7 +178,7 @@ class CudaTarget:
         return memory_beside(gpu, device_bytes(plan) + _RESERVE)
 
     def rank_memory(self, plan: Plan, local: tuple[int, int]) -> int:
-        """Of the GPU of one of the ranks of this machine. Raises as `kv_memory`, and TargetError where they have too
+        """`kv_memory` of one rank's GPU. Raises as `kv_memory`, and TargetError where they have too
         few GPUs."""
         self._require_gpu(plan)
         return memory_beside(self._rank_gpu(local), device_bytes(plan) + _RESERVE + _RESERVE_OF_RANKS)

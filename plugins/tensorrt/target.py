@@ -23,17 +23,8 @@ from ingot.plugins.cuda.shapes import split_rules
 from ingot.plugins.cuda.target import LIMITS, copy_bandwidth
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import (
-    Constant,
-    EnginePart,
-    File,
-    KernelLimits,
-    Progress,
-    SessionOptions,
-    SplitRules,
-    Target,
-    file_name,
-)
+from ingot.plugins.split_rules import SplitRules
+from ingot.plugins.target import Constant, EnginePart, File, KernelLimits, Progress, SessionOptions, Target, file_name
 from ingot.plugins.tensorrt.compiler import compile_graph
 from ingot.plugins.tensorrt.description import DESCRIPTION, NETWORK, describe
 from ingot.plugins.tensorrt.library import Library, find_rtx

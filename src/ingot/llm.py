@@ -193,8 +193,7 @@ def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> 
             "tensor_parallel_size is not supported: an engine gets its ranks when it is built",
             expected="1",
             got=f"{tensor_parallel_size!r}; this machine has {len(find_gpus().gpus)} NVIDIA GPUs that can be used",
-            hint="leave tensor_parallel_size out; ingot build --tp_size makes an engine of several ranks for CPUs; "
-            "to use several GPUs, run a process with an engine for each",
+            hint="leave tensor_parallel_size out; ingot build --tp_size makes an engine of several ranks",
         )
     if gpu_memory_utilization is not None:
         raise UsageError(

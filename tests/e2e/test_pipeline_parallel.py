@@ -175,7 +175,7 @@ def test_refused_layouts(checkpoint: Path, tmp_path: Path) -> None:
         BuildConfig(tp_size=2, pp_size=33)
     assert BuildConfig(pp_size=2, screen_lm_head=True).ranks == 2
     args = ("--checkpoint_dir", checkpoint, "--output_dir", tmp_path / "e", "--pp_size", 2)
-    ingot("build", *args, "--target", "cuda/sm90").fails("--pp_size 2 is not supported on cuda/sm90", code=2)
+    ingot("build", *args, "--target", "tensorrt/sm90").fails("--pp_size 2 is not supported on tensorrt/sm90", code=2)
     ingot("build", *args, "--target", "ref", "--refit").fails("--refit cannot be combined", code=2)
     ingot("build", *args, "--target", "ref").succeeds()
     assert "all hashes match" in ingot("verify", tmp_path / "e").succeeds().out

@@ -158,8 +158,8 @@ def test_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
     assert "all hashes match" in ingot("verify", tmp_path / "e").succeeds().out
     verified = ingot("verify", tmp_path / "e", "--against", checkpoint, "--tokens", 8).succeeds()
     assert "every weight, kernel and layer is within its tolerance" in verified.out
-    ingot("build", *args, "--target", "cuda/sm90", "--tp_size", 2).fails(
-        "--tp_size 2 is not supported on cuda/sm90", code=2
+    ingot("build", *args, "--target", "tensorrt/sm90", "--tp_size", 2).fails(
+        "--tp_size 2 is not supported on tensorrt/sm90", code=2
     )
 
 

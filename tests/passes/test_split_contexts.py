@@ -12,7 +12,7 @@ from ingot.plan import Attr, Plan, Split
 from ingot.plan_check import check_plan
 from ingot.plan_json import plan_from_json
 from ingot.plugins.registry import find_target
-from ingot.plugins.target import SplitRules
+from ingot.plugins.split_rules import SplitRules
 from tests.builder.test_schedule import LAYER, plan_of
 
 RULES = SplitRules(blocks=256, parts=64, least_tokens=128, dtypes=frozenset({DType.BF16}), group=16, latent_rows=32)

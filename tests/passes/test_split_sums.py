@@ -127,5 +127,5 @@ def test_refusals(make: Callable[[], Lowering], parts: int, words: str) -> None:
 
 
 def test_a_target_without_kernels_is_refused() -> None:
-    with pytest.raises(BuildError, match=r"not supported on cuda/sm80(.|\n)*CPU target"):
-        split(lower(), 2, "cuda/sm80")
+    with pytest.raises(BuildError, match=r"not supported on tensorrt/sm80(.|\n)*cpu or cuda target"):
+        split(lower(), 2, "tensorrt/sm80")

@@ -102,13 +102,12 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--tp_size",
     type=positive,
-    help="Divide each layer among this many ranks (processes), on CPU targets and ref. Default: 1.",
+    help="Divide each layer among this many ranks (processes, each with a GPU on cuda targets). Default: 1.",
 )
 @click.option(
     "--pp_size",
     type=positive,
-    help="Divide the layers among this many pipeline stages of --tp_size ranks each, "
-    "on CPU targets and ref. Default: 1.",
+    help="Divide the layers among this many pipeline stages of --tp_size ranks each. Default: 1.",
 )
 @click.option(
     "--config",

@@ -105,7 +105,7 @@ LLAMA_CPP = (
         "--split-mode",
         "-ts",
         "--tensor-split",
-        way="no option: a GPU engine runs on one GPU. `--tp_size` divides CPU engines among processes",
+        way="no option: `--tp_size` and `--pp_size` divide an engine among GPUs when it is built",
         link="([ranks](../how-to/ranks.md))",
     ),
     flag("--list-devices", way="`ingot doctor` lists what the machine offers"),

@@ -31,7 +31,7 @@ _SAME = {
     "--dtype": "type of the stored weights (convert)",
     "--use_weight_only, --weight_only_precision int8\\|int4": "the precisions w8 and w4g128; on convert recorded as "
     "the build's default",
-    "--tp_size, --pp_size": "on convert recorded as the build's default; above 1 they are for CPU targets and `ref`",
+    "--tp_size, --pp_size": "on convert recorded as the build's default; TensorRT targets refuse more than 1",
     "--max_batch_size, --max_input_len, --max_seq_len, --max_num_tokens": "limits; defaults are lowered to what the "
     "model allows, values you give are kept or refused",
     "--max_output_len N": "max_seq_len = max_input_len + N",

@@ -109,14 +109,14 @@ VLLM = (
     flag(
         "--tensor-parallel-size N",
         "-tp N",
-        way="`--tp_size N` for CPU targets; for GPUs, start one server for each GPU",
+        way="`--tp_size N`; TensorRT targets refuse it",
         where="build",
         link="([ranks](../how-to/ranks.md))",
     ),
     flag(
         "--pipeline-parallel-size N",
         "-pp N",
-        way="`--pp_size N` for CPU targets; GPU targets refuse it",
+        way="`--pp_size N`; TensorRT targets refuse it",
         where="build",
         link="([ranks](../how-to/ranks.md))",
     ),
