@@ -19,11 +19,12 @@ from ingot.step_io import StepBatch
 class DecodeGraphs:
     """The graphs of one session. The counts of a step decide what it launches, so they are the key of its graph."""
 
-    def __init__(self, device: Device, plan: Plan) -> None:
+    def __init__(self, device: Device, plan: Plan, owned: contextlib.ExitStack | None = None) -> None:
+        """owned: destroys the graphs; None: that is done with the device."""
         self._device = device
         self.sizes = plan.decode_sizes
         self._graphs: dict[Counts, Any] = {}
-        self._owned = contextlib.ExitStack()
+        self._owned = owned
 
     def size(self, batch: StepBatch) -> int | None:
         """The size that a decode step is filled up to; None for every other step."""
@@ -36,11 +37,6 @@ class DecodeGraphs:
         """`launch` enqueues the work of a step with these counts. It has run before: libraries load what they need on
         first use, which a capture forbids."""
         self._graphs[counts] = self._device.capture(launch, self._owned)
-
-    def close(self) -> None:
-        """Destroy the graphs: a communicator whose calls they hold cannot be given back before."""
-        self._graphs.clear()
-        self._owned.close()
 
     def run(self, counts: Counts, launch: Callable[[], None]) -> None:
         """Replay the graph of these counts; launch where there is none."""

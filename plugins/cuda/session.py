@@ -135,7 +135,7 @@ class PlanOnGpu:
             self._sampler = Sampler(device, self._kernels[draws, 0], plan, self.addresses.drawn)
             logits = next(buffer for buffer in plan.buffers if buffer.name == plan.logits)
             self._logits_at = self.addresses.arena + logits.offset
-        self._graphs = opened.enter_context(contextlib.closing(DecodeGraphs(device, plan)))
+        self._graphs = DecodeGraphs(device, plan, opened.enter_context(contextlib.ExitStack()))
 
     def _upload(self, plan: Plan, weights: npt.NDArray[np.uint8]) -> None:
         places, _ = weight_places(plan)

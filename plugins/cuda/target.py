@@ -167,8 +167,8 @@ class CudaTarget:
         if part is not None and needs_library(part.plan()) and isinstance(missing := find_library(), str):
             disable = "or build the engine with --gemm_plugin disable"
             return f"{self.name} computes matmuls of this engine with {self.library}: {missing}, {disable}"
-        if part is not None and has_ranks(part.plan()) and isinstance(missing := find_nccl(), str):
-            return f"{self.name} exchanges data between the ranks of this engine with NCCL: {missing}"
+        if part is not None and has_ranks(part.plan()) and isinstance(absent := find_nccl(), str):
+            return f"{self.name} exchanges data between the ranks of this engine with NCCL: {absent}"
         return None
 
     def kv_memory(self, plan: Plan) -> int | None:
@@ -178,8 +178,7 @@ class CudaTarget:
         return memory_beside(gpu, device_bytes(plan) + _RESERVE)
 
     def rank_memory(self, plan: Plan, local: tuple[int, int]) -> int:
-        """`kv_memory` of one rank's GPU. Raises as `kv_memory`, and TargetError where they have too
-        few GPUs."""
+        """`kv_memory` of one rank's GPU. Raises as `kv_memory`, and TargetError where ranks have too few GPUs."""
         self._require_gpu(plan)
         return memory_beside(self._rank_gpu(local), device_bytes(plan) + _RESERVE + _RESERVE_OF_RANKS)
 

@@ -13,7 +13,7 @@ def take_emulation() -> None:
     """For the rest of this process: the emulated driver, libraries and compiler."""
     emulation = build_emulation()
     os.environ["PATH"] = str(emulation.programs) + os.pathsep + os.environ["PATH"]
-    products._NAMES = (str(emulation.libraries / "libcublasLt.so.13"),)
-    nccl._NAMES = (str(emulation.libraries / "libnccl.so.2"),)
+    for module, name in ((products, "libcublasLt.so.13"), (nccl, "libnccl.so.2")):
+        setattr(module, "_NAMES", (str(emulation.libraries / name),))  # noqa: B010
     exchanges.MANY = MANY
     emulation.driver().emulated_set_devices(GPUS)

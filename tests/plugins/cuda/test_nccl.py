@@ -83,7 +83,7 @@ def test_an_aborted_communicator_ends_what_waits(library: ctypes.CDLL) -> None:
         found, x = require_nccl(), device.allocate(4 * COUNT)
         group = Communicator(found, found.new_id(), 0, 1, device.stream_address)
         group.receive(x, COUNT, 0)  # nobody sends
-        looks = []
+        looks: list[int] = []
 
         def watch() -> None:
             looks.append(len(looks))

@@ -66,7 +66,7 @@ class Interpreted:
         monkeypatch.setattr(Device, "kernel", lambda device, types, name, shared_bytes: self._kernel(types, name))
         monkeypatch.setattr(Device, "allocate", lambda device, nbytes: self._allocated(device, nbytes))
         monkeypatch.setattr(Device, "launch", lambda device, *given: self._launch(device, *given))
-        monkeypatch.setattr(Device, "capture", lambda device, launch: launch)
+        monkeypatch.setattr(Device, "capture", lambda device, launch, owned=None: launch)
         monkeypatch.setattr(Device, "replay", lambda device, graph: graph())
 
     def _compiled(self, specialisation: Specialisation, architecture: str, progress: Progress) -> MachineCode:
