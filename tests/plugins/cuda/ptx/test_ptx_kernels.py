@@ -17,7 +17,7 @@ from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation
 from tests.plugins.cuda import test_draws as draws
-from tests.plugins.cuda import test_exchanges, test_experts, test_kernels, test_latent, test_own_products, test_states
+from tests.plugins.cuda import test_experts, test_kernels, test_latent, test_own_products, test_states
 from tests.plugins.cuda import test_paged_attention as attention
 from tests.plugins.cuda.emulated.units import units_of
 from tests.plugins.cuda.ptx import costs
@@ -107,15 +107,6 @@ def test_products_of_experts(interpreted: Interpreted, op: str, precision: str) 
     kind = f"{dtype}_" if DType(dtype).is_quantised else ""
     kernels = {"experts_f32"} if precision == "f32" else {f"experts_{kind}{rows}" for rows in (8, 64, 128)}
     assert names(interpreted) >= {"group_by_expert", *kernels}
-
-
-@pytest.mark.slow
-def test_what_ranks_have_exchanged(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch) -> None:
-    for sums in test_exchanges.SUMS:
-        test_exchanges.check_sums(interpreted.driver, *sums, monkeypatch)
-    for columns in test_exchanges.COLUMNS:
-        test_exchanges.check_columns(interpreted.driver, *columns)
-    assert names(interpreted) == {"add_ranks", "join_ranks"}
 
 
 @pytest.mark.slow
