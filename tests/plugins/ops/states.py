@@ -21,6 +21,7 @@ CUDA_OPS = {  # cuda targets have these, too
     *("latent_kv_write", "latent_attention", "head_matmul"),
     *("rope_query", "take_columns", "gather_columns", "join_columns"),
     *("mix_streams", "add_to_streams", "match_magnitude", "cut_below"),
+    *("all_reduce", "all_gather", "send", "recv"),
 }
 
 
