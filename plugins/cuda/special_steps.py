@@ -4,7 +4,7 @@ from ingot.plan import Step
 from ingot.plugins.cuda.attention import turn_queries_launch
 from ingot.plugins.cuda.latent import HeadProduct, head_launches, latent_attention_launches, write_latent_launch
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
-from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launch
+from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launches
 from ingot.plugins.cuda.streams import (
     add_launch,
     cut_launch,
@@ -160,7 +160,7 @@ class SpecialSteps(PlanPlaces):
 
     def linear_attention(self, step: Step, narrow: bool) -> list[Work]:
         x, dt, beta, a_log, skip = step.inputs[:5]
-        launch = linear_attention_launch(
+        launches = linear_attention_launches(
             self._slots(step),
             step.attrs,
             y=self._buffer(step.outputs[0]),
@@ -170,7 +170,7 @@ class SpecialSteps(PlanPlaces):
             a_log=self._weight(a_log),
             skip=self._weight(skip),
         )
-        return [launch]
+        return [*launches]
 
     def gated_norm(self, step: Step, narrow: bool) -> list[Work]:
         x, gate, weight = step.inputs

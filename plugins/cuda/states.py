@@ -7,12 +7,14 @@ from ingot.errors import REBUILD, EngineError
 from ingot.plan import Attr, Rows
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.work import Grid, Launch, integer, number, pointer, row_grid
+from ingot.plugins.cuda.work import Launch, integer, number, pointer, row_grid
 
 MAX_KEY_DIM = 256  # of linear attention: a warp keeps its columns of a state in registers
 _THREADS, _STRIP = 256, 4 * 256  # channels of a block
 _NORM_THREADS = 1024  # at most
 _LINEAR_THREADS, _LINEAR_COLUMNS = 128, 32  # of a value
+_TILE_DIMS, _FACTORS = 2048, 4  # of the keys of a tile of tokens; numbers of a token, beside its query, key and value
+_TOKENS_OF_END, _MOST_ENDS = 16, 64  # of blocks of the KV cache, at least; thread blocks that share a sequence's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,9 @@ def convolution_launches(
         return Launch(kernel="causal_conv", grid=grid, threads=_THREADS, shared=0, arguments=arguments)
 
     def several(counts: Counts, splits: int) -> tuple[int, int, int]:
-        return (counts.sequences if counts.tokens > counts.sequences else 0), strips, 1
+        if counts.tokens == counts.sequences:
+            return 0, strips, 1
+        return counts.sequences, strips, min(_MOST_ENDS, counts.tokens // counts.sequences // _TOKENS_OF_END + 1)
 
     leave = Launch(
         kernel="leave_inputs",
@@ -63,12 +67,13 @@ def convolution_launches(
     return [convolve(leaves=True), convolve(leaves=False), leave]
 
 
-def linear_attention_launch(
+def linear_attention_launches(
     at: Slots, attrs: Mapping[str, Attr], *, y: int, x: int, dt: int, beta: int, a_log: int, skip: int
-) -> Launch:
-    """Addresses are 0 where there is nothing. Raises EngineError for keys that no kernel has registers for."""
+) -> list[Launch]:
+    """One for steps of single tokens, one for others: both compute the same bits. Addresses are 0 where there is
+    nothing. Raises EngineError for keys that no kernel has registers for."""
     shape = [int(attrs[name]) for name in ("heads", "key_heads", "key_dim", "value_dim", "values_first", "by_dim")]
-    heads, _, key_dim, value_dim, *_ = shape
+    heads, _, key_dim, value_dim, _, by_dim = shape
     if key_dim > MAX_KEY_DIM:
         raise EngineError(
             "linear attention with keys of this size is not supported on cuda targets",
@@ -83,16 +88,19 @@ def linear_attention_launch(
         *(integer(each) for each in shape),
         *(number(attrs[name]) for name in ("scale", "l2_eps", "dt_min", "dt_max")),
     )
-    kernel = f"linear_attention_{128 if key_dim <= 128 else 256}"
-    grid = _of_sequences(heads, -(-value_dim // _LINEAR_COLUMNS))
-    return Launch(kernel=kernel, grid=grid, threads=_LINEAR_THREADS, shared=0, arguments=arguments)
+    dims, strips = 128 if key_dim <= 128 else 256, -(-value_dim // _LINEAR_COLUMNS)
 
+    def launch(kernel: str, shared: int, *, single: bool) -> Launch:
+        def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
+            return (counts.sequences if (counts.tokens == counts.sequences) == single else 0), heads, strips
 
-def _of_sequences(heads: int, strips: int) -> Grid:
-    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        return counts.sequences, heads, strips
+        threads = _LINEAR_THREADS if single else 2 * _LINEAR_THREADS  # half of which prepare tiles for the others
+        return Launch(kernel=f"{kernel}_{dims}", grid=grid, threads=threads, shared=shared, arguments=arguments)
 
-    return grid
+    prompts = "mamba_prompts" if not beta else "kda_prompts" if by_dim else "delta_prompts"
+    tokens, numbers = _TILE_DIMS // dims, (2 + by_dim) * dims + _LINEAR_COLUMNS + _FACTORS
+    shared = 4 * tokens * (2 * numbers + _LINEAR_THREADS)  # of two tiles, and results of one
+    return [launch("linear_attention", 0, single=True), launch(prompts, shared, single=False)]
 
 
 def gated_norm_launch(

@@ -54,6 +54,8 @@ LINEARS: dict[str, dict[str, Attr]] = {
     "odd": {**LINEAR, "key_dim": 15, "value_dim": 33, "heads": 2},
     "odd_values": {**LINEAR, **MAMBA, "key_dim": 8, "value_dim": 6, "heads": 3, "key_heads": 1},
     "large": {**LINEAR, **MAMBA, "key_dim": MAX_KEY_DIM, "value_dim": 8, "heads": 1, "key_heads": 1},
+    "large_delta": {**LINEAR, "key_dim": 132, "value_dim": 9, "heads": 1, "key_heads": 1},
+    "large_by_dim": {**LINEAR, "by_dim": 1, "key_dim": 131, "value_dim": 8, "heads": 1, "key_heads": 1},
 }
 
 
@@ -137,6 +139,13 @@ def test_linear_attention(gpu: ctypes.CDLL, name: str) -> None:
     check(gpu, "linear_attention", LINEARS[name])
 
 
+def kernels_of(name: str) -> set[str]:
+    """Of steps of single tokens, and of others."""
+    attrs, dims = LINEARS[name], 256 if name.startswith("large") else 128
+    prompts = "mamba" if attrs["values_first"] else "kda" if attrs["by_dim"] else "delta"
+    return {f"linear_attention_{dims}", f"{prompts}_prompts_{dims}"}
+
+
 SMALL = {**LINEAR, "heads": 2, "value_dim": 12}
 
 
@@ -171,7 +180,7 @@ def check_bits(driver: ctypes.CDLL, op: str, attrs: dict[str, Attr]) -> None:
         return np.concatenate([output[others if crowded else 0 :] for output, _ in found])
 
     expected = run([37], [3, -1, 1])
-    for chunks, table in (([1, 15, 1, 20], [3, 2, 1]), ([20, 17], [0, 0, 4])):
+    for chunks, table in (([1, 15, 1, 20], [3, 2, 1]), ([20, 17], [0, 0, 4]), ([15, 3, 19], [0, 0, 0])):
         np.testing.assert_array_equal(run(chunks, table), expected)
     np.testing.assert_array_equal(run([30, 7], [3, 2, 1], crowded=True), expected)
 

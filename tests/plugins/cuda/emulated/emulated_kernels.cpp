@@ -117,6 +117,12 @@ const Entry kEntries[] = {
     ENTRY(leave_inputs),
     ENTRY(linear_attention_128),
     ENTRY(linear_attention_256),
+    ENTRY(delta_prompts_128),
+    ENTRY(delta_prompts_256),
+    ENTRY(kda_prompts_128),
+    ENTRY(kda_prompts_256),
+    ENTRY(mamba_prompts_128),
+    ENTRY(mamba_prompts_256),
 #endif
 #endif
 #ifdef EMULATED_latent

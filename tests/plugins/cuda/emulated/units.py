@@ -11,7 +11,10 @@ UNITS = {  # file → how the names of its kernels begin
     "experts.cu": ("moe_route", "group_by_expert", "sum_experts"),
     "products.cu": ("product_", "experts_", "heads_"),
     "ranks.cu": ("add_ranks", "join_ranks"),
-    "states.cu": ("gated_norm", "causal_conv", "leave_inputs", "linear_attention_"),
+    "states.cu": (
+        *("gated_norm", "causal_conv", "leave_inputs", "linear_attention_"),
+        *("delta_prompts_", "kda_prompts_", "mamba_prompts_"),
+    ),
     "streams.cu": (
         *("take_columns", "gather_columns", "join_columns"),
         *("mix_streams", "add_to_streams", "match_magnitude", "cut_below"),

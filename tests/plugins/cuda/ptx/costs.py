@@ -162,6 +162,39 @@ def row_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     return machine.launch(entry, (1, blocks, 1), threads, 0, given)
 
 
+PROMPTS = ("delta_prompts_128", "kda_prompts_128", "mamba_prompts_128")
+
+
+def token_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
+    """Instructions by name, of all warps of a block that goes through a token of a prompt: 32 columns of a head."""
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=64, tokens_per_block=BLOCK, states=True)
+    entry = kernel_of(nvcc, types, kernel)
+    short, long = (_carry(entry, kernel, tokens) for tokens in (32, 64))
+    return Counter({name: (long[name] - short[name]) // 32 for name in long if long[name] != short[name]})
+
+
+def _carry(entry: Kernel, kernel: str, tokens: int) -> Counter[str]:
+    machine, dims, columns = Machine(), 128, 32
+
+    def place(values: npt.NDArray[np.generic]) -> int:
+        room = np.zeros(values.nbytes + 256, np.uint8)
+        data = room[-room.ctypes.data % 256 :][: values.nbytes]
+        data[:] = values.reshape(-1).view(np.uint8)
+        machine.memory.add(data.ctypes.data, data)
+        return int(data.ctypes.data)
+
+    of_dims, mamba = kernel.startswith("kda"), kernel.startswith("mamba")
+    sizes = (columns, 2 * dims + columns, dims, 1)  # of a token in y, x, dt, beta
+    y, x, dt, beta = (place(np.ones(tokens * size, np.float32)) for size in sizes)
+    a_log, slots = place(np.zeros(1, np.float32)), place(np.zeros(dims * columns, np.float32))
+    runs, table = place(np.array([0, 0, tokens, 0], np.int32)), place(np.array([-1] * (tokens // BLOCK), np.int32))
+    pointers = (y, x, dt, 0 if mamba else beta, a_log, 0, runs, slots, table)
+    shape = (tokens // BLOCK, dims * columns, 1, 1, dims, columns, mamba, of_dims)
+    given = struct.pack("<9Q8i4f", *pointers, *shape, 1.0, 0.0 if mamba else 1e-6, 0.0, 3e38)
+    shared = 4 * 16 * (2 * ((2 + of_dims) * dims + columns + 4) + 128)
+    return machine.launch(entry, (1, 1, 1), 256, shared, given)
+
+
 def main() -> None:
     """Print them."""
     nvcc = find_compiler()
@@ -173,6 +206,10 @@ def main() -> None:
     for kernel in ROW_KERNELS:
         names = row_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a row, of all warps")
+        print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
+    for kernel in PROMPTS:
+        names = token_cost(nvcc, kernel)
+        print(f"{kernel}: {names.total()} instructions a token, of all warps")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
     for kernel in ("attention_decode", "attention_prefill"):
         for head_dim in (64, 128, 512):

@@ -77,7 +77,8 @@ class Operands:
         if base.startswith("%"):
             register = self._run.register(base)
             wide = np.array(offset).astype(np.int64).view(np.uint64)
-            return lambda lanes: register[lanes].astype(np.uint64) + wide
+            most = np.uint64(np.iinfo(np.uint32).max if register.itemsize == 4 else np.iinfo(np.uint64).max)
+            return lambda lanes: (register[lanes].astype(np.uint64) + wide) & most
         place = np.uint64(self._run.kernel.shared[base] + offset)
         return lambda lanes: np.full(len(lanes), place)
 
