@@ -37,12 +37,13 @@ from ingot.builder.passes.size_decode_steps import size_decode_steps
 from ingot.builder.passes.split_contexts import split_contexts
 from ingot.builder.passes.store_narrow import StoreNarrow
 from ingot.builder.passes.use_library import UseLibrary
+from ingot.builder.passes.use_many_rows import UseManyRows
 from ingot.builder.precision import ProductChoice
 from ingot.builder.program import Program
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Plan
-from ingot.plugins.target import CapturesDecode, SplitsContexts, StoresNarrow, Target, WithLibrary
+from ingot.plugins.target import CapturesDecode, HasManyRows, SplitsContexts, StoresNarrow, Target, WithLibrary
 
 
 def structure_passes() -> tuple[Pass, ...]:
@@ -90,6 +91,14 @@ def step_passes(target: Target) -> tuple[StepPass, ...]:
         *((add_in_products,) if target.adds_in_products else ()),
         *((StoreNarrow(ops=target.storing_narrow()),) if isinstance(target, StoresNarrow) else ()),
     )
+
+
+def many_row_passes(target: Target, *, wanted: bool) -> tuple[StepPass, ...]:
+    """Where the target has faster kernels for many rows. wanted: whether the bits of a row may depend on the batch."""
+    if not isinstance(target, HasManyRows) or not target.many_row_kernels(gated=True):
+        return ()
+    kernels, gated = (target.many_row_kernels(gated=each) for each in (False, True))
+    return (UseManyRows(kernels=kernels, gated=gated, wanted=wanted),)
 
 
 def library_passes(target: Target, *, wanted: bool) -> tuple[StepPass, ...]:

@@ -26,6 +26,7 @@ from ingot.builder.passes.split_ranks import SplitRanks, own_heads
 from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import (
     library_passes,
+    many_row_passes,
     plan_passes,
     require_plugins,
     run_passes,
@@ -282,8 +283,9 @@ def _plan_rank(
 
     draws = ChooseDrawKernel(target=target)
     screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
-    # A library chooses its algorithms by the shape of a matmul, which depends on the number of ranks.
-    libraries = library_passes(target, wanted=config.gemm_library and config.parts == 1)
+    # A library chooses its algorithms by the shape of a matmul, which depends on the number of ranks. So do parts of K.
+    wanted = config.gemm_library and config.parts == 1
+    libraries = (*many_row_passes(target, wanted=wanted), *library_passes(target, wanted=wanted))
     program = run_step_passes(
         lowering.program,
         (draws, *sums, *ranks, *step_passes(target), *libraries, *screens, *((cut,) if config.pp_size > 1 else ())),

@@ -336,6 +336,15 @@ class CapturesDecode(Target, Protocol):
 
 
 @runtime_checkable
+class HasManyRows(Target, Protocol):
+    """A target that may have faster kernels for matmuls of many rows, whose bits depend on the number of rows."""
+
+    def many_row_kernels(self, *, gated: bool) -> Mapping[str, str]:
+        """A matmul's kernel → the faster one; empty where there are none. gated: of matmuls with a gate."""
+        ...
+
+
+@runtime_checkable
 class WithLibrary(Target, Protocol):
     """A target whose sessions can leave matmuls to a library of the machine.
 

@@ -16,11 +16,12 @@ from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_blo
 from ingot.plugins.cuda.exchanges import gather_work, receive_work, reduce_work, send_work
 from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sum_launch
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
-from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library
+from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
 from ingot.plugins.cuda.shapes import prefill_parts
 from ingot.plugins.cuda.special_steps import SpecialSteps
 from ingot.plugins.cuda.stored_types import check_types
+from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, multiplies, wide_launches
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
 
@@ -115,9 +116,8 @@ class _Binder(SpecialSteps):
             group=int(str(step.attrs["group"])),
             rows=buffer.rows,
         )
-        if not takes_library(step):
-            return [*work, *product_launches(own)]
-        if weight.dtype.is_quantised:
+        library, wide = takes_library(step), takes_wide(step) and multiplies(k, weight.dtype)
+        if library and weight.dtype.is_quantised:
             raise EngineError(
                 "cuBLASLt multiplies no codes",
                 where=f"step {step.name}",
@@ -125,7 +125,16 @@ class _Binder(SpecialSteps):
                 got=step.kernel,
                 hint=REBUILD,
             )
-        return [*work, *product_launches(own, FEW_ROWS), *library_work(own, self._at.sums)]
+        if not (library or wide):
+            return [*work, *product_launches(own)]
+        work.extend(product_launches(own, FEW_ROWS))
+        if wide:
+            work.extend(
+                wide_launches(own, self._at.sums, BESIDE_LIBRARY) if library else wide_launches(own, self._at.sums)
+            )
+        if library:
+            work.extend(library_work(own, self._at.sums, least=(BESIDE_LIBRARY if wide else FEW_ROWS) + 1))
+        return work
 
     def moe_route(self, step: Step, narrow: bool) -> list[Work]:
         logits, bias = step.inputs

@@ -45,7 +45,8 @@ class Specialisation:
     """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: formats of
     the quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
     latent: where attention is latent, how many numbers of a row of the cache are its value; alone: nothing but the
-    kernels that depend on the size of heads; kv_codes: the KV cache has codes, which attention multiplies as `kv`."""
+    kernels that depend on the size of heads; kv_codes: the KV cache has codes, which attention multiplies as `kv`;
+    wide: products of more than a few rows by the instructions of warpgroups, which sm_90a alone has."""
 
     weight: DType
     kv: DType
@@ -57,6 +58,7 @@ class Specialisation:
     latent: int = 0
     alone: bool = False
     kv_codes: bool = False
+    wide: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ class Specialisation:
             *(("-DINGOT_STATES",) if self.states else ()),
             *((f"-DINGOT_LATENT={self.latent}",) if self.latent else ()),
             *(("-DINGOT_ATTENTION_ALONE",) if self.alone else ()),
+            *(("-DINGOT_WIDE",) if self.wide else ()),
         )
 
 

@@ -2,7 +2,7 @@
 
 from ingot.dtypes import DType
 from ingot.plan import Rows
-from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
+from ingot.plugins.cuda.own_products import OwnProduct
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.work import Launch, Multiply, Work, integer, pointer, row_grid
 
@@ -51,10 +51,10 @@ def norm_block(hidden: int) -> tuple[int, int]:
     return -(-hidden // (32 * _NORM_COLUMNS)) * 32, 0
 
 
-def library_work(own: OwnProduct, sums: int) -> list[Work]:
-    """The same product by cuBLASLt, for more rows than a few. sums: float32 for all its columns."""
+def library_work(own: OwnProduct, sums: int, least: int) -> list[Work]:
+    """The same product by cuBLASLt, for `least` rows and more. sums: float32 for all its columns."""
     plain = not own.bias and not own.gated and own.kind == 0
-    direct, least = plain and not (own.residual and own.narrow), FEW_ROWS + 1
+    direct = plain and not (own.residual and own.narrow)
     product = Product(
         x=own.x,
         weight=own.weight,

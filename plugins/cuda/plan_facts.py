@@ -19,11 +19,13 @@ from ingot.plugins.cuda.shapes import (
     attention_tiles,
     latent_tiles,
 )
+from ingot.plugins.cuda.wide_products import part_sums
 from ingot.plugins.cuda.work import ScratchBytes
 from ingot.plugins.ops import moe_down
 from ingot.plugins.registry import find_op
 
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
+WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows by warpgroups
 CODE_LAYOUT = "cubin9."  # of the machine code among the weights; the number counts changes of kernels' parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 
@@ -73,6 +75,7 @@ def specialisation(plan: Plan) -> Specialisation:
         experts=any(find_op(s.op).routes or find_op(s.op).experts for s in plan.steps),
         states=any(each.state for each in plan.caches),
         latent=kv.latent,
+        wide=any(map(takes_wide, plan.steps)),
     )
 
 
@@ -110,7 +113,7 @@ def all_specialisations(plan: Plan) -> tuple[Specialisation, ...]:
     """The plan's own, then one for each further size of heads. Raises EngineError as `specialisation`."""
     first = specialisation(plan)
     further = dict.fromkeys(each.head_dim for each in plan.caches if not each.state and each.head_dim != first.head_dim)
-    alone = dataclasses.replace(first, codes=(), experts=False, states=False, alone=True)
+    alone = dataclasses.replace(first, codes=(), experts=False, states=False, wide=False, alone=True)
     return first, *(dataclasses.replace(alone, head_dim=each) for each in further)
 
 
@@ -147,6 +150,11 @@ def takes_library(step: Step) -> bool:
     return step.kernel.endswith(LIBRARY)
 
 
+def takes_wide(step: Step) -> bool:
+    """Whether warpgroups compute a step's product where there are more than a few rows."""
+    return step.kernel.split(".")[2:3] == [WIDE]
+
+
 def tiles_of(plan: Plan) -> Tiles:
     """How its attention cuts sequences into items, which are the same for all layers."""
     tiles = [
@@ -174,6 +182,8 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
             groups.append(group_bytes(count * taken, weight.shape[0]))
         if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
             sums.append(4 * count * taken * weight.shape[-2])
+        if takes_wide(step):
+            sums.append(4 * part_sums(weight.shape[-2], weight.shape[-1], count))
         if narrow and x.dtype is DType.F32:
             inputs.append(2 * count * x.cols)
     return ScratchBytes(sums=max(sums), inputs=max(inputs), groups=max(groups), exchanged=exchanged_bytes(plan))

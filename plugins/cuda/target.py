@@ -20,6 +20,7 @@ from ingot.plugins.cuda.nccl import find_nccl
 from ingot.plugins.cuda.plan_facts import (
     CODE_LAYOUT,
     LIBRARY,
+    WIDE,
     all_specialisations,
     code_weight,
     has_ranks,
@@ -31,6 +32,7 @@ from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_RANK, split_rules
 from ingot.plugins.cuda.states import MAX_KEY_DIM
+from ingot.plugins.cuda.wide_products import TYPES as WIDE_TYPES
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
 from ingot.plugins.split_rules import SplitRules
@@ -112,11 +114,22 @@ class CudaTarget:
     def kernels(self) -> tuple[str, ...]:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         own = tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
-        return (*own, *self.library_kernels().values(), *DRAW_KERNELS)
+        many = self.many_row_kernels(gated=True).values()
+        return (*own, *many, *self.library_kernels().values(), *DRAW_KERNELS)
+
+    def many_row_kernels(self, *, gated: bool) -> dict[str, str]:
+        """Products by warpgroups, which sm_90a alone has: of codes, and of gated 16-bit numbers. cuBLASLt is faster
+        without a gate, where no launch follows it."""
+        if self.architecture.code != "sm_90a":
+            return {}
+        types = [each for each in WIDE_TYPES if gated or each.is_quantised]
+        return {f"matmul.{each.value}.sm80": f"matmul.{each.value}.{WIDE}" for each in types}
 
     def library_kernels(self) -> dict[str, str]:
         """For float weights; cuBLASLt multiplies no codes."""
-        return {kernel: kernel + LIBRARY for kernel in (f"matmul.{dtype}.sm80" for dtype in _DTYPES)}
+        own = [f"matmul.{dtype}.sm80" for dtype in _DTYPES]
+        wide = [name for kernel, name in self.many_row_kernels(gated=True).items() if kernel in own]
+        return {kernel: kernel + LIBRARY for kernel in (*own, *wide)}
 
     def split_rules(self) -> SplitRules:
         """For the largest GPU of the table that runs the machine code."""

@@ -82,6 +82,9 @@ struct Epilogue {
   INGOT_DEVICE void load_values(FourTerms& of, int64_t row, int col, const float* x, const float* up) const {
     of.x = load_four(x);
     if (up) of.up = load_four(up);
+    load_residual(of, row, col);
+  }
+  INGOT_DEVICE void load_residual(FourTerms& of, int64_t row, int col) const {
     if (residual) of.residual = load_four(residual + row * cols + col);
   }
   INGOT_DEVICE void write_four(int64_t row, int col, const FourTerms& of, bool gated) const {

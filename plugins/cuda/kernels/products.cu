@@ -539,3 +539,5 @@ heads_f32(INGOT_HEAD_PARAMETERS) {
 #endif
 
 #endif
+
+#include "wide_products.cuh"

@@ -61,6 +61,12 @@ INGOT_DEVICE void group_wait(float (&sum)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
+// A barrier of all kThreads of a block, where groups come from different places of the code.
+template <int kThreads>
+INGOT_DEVICE void meet_groups() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
 template <class T, int kColumns>
 struct GroupProduct;
 

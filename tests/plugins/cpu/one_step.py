@@ -62,6 +62,8 @@ def draw_kernel(level: str) -> str:
     """What a plan for this level draws with: its own kernel, or that of the nearest level below it."""
     if level in ISA_BASES:
         return next(name for name in find_target(f"cpu/{level}").kernels() if name.startswith("sample."))
+    if level.startswith("sm"):
+        return "sample.f32.sm80"
     return "sample.f32.avx512emu" if level.endswith("emu") else f"sample.f32.{level}"
 
 

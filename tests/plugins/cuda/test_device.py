@@ -24,7 +24,7 @@ from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.estimate import _nowhere
 from ingot.plugins.cuda.gpu import Device, find_gpus
-from ingot.plugins.cuda.plan_facts import scratch_bytes
+from ingot.plugins.cuda.plan_facts import scratch_bytes, weight_places
 from ingot.plugins.cuda.products import WORKSPACE_BYTES, Products
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import product_rows
@@ -169,11 +169,13 @@ def test_kernels_of_the_plan_say_whether_the_library_multiplies(
     )
     build(config, folder / "c", folder / "own")
     own = open_engine(folder / "own")
-    for built, kernel in ((engine, "matmul.bf16.sm80.cublaslt"), (own, "matmul.bf16.sm80")):
-        assert {step.kernel for step in built.plan.steps if step.op == "matmul"} == {kernel}
+    library = {"matmul.bf16.sm80.cublaslt", "matmul.bf16.sm90a.cublaslt"}
+    for built, kernels in ((engine, library), (own, {"matmul.bf16.sm80"})):
+        assert {step.kernel for step in built.plan.steps if step.op == "matmul"} == kernels
     sums = scratch_bytes(engine.plan).sums
     assert sums > scratch_bytes(own.plan).sums == 0
-    assert device_bytes(engine.plan) - device_bytes(own.plan) == WORKSPACE_BYTES + sums
+    code = weight_places(engine.plan)[1] - weight_places(own.plan)[1]
+    assert device_bytes(engine.plan) - device_bytes(own.plan) == WORKSPACE_BYTES + sums + code
     with contextlib.closing(_open(engine)) as session:
         assert any(isinstance(work, Multiply) for bound in session._steps for work in bound.work)
     monkeypatch.setattr(products_module, "find_library", lambda: "it is not here")

@@ -50,9 +50,10 @@ def codes(precision: str, n: int, k: int, index: int = 0) -> WeightRows:
 
 
 def product(
-    driver: ctypes.CDLL, precision: str, rows: int, shape: tuple[int, int, int], which: int
+    driver: ctypes.CDLL, precision: str, rows: int, shape: tuple[int, int, int], which: int, needs: str = "sm80"
 ) -> tuple[Array, Array]:
-    """What the kernels and the reference make of the first rows of one input. which: activation and epilogue."""
+    """What the kernels and the reference make of the first rows of one input. which: activation and epilogue; needs: at
+    the end of the kernel's name."""
     n, k, gated = shape
     out, extra, dtype = n // 2 if gated else n, which % 4, precision.partition("g")[0]
     weight: Packed = (
@@ -67,9 +68,9 @@ def product(
         "group": weight.group,
     }
     bias: Input = Packed(values=normal(2, n)) if extra in (1, 3) else None
-    residual = normal(3, 200, out)[:rows] if extra in (2, 3) else None
-    inputs: list[Input] = [normal(1, 200, k)[:rows], weight, bias, residual]
-    kernel, batch, kv = f"matmul.{dtype}.sm80", plain_batch(rows), DType(str(attrs["activations"]))
+    residual = normal(3, 400, out)[:rows] if extra in (2, 3) else None
+    inputs: list[Input] = [normal(1, 400, k)[:rows], weight, bias, residual]
+    kernel, batch, kv = f"matmul.{dtype}.{needs}", plain_batch(rows), DType(str(attrs["activations"]))
     (expected,) = reference_outputs(kernel, inputs, attrs, batch)
     (found,) = run_step(driver, kernel, inputs, attrs, batch, kv=layout_of(kv), pieces=1 + which % 2)
     return found, expected

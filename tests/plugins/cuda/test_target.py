@@ -62,10 +62,12 @@ def test_who_multiplies_and_where_contexts_are_cut_stands_in_the_plan(gpu: ctype
     assert "pass split_contexts: 2" in built.err
     files = {path.name.partition("_")[2]: path for path in (tmp_path / "passes").iterdir()}
     assert '"splits":[]' in files["use_library.json"].read_text()
-    assert "matmul.bf16.sm80.cublaslt" in files["use_library.json"].read_text()
+    assert "matmul.bf16.sm90a.cublaslt" in files["use_library.json"].read_text()
+    assert "cublaslt" not in files["use_many_rows.json"].read_text()
     assert '"most_items":64' in files["split_contexts.json"].read_text()
     shown = ingot("inspect", tmp_path / "e", "--all").succeeds().out
     assert "matmul.bf16.sm80.cublaslt" in shown
+    assert "matmul.bf16.sm90a.cublaslt" in shown
     assert "attention   parts of a context by sequences: 8 up to 33, 7 up to 37, 6 up to 44, 5 up to 52" in shown
     assert "draws       tokens by sample.f32.sm80\n" in shown
     assert "graphs      of decode steps with 1, 2, 4, 8, 16, 32, 64 sequences; smaller batches are filled up" in shown
@@ -74,7 +76,9 @@ def test_who_multiplies_and_where_contexts_are_cut_stands_in_the_plan(gpu: ctype
     built = ingot(*args, "--output_dir", tmp_path / "own", "--gemm_plugin", "disable").succeeds()
     assert needs not in built.err
     assert "gemm_plugin" not in built.err
-    assert "cublaslt" not in ingot("inspect", tmp_path / "own", "--all").succeeds().out
+    shown = ingot("inspect", tmp_path / "own", "--all").succeeds().out
+    assert "matmul.bf16.sm80" in shown
+    assert not {"cublaslt", "sm90a"} & {*shown.replace(".", " ").split()}
 
 
 def test_the_engine_holds_the_machine_code(gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path) -> None:

@@ -85,11 +85,26 @@ const Entry kEntries[] = {
 #ifdef INGOT_CODES
     INGOT_FOR_CODES(PRODUCTS)
 #endif
+#ifdef INGOT_WIDE
+        ENTRY(product_sum),
+    ENTRY(product_wide_64),
+    ENTRY(product_wide_128),
+#ifdef INGOT_CODES_W8
+    ENTRY(product_w8_wide_64),
+    ENTRY(product_w8_wide_128),
+    ENTRY(product_w8_wide_256),
+#endif
+#ifdef INGOT_CODES_W4
+    ENTRY(product_w4_wide_64),
+    ENTRY(product_w4_wide_128),
+    ENTRY(product_w4_wide_256),
+#endif
+#endif
 #ifdef INGOT_EXPERTS
 #ifdef INGOT_WEIGHT_IS_F32
-        ENTRY(experts_f32),
+    ENTRY(experts_f32),
 #else
-        ENTRY(experts_8),
+    ENTRY(experts_8),
     ENTRY(experts_64),
     ENTRY(experts_128),
 #endif

@@ -33,6 +33,12 @@ void check_ended();
 }  // namespace emulated
 
 inline void let_units_see() {}
+template <int kThreads>
+void meet_groups() {
+  if (emulated::block_size.x != static_cast<unsigned>(kThreads))
+    emulated::fail("a barrier of another number of threads");
+  emulated::barrier();
+}
 inline void group_begin() { emulated::begin_group(); }
 inline void group_commit() { emulated::commit_products(); }
 template <int kPending>

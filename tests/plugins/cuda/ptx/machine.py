@@ -90,7 +90,7 @@ class _Run:
         } | {f"%nctaid.{axis}": np.full(self.count, size) for axis, size in zip("xyz", grid, strict=True)}
         self.registers: dict[str, npt.NDArray[Any]] = {}
         self._alive = np.full(len(blocks), threads)
-        self._parked: dict[int, list[Lanes]] = {}  # at each barrier
+        self._parked: dict[int, list[tuple[int, Lanes]]] = {}  # at each barrier: where, and who
         self._groups: dict[int, Lanes] = {}
         self._order: list[int] = []
         self._counted: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class _Run:
                 if lanes is not None:
                     self._advance(at, lanes)
         if self._parked:
-            at = min(self._parked)
+            at = min(at for found in self._parked.values() for at, _ in found)
             raise KernelError(f"{self.kernel.name}: threads wait for ever at instruction {at}, {self._text(at)}")
         self._code.check_ended()
         return self._counted
@@ -189,27 +189,35 @@ class _Run:
         if len(taken) < len(lanes):
             raise KernelError("a barrier under a predicate that is not the same in all threads")
         self.require_warps(lanes)
-        elsewhere = [each for other, found in self._parked.items() if other != at for each in found]
+        barrier = self._barrier(at)
+        elsewhere = [each for other, found in self._parked.items() if other != barrier for _, each in found]
         if any(np.isin(self.block[lanes], self.block[each]).any() for each in elsewhere):
             raise KernelError("threads of a block wait at different barriers")
-        self._parked.setdefault(at, []).append(lanes)
+        self._parked.setdefault(barrier, []).append((at, lanes))
         self._release()
+
+    def _barrier(self, at: int) -> int:
+        """Barriers with a number other than 0 are the same wherever they stand."""
+        number = self.kernel.instructions[at].operands[0]
+        return -int(number) if number.isdecimal() and number != "0" else at
 
     def _end(self, lanes: Lanes) -> None:
         self._alive -= np.bincount(self.block[lanes], minlength=len(self._alive))
         self._release()
 
     def _release(self) -> None:
-        for at, waiting in list(self._parked.items()):
-            lanes = np.concatenate(waiting)
+        for barrier, waiting in list(self._parked.items()):
+            lanes = np.concatenate([each for _, each in waiting])
             here = np.bincount(self.block[lanes], minlength=len(self._alive))
             full = (here == self._alive) & (here > 0)
             if not full.any():
                 continue
             self.clocks[full] += 1
             self.latest = max(self.latest, int(self.clocks.max()))
-            free = full[self.block[lanes]]
-            del self._parked[at]
-            if not free.all():
-                self._parked[at] = [lanes[~free]]
-            self._put(at + 1, np.sort(lanes[free]))
+            left = [(at, each[~full[self.block[each]]]) for at, each in waiting]
+            self._parked[barrier] = [(at, each) for at, each in left if len(each)]
+            if not self._parked[barrier]:
+                del self._parked[barrier]
+            for at, each in waiting:
+                if (free := full[self.block[each]]).any():
+                    self._put(at + 1, np.sort(each[free]))

@@ -123,6 +123,17 @@ def test_threads_that_have_ended_need_not_come_to_a_barrier() -> None:
     assert run("setp.lt.u32 %p2, %r1, 32;\n@%p2 ret;\nbar.sync 0;\nst.global.u32 [%rd4], %r1;")[63] == 63
 
 
+def test_a_barrier_with_a_number_may_stand_at_several_places() -> None:
+    """Writers at one, readers at the other."""
+    body = (
+        OWN + "setp.lt.u32 %p2, %r1, 32;\n@%p2 bra $A;\nbar.sync 1, 64;\nbra.uni $E;\n$A:\nbar.sync 1, 64;\n$E:\n"
+        "xor.b32 %r5, %r4, 128;\n" + READ + "st.global.u32 [%rd4], %r6;"
+    )
+    assert run(body).tolist() == [i ^ 32 for i in range(64)]
+    with pytest.raises(KernelError, match="different barriers"):
+        run(body.replace("bar.sync 1, 64;", "bar.sync 2, 64;", 1))
+
+
 @pytest.mark.parametrize("way", ["bfly", "up", "down", "idx"])
 def test_shuffles(way: str) -> None:
     clamp = 0 if way == "up" else 31

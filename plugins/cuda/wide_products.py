@@ -1,0 +1,144 @@
+"""The launches of matrix products by the instructions of warpgroups (sm_90a), for more than a few rows.
+
+A thread block computes a tile of 128 rows of the weight and 64, 128 or 256 rows of x. Where a weight has fewer tiles
+than a large GPU has multiprocessors, K is cut into parts, and a second launch adds their sums in order.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from ingot.dtypes import DType
+from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
+from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
+
+BESIDE_LIBRARY = 128  # rows up to which these kernels are faster than cuBLASLt
+_ANY = 1 << 30
+_THREADS, _SUM_THREADS, _SUM_STRIP = 384, 256, 4 * 256
+_LINES, _LINE, _STEP, _ALIGN = 128, 128, 64, 1024  # rows of the weight, bytes of a row of x and k of a step; bytes
+_BLOCKS, _MOST_PARTS, _LEAST_STEPS = 132, 8, 4  # of a large GPU at once; of K; of a part
+_PARTED = 256  # rows of x up to which K is cut
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Kernel:
+    """tokens: rows of x in a tile; stages: steps in shared memory, with so many bytes of the weight each; most: rows of
+    x for which it is taken."""
+
+    tokens: int
+    stages: int
+    weight: int
+    most: int = _ANY
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: steps, or the sums of a tile."""
+        stage = -(-(self.tokens * _LINE + self.weight) // _ALIGN) * _ALIGN
+        return max(self.stages * stage, 4 * (_LINES + 4) * self.tokens)
+
+
+_BYTES = 8 << 10  # of codes in a step: 8 panels
+
+
+def _of_floats() -> tuple[_Kernel, ...]:
+    weight = 16 << 10
+    return _Kernel(tokens=64, stages=8, weight=weight, most=64), _Kernel(tokens=128, stages=6, weight=weight)
+
+
+def _of_codes(groups: int) -> tuple[_Kernel, ...]:
+    """groups: bytes of what a panel's groups have in a step, at most."""
+    weight = _BYTES + 8 * groups
+    return (
+        _Kernel(tokens=64, stages=6, weight=weight, most=64),
+        _Kernel(tokens=128, stages=8, weight=weight, most=128),
+        _Kernel(tokens=256, stages=5, weight=weight),
+    )
+
+
+_KERNELS = {DType.BF16: _of_floats(), DType.F16: _of_floats(), DType.W8: _of_codes(0), DType.W4: _of_codes(64)}
+TYPES = tuple(_KERNELS)  # of weights that these kernels multiply
+
+
+def multiplies(k: int, dtype: DType) -> bool:
+    """Whether they compute products with a weight: rows of x are copied 16 bytes at a time."""
+    return k % 8 == 0 and dtype in _KERNELS
+
+
+def parts_of(n: int, k: int) -> int:
+    """Into how many parts K is cut where one tile has all rows of x."""
+    tiles, steps = -(-n // _LINES), -(-k // _STEP)
+    return max(1, min(_BLOCKS // tiles, _MOST_PARTS, steps // _LEAST_STEPS))
+
+
+def part_sums(n: int, k: int, rows: int) -> int:
+    """Float32 sums that the parts of a product leave. rows: of x, at most."""
+    parts = parts_of(n, k)
+    return parts * min(rows, _PARTED) * n if parts > 1 else 0
+
+
+def wide_launches(product: OwnProduct, sums: int, most: int = _ANY) -> Iterator[Launch]:
+    """For each number of rows from FEW_ROWS + 1 to `most`, one kernel runs, and the sum of its parts if K is cut. sums:
+    where these lie."""
+    least = FEW_ROWS + 1
+    for kernel in _KERNELS[product.dtype]:
+        for end, parts in ((_PARTED, parts_of(product.n, product.k)), (_ANY, 1)):
+            rows = range(least, min(kernel.most, end, most) + 1)
+            if not rows:
+                continue
+            least = rows.stop
+            yield _launch(product, kernel, parts, sums, rows)
+            if parts > 1:
+                yield _sum_launch(product, parts, sums, rows)
+
+
+def _launch(product: OwnProduct, kernel: _Kernel, parts: int, sums: int, rows: range) -> Launch:
+    kind = f"{product.dtype.value}_" if product.dtype.is_quantised else ""
+    arguments = (
+        pointer(product.y),
+        pointer(product.x),
+        pointer(product.weight),
+        pointer(product.bias),
+        pointer(product.residual),
+        pointer(product.counts),
+        integer(product.n),
+        integer(product.k),
+        integer(product.gated),
+        integer(product.kind),
+        integer(product.narrow),
+        integer(product.group),
+        pointer(sums if parts > 1 else 0),
+    )
+    tiles = -(-product.cols // (_LINES // 2 if product.gated else _LINES))
+    return Launch(
+        kernel=f"product_{kind}wide_{kernel.tokens}",
+        grid=_grid(product, rows, lambda count: (-(-count // kernel.tokens), tiles, parts)),
+        threads=_THREADS,
+        shared=kernel.shared_bytes,
+        arguments=arguments,
+    )
+
+
+def _sum_launch(product: OwnProduct, parts: int, sums: int, rows: range) -> Launch:
+    arguments = (
+        pointer(product.y),
+        pointer(sums),
+        pointer(product.bias),
+        pointer(product.residual),
+        pointer(product.counts),
+        integer(product.n),
+        integer(product.gated),
+        integer(product.kind),
+        integer(product.narrow),
+        integer(parts),
+    )
+    strips = -(-product.cols // _SUM_STRIP)
+    grid = _grid(product, rows, lambda count: (count, strips, 1))
+    return Launch(kernel="product_sum", grid=grid, threads=_SUM_THREADS, shared=0, arguments=arguments)
+
+
+def _grid(product: OwnProduct, rows: range, blocks: Callable[[int], tuple[int, int, int]]) -> Grid:
+    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
+        count = count_of(product.rows, counts)
+        return blocks(count) if count in rows else (0, 0, 0)
+
+    return grid

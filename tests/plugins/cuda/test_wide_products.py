@@ -1,0 +1,131 @@
+"""Matrix products by the instructions of warpgroups: values at odd shapes, parts of K, and which launches run."""
+
+import ctypes
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType
+from ingot.errors import TargetError
+from ingot.plan import Rows
+from ingot.plugins.cuda import compiler
+from ingot.plugins.cuda.own_products import OwnProduct
+from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, multiplies, part_sums, parts_of, wide_launches
+from tests.plugins.cuda.test_own_products import product
+from tests.spanning import often
+
+ROWS = (17, 64, 65, 130, 300)
+SHAPES = ((33, 8, 0), (70, 304, 0), (66, 176, 1), (300, 520, 0), (2, 1000, 1))  # n, k, gated
+
+
+def check(driver: ctypes.CDLL, precision: str, rows: int, shape: tuple[int, int, int], which: int) -> None:
+    """Against the reference."""
+    found, expected = product(driver, precision, rows, shape, which, "sm90a")
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=6e-6 * scale, err_msg=f"{rows} {shape}")
+
+
+def check_all(driver: ctypes.CDLL, precision: str, every: int = 1) -> None:
+    """Every kernel with every shape; every: only each so many of the cases."""
+    cases = [(rows, shape) for rows in ROWS for shape in SHAPES]
+    for which, (rows, shape) in [*enumerate(cases)][::every]:
+        check(driver, precision, rows, shape, which)
+
+
+def test_values(gpu: ctypes.CDLL) -> None:
+    check(gpu, "bf16", 20, (70, 304, 0), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", often(("bf16", "f16", "w8", "w4g32", "w4g64", "w4g128"), ("bf16", "w4g32")))
+def test_all_values(gpu: ctypes.CDLL, precision: str) -> None:
+    check_all(gpu, precision, 1 if precision == "bf16" else 3)
+
+
+def own(n: int, k: int, *, gated: bool = False) -> OwnProduct:
+    zeros = dict.fromkeys(("y", "x", "weight", "bias", "residual", "counts", "kind", "group"), 0)
+    return OwnProduct(n=n, k=k, gated=gated, narrow=False, dtype=DType.BF16, rows=Rows.TOKENS, **zeros)
+
+
+COUNTS = Counts(tokens=0, logit_rows=0, sequences=0, decode=0, prefill=0, longest=0)
+
+
+def run_for(rows: int, product: OwnProduct, most: int = 1 << 30) -> list[tuple[str, tuple[int, int, int]]]:
+    """The launches that run, and their grids."""
+    counts = dataclasses.replace(COUNTS, tokens=rows)
+    grids = [(each.kernel, each.grid(counts, 1)) for each in wide_launches(product, 0, most)]
+    return [(kernel, grid) for kernel, grid in grids if min(grid) > 0]
+
+
+def test_one_kernel_computes_each_number_of_rows() -> None:
+    """Weights that fill a GPU are not cut; the sums of parts are added behind."""
+    whole, cut = own(28672, 4096, gated=True), own(2048, 2048)
+    assert parts_of(28672, 4096) == 1
+    assert run_for(16, whole) == []
+    assert run_for(17, whole) == run_for(64, whole) == [("product_wide_64", (1, 224, 1))]
+    assert run_for(65, whole) == [("product_wide_128", (1, 224, 1))]
+    assert run_for(3000, whole) == [("product_wide_128", (24, 224, 1))]
+    assert run_for(BESIDE_LIBRARY + 1, whole, BESIDE_LIBRARY) == []
+    assert run_for(64, cut) == [("product_wide_64", (1, 16, 8)), ("product_sum", (64, 2, 1))]
+    assert run_for(200, cut) == [("product_wide_128", (2, 16, 8)), ("product_sum", (200, 2, 1))]
+    assert run_for(257, cut) == [("product_wide_128", (3, 16, 1))]
+    codes = dataclasses.replace(cut, dtype=DType.W4)
+    assert [run_for(rows, codes)[0][0] for rows in (64, 128, 129, 5000)] == [
+        "product_w4_wide_64",
+        "product_w4_wide_128",
+        *["product_w4_wide_256"] * 2,
+    ]
+    assert run_for(200, codes)[1] == ("product_sum", (200, 2, 1))
+
+
+def test_parts_have_room_for_their_sums() -> None:
+    assert part_sums(2048, 2048, 8192) == 8 * 256 * 2048
+    assert part_sums(2048, 2048, 40) == 8 * 40 * 2048
+    assert part_sums(28672, 4096, 8192) == 0
+    assert parts_of(2048, 300) == 1  # a part has a few steps
+
+
+def test_tiles_fit_shared_memory() -> None:
+    products = [own(128, 64), *(dataclasses.replace(own(128, 64), dtype=each) for each in (DType.W8, DType.W4))]
+    for each in (launch for one in products for launch in wide_launches(one, 0)):
+        assert each.shared <= 227 << 10, each.kernel
+
+
+def test_rows_of_odd_lengths_keep_the_other_kernels(gpu: ctypes.CDLL) -> None:
+    """Copies move 16 bytes at a time."""
+    assert [multiplies(k, DType.W8) for k in (8, 300, 304)] == [True, False, True]
+    assert not multiplies(64, DType.F32)
+    assert not multiplies(64, DType.F8)
+    check(gpu, "bf16", 20, (33, 12, 0), 0)
+
+
+WIDE_FAULTS = {  # what → (the right text, the wrong one, what is said)
+    "no barrier before a step": (
+        "meet_groups<kWideThreads>();  // this step is there",
+        "// this step is there",
+        "elsewhere",
+    ),
+    "no wait for a copy": ("copy_wait<Shape::kAhead - 1>();", "copy_wait<Shape::kAhead>();", ""),
+    "no wait for the sums": ("    group_wait<0>(sum);\n", "", "nobody waits for"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WIDE_FAULTS)
+def test_faults_are_seen(
+    gpu: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    """By an error, or by wrong values."""
+    right, wrong, said = WIDE_FAULTS[fault]
+    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
+    text = (sources / "wide_products.cuh").read_text()
+    assert text.count(right) == 1, "the place of the fault"
+    (sources / "wide_products.cuh").write_text(text.replace(right, wrong))
+    monkeypatch.setattr(compiler, "SOURCES", sources)
+    with pytest.raises((TargetError, AssertionError)):
+        check(gpu, "bf16", 20, (70, 520, 0), 3)
+    assert said in capfd.readouterr().err
