@@ -234,7 +234,15 @@ def test_moves_of_blocks_are_timed() -> None:
 def test_memory_of_quantising_is_printed_by_layers() -> None:
     widths = ("--hidden", 64, "--inner", 96, "--heads", 2, "--kv_heads", 1, "--vocab", 400)
     _, _, *rows = run("quantize_memory", "--layers", 1, *widths, "--calibration_tokens", 256).splitlines()
-    assert re.fullmatch(r"\| 1 \| [\d.]+ [MG]iB \| 0\.\d+ GiB \| \d+ s \|", rows[0]), rows
+    assert re.fullmatch(r"\| 1 \| [\d.]+ [MG]iB \| 0\.\d+ GiB \| \d+ s \| \d+ s \|", rows[0]), rows
+
+
+@pytest.mark.slow
+def test_time_of_quantising_a_weight_is_printed_beside_its_operations() -> None:
+    *_, row = run("quantize_times", 96, 64, "--tokens", 300).splitlines()
+    number = r"[\d.]+"
+    rates = rf"{number}, {number} Gop/s"
+    assert re.fullmatch(rf"\| 96 x 64 \| 300 \| 0\.00 \| {rates} \| 0\.\d s \| {number} s \| \d+% \|", row), row
 
 
 @pytest.mark.slow
