@@ -114,9 +114,9 @@ class Rounded:
             grid=grid,
             group=group,
         )
-        steps = made._steps()
+        steps = made.steps()
         for k in range(len(weights)):
-            made._round(k, weights[k].copy(), steps)
+            made.round(k, weights[k].copy(), steps)
         return made
 
     @property
@@ -151,86 +151,26 @@ class Rounded:
 
     def feed_back(self, factor: Floats, order: npt.NDArray[np.intp]) -> None:
         """GPTQ. factor: M of H with its columns in this order, back to front."""
-        backwards, steps = order[::-1], self._steps()
+        backwards = order[::-1]
         targets, errors = self.weights[backwards], np.empty_like(self.weights)
-
-        def take_turns(begin: int, end: int) -> None:
-            if end - begin > _STRIP:
-                middle = (begin + end) // 2
-                take_turns(middle, end)
-                targets[begin:middle] += _single(factor[middle:end, begin:middle]).T @ errors[middle:end]
-                take_turns(begin, middle)
-                return
-            own = _single(factor[begin:end, begin:end])
-            for i in reversed(range(begin, end)):
-                if i + 1 < end:
-                    targets[i] += own[i + 1 - begin :, i - begin] @ errors[i + 1 : end]
-                k = backwards[i]
-                np.subtract(self.weights[k], self._round(k, targets[i], steps), out=errors[i])
-
-        take_turns(0, len(order))
+        turns = _FeedBack(self, factor=factor, order=backwards, steps=self.steps(), targets=targets, errors=errors)
+        turns.take(0, len(order))
 
     def sweep(self, hessian: Floats, times: int = 1) -> npt.NDArray[np.float64]:
         """Round each column again under the present ones, and fit a group's scales when its columns are done. Returns
         the losses of rows."""
-        errors, steps = self.errors, self._steps()
-        pulls, changes = _single(hessian) @ errors, np.empty_like(errors)  # pulls: H e of the present e
-
-        def take_turns(begin: int, end: int) -> None:
-            first, last = begin // self.group, (end - 1) // self.group
-            if first < last or end - begin > _STRIP:
-                middle = (begin + end) // 2 if first == last else (first + last + 1) // 2 * self.group
-                take_turns(begin, middle)
-                pulls[middle:end] += _single(hessian[middle:end, begin:middle]) @ changes[begin:middle]
-                take_turns(middle, end)
-                pulls[begin:middle] += _single(hessian[begin:middle, middle:end]) @ changes[middle:end]
-            else:
-                self._sweep_strip(begin, end, _single(hessian[begin:end, begin:end]), errors, pulls, changes, steps)
-            if (begin, end) == (first * self.group, min((first + 1) * self.group, len(errors))):
-                self._fit(first, _single(hessian[begin:end, begin:end]), errors, pulls, changes)
-
+        errors = self.errors
+        pulls, changes = _single(hessian) @ errors, np.empty_like(errors)
         for _ in range(times):
-            take_turns(0, len(errors))
-            steps = self._steps()
+            sweep = _Sweep(self, hessian=hessian, steps=self.steps(), errors=errors, pulls=pulls, changes=changes)
+            sweep.take(0, len(errors))
         return _dots(errors, pulls)
 
-    def _sweep_strip(
-        self, begin: int, end: int, own: Float32, errors: Float32, pulls: Float32, changes: Float32, steps: Float32
-    ) -> None:
-        """own: H of these columns."""
-        for k in range(begin, end):
-            i, made = k - begin, changes[begin:k]
-            pull = pulls[k] + own[i, :i] @ made if i else pulls[k].copy()
-            pull /= own[i, i]
-            pull -= errors[k]
-            pull += self.weights[k]
-            found = np.subtract(self.weights[k], self._round(k, pull, steps), out=pull)
-            np.subtract(found, errors[k], out=changes[k])
-            errors[k] = found
-        pulls[begin:end] += own @ changes[begin:end]
-
-    def _fit(self, j: int, own: Float32, errors: Float32, pulls: Float32, changes: Float32) -> None:
-        """The scale of group j in least squares. own: H of its columns."""
-        part = np.s_[j * self.group : (j + 1) * self.group]
-        levels = self.levels[part] if self.fold is None else self.levels[part] / self.fold[part, None]
-        pulled = own @ levels
-        along, squares = (np.einsum("kn,kn->n", each, levels) for each in (pulls[part], pulled))
-        change = np.where(squares > 0, along / np.where(squares > 0, squares, 1), np.float32(0))
-        fitted = round_scale(self.scale[j] + change)
-        # rounding the scale may cost more than the step gains
-        gains = np.abs(fitted - self.scale[j] - change) < np.abs(change)
-        step = np.where(gains, fitted - self.scale[j], np.float32(0))
-        self.scale[j] += step
-        pulls[part] -= pulled * step
-        moved = levels * step
-        errors[part] -= moved
-        changes[part] -= moved
-
-    def _steps(self) -> Float32:
+    def steps(self) -> Float32:
         """Scales to divide by: a group of zeros stays zeros."""
         return np.where(self.scale != 0, self.scale, np.float32(np.inf))
 
-    def _round(self, k: int, target: Float32, steps: Float32) -> Float32:
+    def round(self, k: int, target: Float32, steps: Float32) -> Float32:
         """Give column k the levels nearest to a target, in whose place is then what they stand for."""
         j = k // self.group
         with np.errstate(over="ignore"):
@@ -240,3 +180,90 @@ class Rounded:
         if self.fold is not None:
             target /= self.fold[k]
         return target
+
+
+@dataclasses.dataclass(frozen=True)
+class _FeedBack:
+    """Columns in their order, back to front. targets: what they are rounded from, as far as it is known."""
+
+    rounded: Rounded
+    _: dataclasses.KW_ONLY
+    factor: Floats
+    order: npt.NDArray[np.intp]
+    steps: Float32
+    targets: Float32
+    errors: Float32
+
+    def take(self, begin: int, end: int) -> None:
+        """Round columns [begin, end), whose targets have what all columns behind them lost."""
+        if end - begin > _STRIP:
+            middle = (begin + end) // 2
+            self.take(middle, end)
+            self.targets[begin:middle] += _single(self.factor[middle:end, begin:middle]).T @ self.errors[middle:end]
+            self.take(begin, middle)
+            return
+        own, rounded = _single(self.factor[begin:end, begin:end]), self.rounded
+        for i in reversed(range(begin, end)):
+            if i + 1 < end:
+                self.targets[i] += own[i + 1 - begin :, i - begin] @ self.errors[i + 1 : end]
+            k = self.order[i]
+            np.subtract(rounded.weights[k], rounded.round(k, self.targets[i], self.steps), out=self.errors[i])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sweep:
+    """Each column once. pulls: H e of the present e; changes: of e, in this sweep."""
+
+    rounded: Rounded
+    _: dataclasses.KW_ONLY
+    hessian: Floats
+    steps: Float32
+    errors: Float32
+    pulls: Float32
+    changes: Float32
+
+    def take(self, begin: int, end: int) -> None:
+        """Columns [begin, end), and the scales of groups that end with them; their own pulls are right again then."""
+        group, hessian, pulls, changes = self.rounded.group, self.hessian, self.pulls, self.changes
+        first, last = begin // group, (end - 1) // group
+        if first < last or end - begin > _STRIP:
+            middle = (begin + end) // 2 if first == last else (first + last + 1) // 2 * group
+            self.take(begin, middle)
+            pulls[middle:end] += _single(hessian[middle:end, begin:middle]) @ changes[begin:middle]
+            self.take(middle, end)
+            pulls[begin:middle] += _single(hessian[begin:middle, middle:end]) @ changes[middle:end]
+        else:
+            self._round(begin, end)
+        if (begin, end) == (first * group, min((first + 1) * group, len(self.errors))):
+            self._fit(first)
+
+    def _round(self, begin: int, end: int) -> None:
+        own, weights = _single(self.hessian[begin:end, begin:end]), self.rounded.weights
+        for k in range(begin, end):
+            i = k - begin
+            pull = self.pulls[k] + own[i, :i] @ self.changes[begin:k] if i else self.pulls[k].copy()
+            pull /= own[i, i]
+            pull -= self.errors[k]
+            pull += weights[k]
+            found = np.subtract(weights[k], self.rounded.round(k, pull, self.steps), out=pull)
+            np.subtract(found, self.errors[k], out=self.changes[k])
+            self.errors[k] = found
+        self.pulls[begin:end] += own @ self.changes[begin:end]
+
+    def _fit(self, j: int) -> None:
+        """The scale of group j in least squares."""
+        rounded = self.rounded
+        part = slice(j * rounded.group, (j + 1) * rounded.group)
+        levels = rounded.levels[part] if rounded.fold is None else rounded.levels[part] / rounded.fold[part, None]
+        pulled = _single(self.hessian[part, part]) @ levels
+        along, squares = (np.einsum("kn,kn->n", each, levels) for each in (self.pulls[part], pulled))
+        change = np.where(squares > 0, along / np.where(squares > 0, squares, 1), np.float32(0))
+        fitted = round_scale(rounded.scale[j] + change)
+        # rounding the scale may cost more than the step gains
+        gains = np.abs(fitted - rounded.scale[j] - change) < np.abs(change)
+        step = np.where(gains, fitted - rounded.scale[j], np.float32(0))
+        rounded.scale[j] += step
+        self.pulls[part] -= pulled * step
+        moved = levels * step
+        self.errors[part] -= moved
+        self.changes[part] -= moved

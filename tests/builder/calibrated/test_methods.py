@@ -1,5 +1,7 @@
 """One matrix: GPTQ beside the textbook's, losses that never grow, codes and scales within what engines keep."""
 
+import gc
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +112,21 @@ def test_a_sweep_knows_the_losses_it_leaves(group: int) -> None:
         errors = found.errors.astype(np.float64)
         np.testing.assert_allclose(losses[-1], np.einsum("kn,kl,ln->n", errors, hessian, errors), rtol=2e-4)
         assert (losses[-1] <= losses[-2] * 1.0001).all(), "of each row"
+
+
+def test_what_a_block_of_rows_needs_is_freed_with_it() -> None:
+    """Reference counts alone free it: the collector of cycles may come late."""
+    weights, x = made_up()
+    hessian = damped(x.astype(np.float64).T @ x)
+    found = Rounded.start(weights, search_scales(weights, np.ones(K, np.float32), GROUP, EVEN), EVEN, GROUP)
+    gc.collect()
+    gc.disable()
+    try:
+        found.feed_back(feedback_of(hessian, np.arange(K)), np.arange(K))
+        found.sweep(hessian, 2)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_the_nearest_of_a_table_is_the_nearest() -> None:
