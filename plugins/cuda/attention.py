@@ -5,11 +5,12 @@ import dataclasses
 from ingot.dtypes import DType
 from ingot.plan import CacheGroup, Rows
 from ingot.plugins.cuda.gpu import Argument
-from ingot.plugins.cuda.shapes import attention_shared_bytes
+from ingot.plugins.cuda.shapes import attention_shared_bytes, warpgroup_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, integer, number, pointer, row_grid
 
 _ROW_THREADS, _ATTENTION_THREADS, _ROPE_THREADS, _WARP = 256, 128, 128, 32
+_PROMPT_THREADS = 384  # three warpgroups
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +19,7 @@ class Places:
 
     keys, values  its pools               tables         of blocks, `width` integers a sequence
     q             between the two halves  decode, prefill  items
-    partial, stats  of splits, see attention_combine
+    partial, stats  of splits, see attention_combine        items   how many the step has of prefill, on the device
     """
 
     keys: int
@@ -30,6 +31,7 @@ class Places:
     prefill: int
     partial: int
     stats: int
+    items: int = 0
 
 
 def rope_table_launch(out: int, *, inv_freq: int, positions: int, half: int, scale: float) -> Launch:
@@ -152,6 +154,11 @@ class Scores:
     growth: float = 0.0
     growth_every: int = 1
 
+    @property
+    def bent(self) -> bool:
+        """Whether more than a scale changes a score."""
+        return bool(self.softcap or self.slopes or self.growth)
+
     def arguments(self) -> tuple[Argument, ...]:
         """What the kernels take of it."""
         return (
@@ -176,9 +183,11 @@ def attention_launches(
     narrow: bool,
     parts: int = 1,
     exact: bool = False,
+    multiprocessors: int = 0,
 ) -> list[Launch]:
     """Attends to the pools. narrow: y has the products' type; parts: tiles of an item of prefill, see prefill_parts;
-    exact: multiplies in float32, whatever the cache has."""
+    exact: multiplies in float32, whatever the cache has; multiprocessors: those that the
+    kernel of takes_warpgroups shall fill, or 0 where it is not there."""
     out, partial, stats, codes = pointer(y), pointer(at.partial), pointer(at.stats), kv.dtype is DType.I8
 
     def launch(kernel: str, items: int, grid: Grid, shared: int) -> Launch:
@@ -204,6 +213,9 @@ def attention_launches(
     def prefill(counts: Counts, splits: int) -> tuple[int, int, int]:
         return counts.prefill, kv.kv_heads * parts, 1
 
+    def pieces(counts: Counts, splits: int) -> tuple[int, int, int]:
+        return min(multiprocessors, counts.prefill * kv.kv_heads * parts), 1, 1
+
     def rows(counts: Counts, splits: int) -> tuple[int, int, int]:
         return counts.prefill, kv.kv_heads, 1
 
@@ -218,10 +230,16 @@ def attention_launches(
     merged = (out, pointer(at.decode), partial, stats, integer(heads), integer(kv.kv_heads), integer(window))
     arguments = (*merged, pointer(scores.sinks), integer(narrow))
     combine = dataclasses.replace(_of_heads(kv, "attention_combine", decode, arguments), only_split=True)
+    if multiprocessors:
+        kernel = "attention_prompt_bent" if scores.bent else "attention_prompt"
+        prompt = launch(kernel, at.prefill, pieces, warpgroup_shared_bytes(kv.head_dim))
+        more = (pointer(at.items), integer(parts))
+        prompt = dataclasses.replace(prompt, threads=_PROMPT_THREADS, arguments=(*prompt.arguments, *more))
+    else:
+        shared = attention_shared_bytes(kv.head_dim, decode=False, codes=codes)
+        prompt = launch("attention_prefill", at.prefill, prefill, shared)
     return [
-        launch(
-            "attention_prefill", at.prefill, prefill, attention_shared_bytes(kv.head_dim, decode=False, codes=codes)
-        ),
+        prompt,
         launch("attention_decode", at.decode, decode, attention_shared_bytes(kv.head_dim, decode=True, codes=codes)),
         combine,
     ]

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import Plan, Rows, Step, Weight
+from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
+from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
 from ingot.plugins.cuda.exchanges import gather_work, receive_work, reduce_work, send_work
 from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sum_launch
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
-from ingot.plugins.cuda.plan_facts import LIBRARY, takes_library, takes_wide
+from ingot.plugins.cuda.plan_facts import LIBRARY, code_of, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
-from ingot.plugins.cuda.shapes import prefill_parts
+from ingot.plugins.cuda.shapes import prefill_parts, takes_warpgroups
 from ingot.plugins.cuda.special_steps import SpecialSteps
 from ingot.plugins.cuda.stored_types import check_types
 from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, multiplies, wide_launches
@@ -235,8 +236,16 @@ class _Binder(SpecialSteps):
             narrow=narrow,
             parts=prefill_parts(self._tiles.prefill, heads // kv.kv_heads, kv.head_dim),
             exact=self._types.kv is DType.F32,
+            multiprocessors=self._multiprocessors(kv),
         )
         return [*launches]
+
+    def _multiprocessors(self, kv: CacheGroup) -> int:
+        """How many the largest GPU of the machine code has, where attention of prompts takes warpgroups; else 0."""
+        code = code_of(self._plan)
+        if not takes_warpgroups(code, kv.dtype, kv.head_dim, kv.tokens_per_block):
+            return 0
+        return max(each.multiprocessors for each in devices_of(code))
 
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)

@@ -46,7 +46,8 @@ class Specialisation:
     the quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
     latent: where attention is latent, how many numbers of a row of the cache are its value; alone: nothing but the
     kernels that depend on the size of heads; kv_codes: the KV cache has codes, which attention multiplies as `kv`;
-    wide: products of more than a few rows by the instructions of warpgroups, which sm_90a alone has."""
+    wide: products of more than a few rows by the instructions of warpgroups, which sm_90a alone has;
+    warpgroups: attention of prompts takes the instructions of warpgroups, which sm_90a alone has."""
 
     weight: DType
     kv: DType
@@ -59,6 +60,7 @@ class Specialisation:
     alone: bool = False
     kv_codes: bool = False
     wide: bool = False
+    warpgroups: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -78,6 +80,7 @@ class Specialisation:
             *((f"-DINGOT_LATENT={self.latent}",) if self.latent else ()),
             *(("-DINGOT_ATTENTION_ALONE",) if self.alone else ()),
             *(("-DINGOT_WIDE",) if self.wide else ()),
+            *(("-DINGOT_WARPGROUPS",) if self.warpgroups else ()),
         )
 
 

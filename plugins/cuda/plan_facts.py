@@ -18,6 +18,7 @@ from ingot.plugins.cuda.shapes import (
     Tiles,
     attention_tiles,
     latent_tiles,
+    takes_warpgroups,
 )
 from ingot.plugins.cuda.wide_products import part_sums
 from ingot.plugins.cuda.work import ScratchBytes
@@ -26,7 +27,7 @@ from ingot.plugins.registry import find_op
 
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows by warpgroups
-CODE_LAYOUT = "cubin9."  # of the machine code among the weights; the number counts changes of kernels' parameters
+CODE_LAYOUT = "cubin10."  # of the machine code among the weights; the number counts changes of kernels' parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 
 
@@ -109,12 +110,18 @@ def _check_heads(plan: Plan) -> None:
         )
 
 
-def all_specialisations(plan: Plan) -> tuple[Specialisation, ...]:
-    """The plan's own, then one for each further size of heads. Raises EngineError as `specialisation`."""
+def all_specialisations(plan: Plan, code: str = "") -> tuple[Specialisation, ...]:
+    """The plan's own, then one for each further size of heads. code: the machine code to be made, if it matters. Raises
+    EngineError as `specialisation`."""
     first = specialisation(plan)
     further = dict.fromkeys(each.head_dim for each in plan.caches if not each.state and each.head_dim != first.head_dim)
     alone = dataclasses.replace(first, codes=(), experts=False, states=False, wide=False, alone=True)
-    return first, *(dataclasses.replace(alone, head_dim=each) for each in further)
+    every = first, *(dataclasses.replace(alone, head_dim=each) for each in further)
+    dtype, block = heads_of(plan).dtype, plan.tokens_per_block
+    return tuple(
+        dataclasses.replace(each, warpgroups=not each.latent and takes_warpgroups(code, dtype, each.head_dim, block))
+        for each in every
+    )
 
 
 def _kinds(plan: Plan) -> list[tuple[int, CacheGroup]]:
@@ -203,6 +210,12 @@ def weight_places(plan: Plan) -> tuple[dict[str, int], int]:
 def code_weight(plan: Plan) -> Weight:
     """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
     return next(iter(code_weights(plan).values()))
+
+
+def code_of(plan: Plan) -> str:
+    """The name of the machine code that the plan holds; nothing where it holds none yet."""
+    layouts = (weight.layout for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT))
+    return next(layouts, CODE_LAYOUT).removeprefix(CODE_LAYOUT)
 
 
 def code_weights(plan: Plan) -> dict[int, Weight]:

@@ -141,5 +141,6 @@ class PlanPlaces:
             prefill=tables["prefill"],
             partial=self._at.partial,
             stats=self._at.stats,
+            items=self._at.tables["counts"] + 8,
         )
         return places, kv

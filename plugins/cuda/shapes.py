@@ -16,6 +16,7 @@ MAX_SPLITS = 64
 LATENT_ROWS = 32  # heads of tokens that a block of latent attention computes
 MAX_LATENT_DIM, MAX_RANK = 640, 512  # of a row of the cache, and of its value: what fits shared memory and registers
 _LATENT_TOKENS = 32  # of a tile
+_WARPGROUP_DIMS = {64: 128, 128: 64}  # of heads → tokens of a tile
 _SPLIT_ROWS = 16  # of an item and a KV head, whose partial sums a part leaves
 
 
@@ -71,6 +72,18 @@ def attention_shared_bytes(head_dim: int, *, decode: bool, codes: bool = False) 
     else:
         rows, stages, tile = prefill_rows(head_dim), 1, 32 if padded > (80 if codes else 192) else 64
     return 2 * (padded + 8) * (rows + 2 * stages * tile) + (4 * 2 * stages * tile if codes else 0)
+
+
+def takes_warpgroups(code: str, dtype: DType, head_dim: int, tokens_per_block: int) -> bool:
+    """Whether attention of prompts has a kernel by the instructions of warpgroups. code: "sm_90a" is the machine code
+    that has them; dtype: of the KV cache, whose blocks have powers of two of at least 16 tokens."""
+    blocks = tokens_per_block >= 16 and tokens_per_block & (tokens_per_block - 1) == 0
+    return code == "sm_90a" and dtype in (DType.BF16, DType.F16) and head_dim in _WARPGROUP_DIMS and blocks
+
+
+def warpgroup_shared_bytes(head_dim: int) -> int:
+    """Dynamic shared memory of that kernel: queries twice, then four stages of K, then of V."""
+    return 2 * head_dim * (2 * prefill_rows(head_dim) + 2 * 4 * _WARPGROUP_DIMS[head_dim])
 
 
 def split_rules(multiprocessors: int) -> SplitRules:

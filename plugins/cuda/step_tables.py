@@ -4,7 +4,7 @@
     rows                                                        [logit rows]
     decode, prefill                                             [items][4] {sequence, first token, tokens, position}
     runs                                                        [sequences][4] likewise, where layers keep states
-    counts                                                      {tokens, logit rows}
+    counts                                                      {tokens, logit rows, items of prefill}
     tables                                                      [sequences][cache groups][width / cache groups]
 
 The tables come last, since only their beginning is sent.
@@ -49,7 +49,7 @@ class TableLayout:
             "decode": ITEM * limits.max_batch_size,
             "prefill": ITEM * (limits.max_num_tokens // tiles.prefill + limits.max_batch_size),
             **({"runs": ITEM * limits.max_batch_size} if any(each.state for each in plan.caches) else {}),
-            "counts": 2,
+            "counts": 3,
             "tables": limits.max_batch_size * width,
         }
         offsets, end = {}, 0
@@ -224,7 +224,7 @@ class StepTables:
             prefill=len(prefill),
             longest=longest if padded is None else self._limits.max_seq_len,
         )
-        self._put("counts", np.array([counts.tokens, counts.logit_rows], np.int32))
+        self._put("counts", np.array([counts.tokens, counts.logit_rows, counts.prefill], np.int32))
         self._filled = batch, padded, counts, end
         return counts, self._memory[:end]
 

@@ -151,7 +151,7 @@ class CudaTarget:
     def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The machine code of the plan's kernels."""
         code, layout = self.architecture.code, CODE_LAYOUT + self.architecture.code
-        first, *further = all_specialisations(plan)
+        first, *further = all_specialisations(plan, code)
         made = {"code": first, **{f"code.head_dim{each.head_dim}": each for each in further}}
         return tuple(
             Constant(name=name, layout=layout, data=compile_kernels(each, code, progress).image)

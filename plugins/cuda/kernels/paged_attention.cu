@@ -37,6 +37,9 @@ INGOT_KERNEL_TO_SHARE(WideShape<16>::kThreads, 2) attention_decode(INGOT_ATTENTI
 #else
 #include "matrix_units.cuh"
 #include "prefill_attention.cuh"
+#ifdef INGOT_WARPGROUPS
+#include "prompt_attention.cuh"
+#endif
 
 constexpr int kStride = kPaddedDim + 8;  // elements of a row in shared memory: an odd number of 16 bytes, no conflicts
 constexpr int kDimTiles = kPaddedDim / 16;
@@ -354,6 +357,26 @@ INGOT_DEVICE void attend_item(unsigned char* memory, const Attention& at) {
   merge_warps(tile, reinterpret_cast<float*>(keys), at, item, rows, kv_head);
 }
 
+#ifdef INGOT_WARPGROUPS
+INGOT_KERNEL(PromptShape::kThreads)
+attention_prompt(INGOT_ATTENTION_PARAMETERS, const int* items_of_step, int parts) {
+  wait_for_previous();
+  INGOT_SHARED_WIDE(wide);
+  __shared__ PromptSignals signals;
+  const Attention at = INGOT_ATTENTION;
+  attend_pieces<false>(wide, signals, at, *items_of_step, parts);
+}
+
+// The same of scores that take more than a scale.
+INGOT_KERNEL(PromptShape::kThreads)
+attention_prompt_bent(INGOT_ATTENTION_PARAMETERS, const int* items_of_step, int parts) {
+  wait_for_previous();
+  INGOT_SHARED_WIDE(wide);
+  __shared__ PromptSignals signals;
+  const Attention at = INGOT_ATTENTION;
+  attend_pieces<true>(wide, signals, at, *items_of_step, parts);
+}
+#else
 INGOT_KERNEL_TO_SHARE(PrefillShape::kThreads, PrefillShape::kBlocks)
 attention_prefill(INGOT_ATTENTION_PARAMETERS) {
   wait_for_previous();
@@ -361,6 +384,7 @@ attention_prefill(INGOT_ATTENTION_PARAMETERS) {
   __shared__ PrefillWork work;
   attend_prompt(memory, work, INGOT_ATTENTION);
 }
+#endif
 
 INGOT_KERNEL(kAttentionThreads) attention_decode(INGOT_ATTENTION_PARAMETERS) {
   wait_for_previous();

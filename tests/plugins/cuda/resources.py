@@ -20,6 +20,7 @@ ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
 CODES_OF_KV = dataclasses.replace(USUAL, kv_codes=True, alone=True)
 WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
 OF_WARPGROUPS = dataclasses.replace(USUAL, codes=(DType.W4, DType.W8), wide=True)  # whose other kernels are in ALL
+PROMPTS = tuple(dataclasses.replace(USUAL, head_dim=dim, alone=True, warpgroups=True) for dim in (64, 128))
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
 Report = dict[str, dict[str, int]]
@@ -31,6 +32,7 @@ def label(specialisation: Specialisation, architecture: str) -> str:
     more = ", attention alone" if specialisation.alone else more
     more += " over int8" if specialisation.kv_codes else ""
     more += ", matmuls of warpgroups" if specialisation.wide else ""
+    more += " by warpgroups" if specialisation.warpgroups else ""
     return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}{more}"
 
 
@@ -54,7 +56,8 @@ def main() -> None:
     compiler = find_compiler()
     assert compiler is not None, "this needs nvcc"
     kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE, WIDE, CODES_OF_KV)}
-    for each, sm in ((ALL, "sm_90a"), (OF_WARPGROUPS, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a")):
+    prompts = [(each, "sm_90a") for each in PROMPTS]
+    for each, sm in ((ALL, "sm_90a"), (OF_WARPGROUPS, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a"), *prompts):
         kernels[label(each, sm)] = measure(each, sm)
     FILE.write_text(json.dumps({"nvcc": compiler.version, "kernels": kernels}, indent=1) + "\n")
 

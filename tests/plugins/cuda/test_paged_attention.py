@@ -10,7 +10,9 @@ import pytest
 
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plan import Attr
+from ingot.plugins.cuda.attention import Places, Scores, attention_launches
 from ingot.plugins.cuda.gpu import Device, Kernel
+from ingot.plugins.cuda.shapes import takes_warpgroups
 from ingot.plugins.op import Array, KvCache
 from tests.plugins.cpu.one_step import Input, Packed, batch_of, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
@@ -117,6 +119,8 @@ MIXED = [(0, 1), (0, 65), (32, 1), (1, 16), (70, 3), (15, 2)]
         pytest.param(DType.BF16, 4, 2, 64, marks=pytest.mark.slow),  # as groups and windows below
         (DType.F16, 4, 2, 16),
         (DType.F32, 4, 2, 16),
+        (DType.F16, 4, 2, 64),  # by warpgroups, as bf16
+        (DType.BF16, 8, 2, 128),
         (DType.BF16, 3, 1, 256),  # one stage, smaller tiles
         (DType.BF16, 2, 2, 12),  # rows of no whole 16 bytes
         # dims padded to 80; a group that does not divide 16
@@ -163,10 +167,12 @@ def test_heads_of_more_than_256_dims(
 
 
 @pytest.mark.slow
-def test_rows_of_wide_heads_have_the_same_bits_in_chunks(gpu: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(("dim", "tokens"), [(288, 57), (64, 250), (128, 250)])
+def test_rows_have_the_same_bits_in_chunks(gpu: ctypes.CDLL, dim: int, tokens: int) -> None:
     """Whatever rows share their tile, and wherever the chunk begins."""
-    random, tokens, heads, dim = np.random.default_rng(7), 57, 6, 288
-    cache = KvCache(layout_of(DType.BF16, dim, 1), 4)
+    random, heads = np.random.default_rng(7), 6
+    blocks = [*range(2, -(-tokens // 16)), 0, 1]
+    cache = KvCache(layout_of(DType.BF16, dim, 1), len(blocks))
     for pool in (cache.keys, cache.values):
         pool[:] = _rounded(random.standard_normal(pool.shape).astype(np.float32), DType.BF16)
     q = random.standard_normal((tokens, heads * dim)).astype(np.float32)
@@ -176,12 +182,12 @@ def test_rows_of_wide_heads_have_the_same_bits_in_chunks(gpu: ctypes.CDLL) -> No
     }
 
     def attend(begin: int, end: int) -> Array:
-        batch = batch_of([(begin, end - begin)], [[2, 0, 3, 1]])
+        batch = batch_of([(begin, end - begin)], [blocks])
         (found,) = run_step(gpu, "paged_attention.bf16.sm80", [q[begin:end], None, None], attrs, batch, cache)
         return found
 
     whole = attend(0, tokens)
-    for cut in (21, 40):
+    for cut in (21, 40, tokens - 5):
         np.testing.assert_array_equal(np.concatenate([attend(0, cut), attend(cut, tokens)]), whole)
 
 
@@ -266,3 +272,21 @@ def test_empty_splits_of_padded_heads(gpu: ctypes.CDLL, dim: int) -> None:
     """A split without tokens weighs nothing beside scores of -200, whatever else its warps write to shared memory."""
     shift = 8.0 if dim == 12 else 5.0
     check(gpu, DType.BF16, [(100, 1), (3, 1)], heads=4, kv_heads=1, dim=dim, shift=shift, splits=7)
+
+
+def test_prompts_take_the_kernel_of_the_machine_code() -> None:
+    """That of warpgroups alone in code for sm_90a, for heads that it computes, over a cache of 16 bits."""
+    for dtype, dim, code, found in [
+        *((dtype, dim, "sm_90a", True) for dtype in (DType.BF16, DType.F16) for dim in (64, 128)),
+        *((DType.BF16, 64, code, False) for code in ("sm_80", "sm_89", "sm_100", "sm_120", "")),
+        *((DType.BF16, dim, "sm_90a", False) for dim in (12, 72, 96, 256, 512)),
+        *((dtype, 64, "sm_90a", False) for dtype in (DType.I8, DType.F32)),
+    ]:
+        assert takes_warpgroups(code, dtype, dim, 16) == found, (dtype, dim, code)
+    kv, at = layout_of(DType.BF16, 64), Places(**dict.fromkeys(Places.__dataclass_fields__, 0))
+    for scores, kernel in ((Scores(sinks=1), "attention_prompt"), (Scores(softcap=1.5), "attention_prompt_bent")):
+        sizes: dict[str, Any] = {"y": 0, "heads": 4, "window": 8, "scale": 1.0, "narrow": False}
+        prompt, decode, _ = attention_launches(at, kv, scores, **sizes, multiprocessors=132)
+        assert (prompt.kernel, prompt.threads, prompt.shared) == (kernel, 384, 160 << 10)
+        assert (decode.kernel, decode.threads) == ("attention_decode", 128)
+        assert attention_launches(at, kv, scores, **sizes)[0].kernel == "attention_prefill"

@@ -9,7 +9,18 @@ import pytest
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, MachineCode, Resources, find_compiler, read_report
 from tests.plugins.cuda.kept_code import kept_on_disk
-from tests.plugins.cuda.resources import ARCHITECTURES, CODES_OF_KV, FILE, LARGE, USUAL, WIDE, label, measure, recorded
+from tests.plugins.cuda.resources import (
+    ARCHITECTURES,
+    CODES_OF_KV,
+    FILE,
+    LARGE,
+    PROMPTS,
+    USUAL,
+    WIDE,
+    label,
+    measure,
+    recorded,
+)
 
 
 def test_nothing_that_was_recorded_spills() -> None:
@@ -29,7 +40,7 @@ def test_kernels_take_what_was_recorded(architecture: str) -> None:
     nvcc = find_compiler()
     if nvcc is None:
         pytest.skip("this machine lacks nvcc (pip install nvidia-cuda-nvcc)")
-    for each in (USUAL, WIDE, CODES_OF_KV) if architecture == "sm_90a" else (USUAL,):
+    for each in (USUAL, WIDE, CODES_OF_KV, *PROMPTS) if architecture == "sm_90a" else (USUAL,):
         found, expected = measure(each, architecture), recorded()[label(each, architecture)]
         assert found.keys() == expected.keys()
         if nvcc.version == json.loads(FILE.read_text())["nvcc"]:

@@ -1,6 +1,7 @@
 // Runs the threads of a block as fibers, one block after another. See emulated_device.h.
 #include "emulated_device.h"
 
+#include <array>
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
@@ -43,7 +44,7 @@ constexpr size_t kStack = 96 << 10;
 constexpr size_t kGuard = 4096;  // bytes behind the dynamic shared memory that nobody may touch
 constexpr int kMaxWords = 9;
 
-enum class State { kReady, kBarrier, kWarp, kDone };
+enum class State { kReady, kBarrier, kWarp, kSignal, kDone };
 
 struct Copy {
   void* to;
@@ -63,8 +64,18 @@ struct Fiber {
   const char* name = "";  // the warp instruction it waits for
   int parity = 0;
   std::vector<Copy> copies;
-  std::vector<size_t> groups;  // copies in each committed group
-  size_t open = 0;             // copies since the last commit
+  std::vector<size_t> groups;                                      // copies in each committed group
+  size_t open = 0;                                                 // copies since the last commit
+  std::vector<std::pair<std::vector<Copy>, const void*>> awaited;  // copies, and the signal that arrives behind them
+  bool (*goes_on)(const Fiber&) = nullptr;                         // what it waits for with kSignal
+  const void* signal = nullptr;
+  unsigned turn = 0;  // parity of a signal, or round of a named barrier
+};
+
+// Given `given` times; `missing` arrivals of `count` are missing to the next.
+struct Given {
+  int count = 0, missing = 0;
+  unsigned given = 0;
 };
 
 struct Block {
@@ -77,6 +88,8 @@ struct Block {
   void (*kernel)(void**) = nullptr;
   void** arguments = nullptr;
   bool backwards = false;
+  std::vector<std::pair<const void*, Given>> signals;  // (no std::map: its inline variables would keep a module loaded)
+  std::array<Given, 16> named;                         // barriers
 };
 
 Block block;
@@ -105,6 +118,7 @@ void start(Fiber& fiber) {
   fiber.top = stack;
   fiber.state = State::kReady;
   fiber.copies.clear(), fiber.groups.clear(), fiber.open = 0;
+  fiber.awaited.clear();
   fiber.parity = 0;
 }
 
@@ -146,13 +160,52 @@ bool release_barrier() {
   return true;
 }
 
+// Threads whose signal or named barrier has been given meanwhile.
+bool release_signals() {
+  bool some = false;
+  for (size_t i = 0; i < block.threads; ++i) {
+    Fiber& fiber = block.fibers[i];
+    if (fiber.state == State::kSignal && fiber.goes_on(fiber)) fiber.state = State::kReady, some = true;
+  }
+  return some;
+}
+
+Given& signal_at(const void* at) {
+  for (auto& [place, given] : block.signals) {
+    if (place == at) return given;
+  }
+  fail("an arrival at a signal, or a wait for one, that nobody made");
+}
+
+void count_arrival(Given& to) {
+  if (--to.missing > 0) return;
+  to.missing = to.count, to.given += 1;
+  check_barrier();
+}
+
+// The oldest copies that a signal waits for, of every thread.
+bool release_copies() {
+  bool some = false;
+  for (size_t i = 0; i < block.threads; ++i) {
+    auto& awaited = block.fibers[i].awaited;
+    if (awaited.empty()) continue;
+    block.current = i;
+    for (const Copy& copy : awaited.front().first) perform(copy);
+    count_arrival(signal_at(awaited.front().second));
+    awaited.erase(awaited.begin());
+    some = true;
+  }
+  return some;
+}
+
 void run_block() {
   check_block(block.threads, block.shared.data(), block.shared_bytes);
   start_groups(block.threads);
+  block.signals.clear(), block.named.fill({});
   for (size_t i = 0; i < block.threads; ++i) start(block.fibers[i]);
   do {
     for (size_t k = 0; k < block.threads; k += 32) run_warp(block.backwards ? block.threads - 32 - k : k);
-  } while (release_barrier());
+  } while (release_barrier() || release_signals() || release_copies());
   check_stop();
   for (size_t i = 0; i < block.threads; ++i) {
     if (block.fibers[i].state != State::kDone) {
@@ -232,6 +285,33 @@ void wait_copies(int pending) {
     self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<long>(self.groups.front()));
     self.groups.erase(self.groups.begin());
   }
+}
+
+void make_signal(const void* at, int count) { block.signals.push_back({at, {count, count, 0}}); }
+void arrive(const void* at) { count_arrival(signal_at(at)); }
+void arrive_behind_copies(const void* at) {
+  Fiber& self = block.fibers[block.current];
+  if (block.backwards) return arrive(at);  // the copies were made at once
+  if (!self.groups.empty()) fail("copies that a signal and a group wait for");
+  self.awaited.emplace_back(std::move(self.copies), at);
+  self.copies.clear(), self.open = 0;
+}
+void wait_signal(const void* at, unsigned parity) {
+  signal_at(at);
+  Fiber& self = block.fibers[block.current];
+  self.signal = at, self.turn = parity;
+  self.goes_on = [](const Fiber& of) { return (signal_at(of.signal).given & 1) != of.turn; };
+  if (!self.goes_on(self)) pause(State::kSignal);
+}
+void meet(int number, int threads, bool waits) {
+  Given& at = block.named[static_cast<size_t>(number)];
+  if (at.count == 0) at.count = at.missing = threads;
+  if (at.count != threads) fail("a named barrier of another number of threads");
+  Fiber& self = block.fibers[block.current];
+  self.signal = &at, self.turn = at.given;
+  self.goes_on = [](const Fiber& of) { return static_cast<const Given*>(of.signal)->given != of.turn; };
+  count_arrival(at);
+  if (waits && !self.goes_on(self)) pause(State::kSignal);
 }
 
 }  // namespace emulated

@@ -157,9 +157,14 @@ const Entry kEntries[] = {
 #ifdef INGOT_KV_IS_F32
     ENTRY(attention_rows),
 #else
-    ENTRY(attention_prefill),
     ENTRY(attention_decode),
     ENTRY(attention_combine),
+#ifdef INGOT_WARPGROUPS
+    ENTRY(attention_prompt),
+    ENTRY(attention_prompt_bent),
+#else
+    ENTRY(attention_prefill),
+#endif
 #endif
 #endif
     {nullptr, nullptr, 0, nullptr}};
