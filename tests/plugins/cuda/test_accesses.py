@@ -21,6 +21,7 @@ from tests.plugins.cuda import test_experts as experts
 from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda import test_latent as latent
 from tests.plugins.cuda import test_own_products as own_products
+from tests.plugins.cuda import test_states as states
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
 from tests.plugins.cuda.test_paged_attention import check
@@ -70,6 +71,14 @@ def test_experts(checked: ctypes.CDLL) -> None:
 def test_kept_codes(checked: ctypes.CDLL, precision: str) -> None:
     own_products.check_numbers(checked, precision, 3)
     own_products.check_numbers(checked, precision, 20)
+
+
+@pytest.mark.slow
+def test_layers_with_states(checked: ctypes.CDLL) -> None:
+    """Prompts in tiles that other warps prepare, whole and not, and states that are left in place."""
+    states.check(checked, "causal_conv", states.CONVOLUTIONS[1])
+    for name in ("by_dim", "odd", "mamba"):
+        states.check(checked, "linear_attention", states.LINEARS[name], steps=1)
 
 
 @pytest.mark.slow
