@@ -1,14 +1,18 @@
 """Commands on GPU engines of two ranks, in processes that MPI starts, each with the emulated GPUs of one machine."""
 
+import contextlib
 import ctypes
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ingot.builder.build import build
@@ -19,8 +23,10 @@ from ingot.convert.convert import convert
 from ingot.inspect import inspect
 from ingot.quickstart import SHIPPED
 from ingot.runtime.distributed import find_mpirun
+from tests.e2e.test_serve_ranks import PATH, asked, ranks_of, tokens_of
 from tests.handmade import TINY_LLAMA, write_model
 from tests.plugins.cuda.emulation import Emulation
+from tests.runtime.server.served import ServeProcess
 
 pytestmark = [
     pytest.mark.slow,
@@ -103,3 +109,20 @@ def test_verify_and_inspect(engines: Path, checkpoint: Path, name: str) -> None:
     comparison.raise_if_wrong()
     assert comparison.layers == "compared"
     assert "rank1.engine: " in inspect(engines / name).summary
+
+
+@pytest.mark.parametrize("name", ["tensor", "stages"])
+def test_serve(engines: Path, name: str) -> None:
+    """Three streams at once, so that both stages work at the same time; then a rank is killed."""
+    bodies = [asked(number, temperature=(0.0, 0.8)[number % 2], stream=True, max_tokens=16) for number in range(3)]
+    with ServeProcess(engines / "whole") as whole:
+        expected = [httpx.post(f"{whole.url}{PATH}", json=each, timeout=60).text for each in bodies]
+    with ServeProcess(engines / name) as server:
+        with ThreadPoolExecutor(len(bodies)) as threads:
+            found = threads.map(lambda body: httpx.post(f"{server.url}{PATH}", json=body, timeout=60).text, bodies)
+            assert [tokens_of(each) for each in found] == [tokens_of(each) for each in expected]
+        os.kill(ranks_of(server.process)[1], signal.SIGKILL)
+        with contextlib.suppress(httpx.TransportError):  # mpirun may have ended the process already
+            httpx.post(f"{server.url}{PATH}", json=bodies[0], timeout=20)
+        assert server.wait() != 0
+        assert "rank 1" in server.err
