@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,10 @@ def gpus(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     return gpu
 
 
-def bits(runner: ModelRunner) -> list[bytes]:
+def bits(runner: ModelRunner, prompts: Sequence[list[int]] = PROMPTS) -> list[bytes]:
     """Tokens, logits and log probabilities of the prompts, together."""
     out = runner.generate(
-        PROMPTS, max_new_tokens=6, end_id=-1, return_dict=True, output_log_probs=True, output_context_logits=True
+        list(prompts), max_new_tokens=6, end_id=-1, return_dict=True, output_log_probs=True, output_context_logits=True
     )
     arrays = [out["output_ids"], *out["context_logits"], np.asarray(out["log_probs"])]
     return [np.ascontiguousarray(each).tobytes() for each in arrays]
@@ -78,7 +78,7 @@ def test_any_number_of_ranks_gives_the_same_bits(
         target="cuda/sm90", precision=precision, sum_parts=4, tokens_per_block=16, max_batch_size=4, max_num_tokens=24
     )
     found = []
-    for tp, pp in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2)):
+    for tp, pp in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2)) if name == "llama" else ((1, 1), (4, 1), (2, 2)):
         engine = tmp_path / f"e{tp}{pp}"
         build(dataclasses.replace(config, tp_size=tp, pp_size=pp), checkpoint, engine)
         if tp * pp == 1:
@@ -89,6 +89,33 @@ def test_any_number_of_ranks_gives_the_same_bits(
             found.append(bits(runner))
         assert processes.said == [None] * (tp * pp - 1)
         assert found[-1] == found[0], (tp, pp)
+
+
+@pytest.mark.slow
+def test_contexts_that_are_cut(gpus: ctypes.CDLL, processes: RankProcesses, tmp_path: Path) -> None:
+    """Attention of a long context works in as many parts as with one rank."""
+    checkpoint = random_checkpoint(
+        tmp_path, {**find_family("qwen3").tiny, **SHAPE, **MODELS["qwen3"], "max_position_embeddings": 512}
+    )
+    config = BuildConfig(
+        target="cuda/sm90",
+        precision="bf16",
+        sum_parts=2,
+        tokens_per_block=16,
+        max_batch_size=2,
+        max_seq_len=320,
+        max_num_tokens=96,
+    )
+    prompt = np.random.default_rng(3).integers(0, 61, 270).tolist()
+    build(config, checkpoint, tmp_path / "whole")
+    build(dataclasses.replace(config, tp_size=2), checkpoint, tmp_path / "e")
+    splits = read_plan(tmp_path / "whole").splits
+    assert splits[0].parts > 1
+    assert read_plan(tmp_path / "e").splits == splits
+    with ModelRunner.from_dir(tmp_path / "whole") as runner:
+        expected = bits(runner, [prompt])
+    with processes.runner(tmp_path / "e", 2) as runner:
+        assert bits(runner, [prompt]) == expected
 
 
 @pytest.fixture(scope="module")
