@@ -79,6 +79,8 @@ def test_one_rank(library: ctypes.CDLL) -> None:
 
 
 def test_an_aborted_communicator_ends_what_waits(library: ctypes.CDLL) -> None:
+    if not hasattr(library, "emulated_nccl_held"):
+        pytest.skip("the real library lets no rank wait for itself")
     with contextlib.closing(Device(find_gpus().gpus[0])) as device:
         found, x = require_nccl(), device.allocate(4 * COUNT)
         group = Communicator(found, found.new_id(), 0, 1, device.stream_address)
