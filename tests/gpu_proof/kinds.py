@@ -41,6 +41,7 @@ class Kind:
 
 
 def _wide(layers: int = 2) -> dict[str, object]:
+    """Two layers: of the last one, a prompt computes one row alone."""
     return {**SHAPES["llama-3.1-8b"], "num_hidden_layers": layers, "vocab_size": TOKENS}
 
 
@@ -61,7 +62,7 @@ def _quantised(settings: Mapping[str, object], packer: write.Packer) -> Make:
 
 
 def _stored(settings: Mapping[str, object], packer: write.Packer, folder: Path) -> ConvertOptions:
-    config = _wide(layers=1)
+    config = _wide()
     hidden, inner, dim = (int(str(config[key])) for key in ("hidden_size", "intermediate_size", "head_dim"))
     heads, kv_heads = (dim * int(str(config[key])) for key in ("num_attention_heads", "num_key_value_heads"))
     sizes = [(heads, hidden), (kv_heads, hidden), (kv_heads, hidden), (hidden, heads)]

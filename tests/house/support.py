@@ -90,15 +90,15 @@ parts for images, and says so.
 """
 UNPROVEN = """## Not proven
 
-CUDA engines ran on one GPU, an H200 ([NVIDIA GPUs](gpu.md#what-ran-on-a-real-gpu)). These questions are open:
+CUDA engines ran on an H200 and an H100 ([NVIDIA GPUs](gpu.md#what-ran-on-a-real-gpu)). These questions are open:
 
-- CUDA engines on other GPUs than the H200
+- CUDA engines on other GPUs than H200 and H100
 - published checkpoints on a GPU: the speeds come from random weights, the tokens from small trained models
 - whether TensorRT-RTX accepts a GPU of compute capability 9.0 (we expect a refusal), and whether it loads and runs
   engines on other GPUs
 - whether the full TensorRT builds, reads back and runs an engine
 
-An engine for GPUs has one rank, so one model cannot use several GPUs. To repeat what ran on the H200, run
+One model on several GPUs: engines of several ranks ran on an emulated GPU alone. To repeat what ran on the H200, run
 `python -m tests.gpu_proof --work DIR`.
 """
 
