@@ -21,7 +21,9 @@ struct ManyWeights {
   using Some = Rows<kTogether, kWide>;
 
   Some rows[kPieces / kTogether];
-  typename Some::Raw next;  // of codes: the slab that is written next
+  const Weight* from[kPieces];  // of floats that are copied, which is a row of the weight
+  int end[kPieces];             // of its columns; 0 where there is no such row
+  typename Some::Raw next;      // of codes: the slab that is written next
 
   INGOT_DEVICE static int line(int i) {  // of piece i; the thread's pieces have the same quarter
     return kScaled ? threadIdx.x / 4 * kTogether + i : (threadIdx.x + i * kProductThreads) / 4;
@@ -30,7 +32,12 @@ struct ManyWeights {
 #pragma unroll
     for (int i = 0; i < kPieces; i += kTogether) {
       const int pair = blockIdx.y * kBlockPairs + line(i) / kPairRows, row = line(i) % kPairRows;
-      rows[i / kTogether] = Some::at(p.weight, p.of, pair, row);
+      const Some found = Some::at(p.weight, p.of, pair, row);
+      if constexpr (kCopied) {
+        from[i] = found.from[0], end[i] = found.valid[0] ? p.of.k : 0;
+      } else {
+        rows[i / kTogether] = found;
+      }
       if constexpr (Some::kTables) {
         const bool writes = row % 16 == 0 && threadIdx.x % 4 == 0;
         rows[0].share(tables + line(i) / 16 * 2, writes, p.weight, p.of, pair, row);
@@ -41,24 +48,22 @@ struct ManyWeights {
   INGOT_DEVICE void fetch(int slab) {
     if constexpr (kScaled) next = rows[0].load(slab, threadIdx.x % 4);
   }
-  // The slab that was fetched last; fetches the next one.
-  INGOT_DEVICE void copy(Eight* stage, const Product& p, int slab, int slabs) {
-    const int quarter = threadIdx.x % 4;
+  // The slab that was fetched last, and fetches the next one; of floats the slab in which the thread has these columns.
+  INGOT_DEVICE void copy(Eight* stage, int slab, int slabs, int column, int inside) {
     if constexpr (kScaled) {
       Eight values[kTogether];
       rows[0].values(values, next);
       if (slab + 1 < slabs) fetch(slab + 1);
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) stage[line(i) * 4 + quarter] = values[i];
+      for (int i = 0; i < kPieces; ++i) stage[line(i) * 4 + threadIdx.x % 4] = values[i];
     } else {
-      const int column = slab * kSlab + quarter * 8;
+      Eight* to = stage + threadIdx.x;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         if constexpr (kCopied) {
-          const bool valid = rows[i].valid[0] && column < p.of.k;
-          copy_async(stage + line(i) * 4 + quarter, rows[i].from[0] + (valid ? column : 0), valid);
+          copy_async(to + i * kProductThreads, from[i] + inside, column < end[i]);
         } else {
-          stage[line(i) * 4 + quarter] = rows[i].load(slab, quarter).rows[0];
+          to[i * kProductThreads] = rows[i].load(slab, threadIdx.x % 4).rows[0];
         }
       }
     }
@@ -126,10 +131,10 @@ INGOT_DEVICE void many_rows(const Product& p, int top, Eight* stages, Neighbours
   }
   const auto load = [&](int slab) {
     Eight* to = stages + slab % kStages * kLines * 4;
-    weights.copy(to, p, slab, slabs);
-    to += kWeightRows * 4 + threadIdx.x;
     const int column = slab * kSlab + quarter * 8;
     const int inside = column < p.of.k ? column : 0;
+    weights.copy(to, slab, slabs, column, inside);
+    to += kWeightRows * 4 + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) {
       if constexpr (kWide) {
@@ -204,19 +209,27 @@ INGOT_DEVICE void many_rows(const Product& p, int top, Eight* stages, Neighbours
   }
 }
 
+template <int kTiles, template <int, bool> class Rows>
+INGOT_DEVICE void many_rows(const Product& p, int top, unsigned char* shared, Neighbours<4>* tables) {
+  Eight* stages = reinterpret_cast<Eight*>(shared);
+  if (p.of.k % 8 == 0) {
+    many_rows<kTiles, true, Rows>(p, top, stages, tables);
+  } else {
+    many_rows<kTiles, false, Rows>(p, top, stages, tables);
+  }
+}
+
 // Sums of groups and of parts of K do not find registers for more than 64 rows: then one half comes after the other.
 template <int kTiles, template <int, bool> class Rows>
 INGOT_DEVICE void many_rows(const Product& p, unsigned char* shared, Neighbours<4>* tables) {
-  constexpr int kAtOnce = Rows<1, true>::kGrouped && kTiles > 4 ? 4 : kTiles;
-  Eight* stages = reinterpret_cast<Eight*>(shared);
-  const int begin = p.first(16 * kTiles), end = min(begin + 16 * kTiles, p.rows);
+  const int begin = p.first(16 * kTiles);
+  if constexpr (!Rows<1, true>::kGrouped || kTiles <= 4) {
+    many_rows<kTiles, Rows>(p, begin, shared, tables);
+  } else {
 #pragma unroll 1
-  for (int top = begin; top < end; top += 16 * kAtOnce) {
-    if (kAtOnce < kTiles) __syncthreads();  // nobody reads what the half before it left
-    if (p.of.k % 8 == 0) {
-      many_rows<kAtOnce, true, Rows>(p, top, stages, tables);
-    } else {
-      many_rows<kAtOnce, false, Rows>(p, top, stages, tables);
+    for (int top = begin; top < min(begin + 16 * kTiles, p.rows); top += 64) {
+      __syncthreads();  // nobody reads what the half before it left
+      many_rows<4, Rows>(p, top, shared, tables);
     }
   }
 }
