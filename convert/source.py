@@ -51,11 +51,14 @@ class Source:
 
 def read_config(path: Path) -> Section:
     """The config.json of a model directory, whose weights need not be there. Raises CheckpointError, ConfigError."""
+    expected = "a Hugging Face directory with config.json and safetensors files, or a GGUF file"
+    if path.is_file():
+        raise CheckpointError("this file is no model", where=str(path), expected=expected, hint="give another path")
     if not path.is_dir():
         raise MissingModelError(
             "there is no such model directory",
             where=str(path),
-            expected="a Hugging Face directory with config.json and safetensors files, or a GGUF file",
+            expected=expected,
             hint=f"{spelled(path)}; --model_dir takes a local path, so download the model first",
         )
     if not (path / CONFIG_FILE).is_file():

@@ -173,9 +173,14 @@ class Rounded:
     def round(self, k: int, target: Float32, steps: Float32) -> Float32:
         """Give column k the levels nearest to a target, in whose place is then what they stand for."""
         j = k // self.group
+        step, zero = steps[j], None
+        if self.fold is not None:
+            step = step / self.fold[k]
+        if self.zero is not None:
+            zero = self.zero[j]
         with np.errstate(over="ignore"):
-            target /= steps[j] if self.fold is None else steps[j] / self.fold[k]
-        found = self.levels[k] = self.grid.nearest(target, None if self.zero is None else self.zero[j])
+            target /= step
+        found = self.levels[k] = self.grid.nearest(target, zero)
         np.multiply(self.scale[j], found, out=target)
         if self.fold is not None:
             target /= self.fold[k]
@@ -254,7 +259,9 @@ class _Sweep:
         """The scale of group j in least squares."""
         rounded = self.rounded
         part = slice(j * rounded.group, (j + 1) * rounded.group)
-        levels = rounded.levels[part] if rounded.fold is None else rounded.levels[part] / rounded.fold[part, None]
+        levels = rounded.levels[part]
+        if rounded.fold is not None:
+            levels = levels / rounded.fold[part, None]
         pulled = _single(self.hessian[part, part]) @ levels
         along, squares = (np.einsum("kn,kn->n", each, levels) for each in (self.pulls[part], pulled))
         change = np.where(squares > 0, along / np.where(squares > 0, squares, 1), np.float32(0))

@@ -201,7 +201,9 @@ class _Squares:
     def diagonal(self, fold: Float32 | None) -> Float32:
         """Squares of inputs divided by a fold."""
         found: Float32 = np.einsum("kk->k", self.hessian)
-        return found if fold is None else found / fold / fold
+        if fold is None:
+            return found
+        return found / fold / fold
 
 
 def _promising(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ingot.dtypes import DType
 from ingot.plan import Rows
+from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
 
@@ -56,6 +57,13 @@ class OwnProduct:
         """Columns of y."""
         return self.n // 2 if self.gated else self.n
 
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """As the kernels take them (INGOT_PRODUCT in product.cuh)."""
+        addresses = (self.y, self.x, self.weight, self.bias, self.residual, self.counts)
+        numbers = (self.n, self.k, self.gated, self.kind, self.narrow, self.group)
+        return (*map(pointer, addresses), *map(integer, numbers))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Kernel:
@@ -99,21 +107,7 @@ def shared_bytes(tile: int) -> int:
 
 
 def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch:
-    arguments = (
-        pointer(product.y),
-        pointer(product.x),
-        pointer(product.weight),
-        pointer(product.bias),
-        pointer(product.residual),
-        pointer(product.counts),
-        integer(product.n),
-        integer(product.k),
-        integer(product.gated),
-        integer(product.kind),
-        integer(product.narrow),
-        integer(product.group),
-    )
-    return Launch(kernel=kernel, grid=grid, threads=THREADS, shared=shared, arguments=arguments)
+    return Launch(kernel=kernel, grid=grid, threads=THREADS, shared=shared, arguments=product.arguments)
 
 
 def _grid(product: OwnProduct, kernel: _Kernel) -> Grid:

@@ -93,28 +93,13 @@ def wide_launches(product: OwnProduct, sums: int, most: int = _ANY) -> Iterator[
 
 def _launch(product: OwnProduct, kernel: _Kernel, parts: int, sums: int, rows: range) -> Launch:
     kind = f"{product.dtype.value}_" if product.dtype.is_quantised else ""
-    arguments = (
-        pointer(product.y),
-        pointer(product.x),
-        pointer(product.weight),
-        pointer(product.bias),
-        pointer(product.residual),
-        pointer(product.counts),
-        integer(product.n),
-        integer(product.k),
-        integer(product.gated),
-        integer(product.kind),
-        integer(product.narrow),
-        integer(product.group),
-        pointer(sums if parts > 1 else 0),
-    )
     tiles = -(-product.cols // (_LINES // 2 if product.gated else _LINES))
     return Launch(
         kernel=f"product_{kind}wide_{kernel.tokens}",
         grid=_grid(product, rows, lambda count: (-(-count // kernel.tokens), tiles, parts)),
         threads=_THREADS,
         shared=kernel.shared_bytes,
-        arguments=arguments,
+        arguments=(*product.arguments, pointer(sums if parts > 1 else 0)),
     )
 
 

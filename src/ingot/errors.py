@@ -35,7 +35,10 @@ def install(extra: str) -> str:
 
 
 def spelled(path: Path) -> str:
-    """The next step where `path` does not exist: the entry beside it that is spelled most like it, if any."""
+    """The next step where `path` does not exist: the entry beside it that is spelled most like it, if any. Or where it
+    is a file in the place of a directory."""
+    if path.is_file():
+        return "this is a file: give a directory"
     try:
         beside = [entry.name for entry in path.parent.iterdir()]
     except OSError:

@@ -89,6 +89,8 @@ def test_a_hugging_face_directory_is_sent_to_convert(tmp_path: Path) -> None:
 def test_missing_parts_are_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such Checkpoint directory"):
         Checkpoint.open(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="this is a file: give a directory"):
+        Checkpoint.open(checkpoint / "model.onnx")
     (checkpoint / "model.onnx").unlink()
     with pytest.raises(CheckpointError, match=r"has no model\.onnx"):
         Checkpoint.open(checkpoint)

@@ -151,16 +151,22 @@ FAULTS: dict[str, tuple[str, str, str | None, str | None]] = {
     "no commit": ("group_commit();", "", "nobody waits for", "nobody waits for"),
     "no beginning": ("group_begin();", "", "without group_begin", "without wgmma.fence"),
     "sums that are read too early": (
-        "group_wait<0>(sum);", "const float early = sum[0];\n  group_wait<0>(sum);\n  sum[0] = early;", "", None,
+        "group_wait<0>(sum);",
+        "const float early = sum[0];\n  group_wait<0>(sum);\n  sum[0] = early;",
+        "",
+        None,
     ),
     "copies that the units do not see": ("let_units_see();", "", None, "no fence.proxy.async has shown"),
     "a tile on 128 bytes": ("tiles + kPanel;", "tiles + kPanel + 128;", "lie on 1024 bytes", "lie on 1024 bytes"),
     "a tile behind the end": (
-        "describe_rows(right, step);", "describe_rows(right + 8 * kPanel, step);", "end", "bytes of shared memory",
+        "describe_rows(right, step);",
+        "describe_rows(right + 8 * kPanel, step);",
+        "end",
+        "bytes of shared memory",
     ),
     "a warp that is not there": ("group_begin();", "if (warp == 2) return;\n  group_begin();", "the same", "the same"),
     "what another thread still copies": ("  __syncthreads();", "", "", "a race|still being copied|nobody wrote"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
