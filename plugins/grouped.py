@@ -59,14 +59,11 @@ class GroupedRows:
     @property
     def unscaled(self) -> Float32:
         """What the row's scale multiplies, float32 [N, K]."""
-        return self.of_numbers(self.numbers)
-
-    def of_numbers(self, numbers: Float32) -> Float32:
-        """What the row's scale multiplies, of the numbers that codes stand for; both float32 [N, K]."""
+        values = self._table_values()
         if self.shift is None:
-            return numbers * self._spread(self.group_scale)
+            return values * self._spread(self.group_scale)
         offset, shift, scale = self.is_offset[..., None], self._spread(self.shift), self._spread(self.group_scale)
-        return np.where(offset, numbers * scale + shift, (numbers - shift) * scale)
+        return np.where(offset, values * scale + shift, (values - shift) * scale)
 
     @property
     def values(self) -> Float32:
@@ -109,9 +106,7 @@ class GroupedRows:
                 total = _fma(self.group_scale[:, j] * _MORE_UNIT, part @ rest[:, k : k + self.group].T, total)
         return total
 
-    @property
-    def numbers(self) -> Float32:
-        """What codes stand for, without what groups have, float32 [N, K]."""
+    def _table_values(self) -> Float32:
         values = self._whole_values()
         return values if self.more_bits is None else values + self._by_code(self.more_bits) * _MORE_UNIT
 

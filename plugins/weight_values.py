@@ -77,8 +77,8 @@ def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float
 
     activations  f32: x as it is; bf16, f16: x rounded to that first (what AMX tiles and GPUs take); sums are float32
                  or wider, and of a quantised weight they run over x * q and are multiplied by the row's scale at the
-                 end. What groups of columns have multiplies their sums, so that q is not rounded: codes stand for
-                 numbers that this type holds. Only tables of more than eight bits are rounded to it
+                 end. Both factors have that type: q is rounded to it too, where numbers of groups made it (w8 and w4
+                 have whole numbers, which bf16 holds)
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
                  additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32;
                  of grouped rows the sum is `GroupedRows.int8_product`
@@ -99,13 +99,11 @@ def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float
 
 
 def factors(weight: WeightRows, rounds_to: DType | None) -> Float32 | Int8:
-    """What x is multiplied with, before the row's scale [N, K]. rounds_to: the type of x and of the numbers that codes
-    stand for; None: float32, without a rounding."""
+    """What x is multiplied with, before the row's scale [N, K]. rounds_to: the type of both factors; None: float32,
+    without a further rounding."""
     if isinstance(weight, QuantisedRows):
         return weight.integers
-    if rounds_to is None or not isinstance(weight, GroupedRows):
-        return weight.unscaled
-    return weight.of_numbers(_rounded(weight.numbers, rounds_to))
+    return weight.unscaled if rounds_to is None else _rounded(weight.unscaled, rounds_to)
 
 
 def _rounded(values: Float32, dtype: DType) -> Float32:

@@ -6,9 +6,11 @@
 //   16 bytes as they lie in memory. Two mma of 16 k take them, and x alike: so the matrix unit pairs what belongs
 //   together, in places that are the same in every kernel.
 // A warp computes a pair of 16 rows of the weight: neighbours, or those of gate and up that belong together.
+#include "epilogue.cuh"
 #include "experts.cuh"
-#include "few_rows.cuh"
-#include "many_rows.cuh"
+#include "kept_rows.cuh"
+
+constexpr int kProductThreads = 256;  // of a block that computes many rows
 
 // rows: points to the rows of this step. n: rows of the weight, gate and up together.
 #define INGOT_PRODUCT_PARAMETERS                                                                                  \
@@ -20,6 +22,25 @@
       y, bias, gated &&bias ? bias + n / 2 : nullptr, residual, gated ? n / 2 : n, kind, narrow \
     }                                                                                           \
   }
+
+struct Product {
+  const Weight* x;
+  const void* weight;
+  int rows;
+  Sizes of;
+  Epilogue to;
+  const int* pairs;  // of experts: the places of this tile's rows in y; else null, for all rows in order
+  int each;          // places in y that read the same row of x, one after the other
+  int ld;            // of products of heads: from a row of x to the next; else 0, for k
+
+  // Row `row` of x.
+  INGOT_DEVICE const Weight* input(int row) const { return x + static_cast<int64_t>(source(row)) * (ld ? ld : of.k); }
+
+  INGOT_DEVICE int source(int row) const { return pairs ? pairs[row] / each : row; }
+  INGOT_DEVICE int target(int row) const { return pairs ? pairs[row] : row; }
+  // The first row of a tile: experts have the rows of theirs alone.
+  INGOT_DEVICE int first(int tile) const { return pairs ? 0 : static_cast<int>(blockIdx.x) * tile; }
+};
 
 #ifdef INGOT_EXPERTS
 
@@ -82,77 +103,317 @@ INGOT_DEVICE void copy_kept(int top, int count, void* y, const float* from, int 
 
 #ifndef INGOT_WEIGHT_IS_F32
 
-// Of so many panels.
-#define INGOT_TABLES(name, panels) __shared__ Neighbours<4> name[2 * (panels)]
+constexpr int kParts = 8;
+constexpr int kFewThreads = kParts * kWarp;  // of a block that computes few rows: a warp for each part
+
+INGOT_DEVICE int part_begin(int part, int slabs) {
+  return static_cast<int>(static_cast<int64_t>(part) * slabs / kParts);
+}
+
+// One slab: the rows lane / 4, + 8 of each 16 rows of the weight, and row lane / 4 of every eight of x.
+template <int kHalves, int kTiles>
+INGOT_DEVICE void multiply_slab(float (&sum)[kHalves][kTiles][4], const Eight (&a)[2 * kHalves],
+                                const Eight (&b)[kTiles]) {
+#pragma unroll
+  for (int step = 0; step < 4; step += 2) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const Eight &upper = a[2 * half], &lower = a[2 * half + 1];
+      const uint32_t left[4] = {upper.words[step], lower.words[step], upper.words[step + 1], lower.words[step + 1]};
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        multiply_add<Weight>(sum[half][tile], left, b[tile].words[step], b[tile].words[step + 1]);
+      }
+    }
+  }
+}
+
+// Two sums of a row of x: rows i and i + 16 of a pair, whose scales are given.
+template <class Row>
+INGOT_DEVICE void finish(const Product& p, int row, int pair, int i, float sum, float other, float scale,
+                         float scale16) {
+  if constexpr (Row::kScaled) sum = __fmul_rn(sum, scale), other = __fmul_rn(other, scale16);
+  if (p.of.half) {
+    if (pair * 16 + i < p.of.half) p.to.write_gated(row, pair * 16 + i, sum, other);
+  } else {
+    const int col = pair * kPairRows + i;
+    if (col < p.of.n) p.to.write(row, col, sum);
+    if (col + 16 < p.of.n) p.to.write(row, col + 16, other);
+  }
+}
+
+// Few rows: 8 * kTiles at most. Each warp computes a part of K for the block's pair, or for a half of it (16 rows of a
+// weight without a gate), straight from global memory. The first weights are under way before x is there.
+template <int kTiles, int kHalves, class Row>
+INGOT_DEVICE void few_rows(const Product& p, float* parts) {
+  constexpr int kAhead = Row::kAhead * 2 / kHalves;              // slabs of the weight under way
+  constexpr int kNear = kTiles == 1 || kAhead < 4 ? kAhead : 4;  // of x, which is in the L2 cache
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int pair = blockIdx.x * kHalves / 2, top = kHalves == 2 ? 0 : blockIdx.x % 2 * 16;  // the first row of 32
+  const int slabs = Row::slabs(p.of.k), begin = part_begin(warp, slabs), end = part_begin(warp + 1, slabs);
+  Row left[2 * kHalves];
+#pragma unroll
+  for (int i = 0; i < 2 * kHalves; ++i) left[i] = Row::at(p.weight, p.of, pair, top + lane / 4 + 8 * i);
+  typename Row::Raw a[kAhead][2 * kHalves];
+  const auto load_weights = [&](int slot, int slab) {
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) a[slot][i] = left[i].load(slab, lane % 4);
+  };
+#pragma unroll
+  for (int slot = 0; slot < kAhead; ++slot) {
+    if (begin + slot < end) load_weights(slot, begin + slot);
+  }
+  wait_for_previous();
+  const Weight* from[kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const int row = 8 * tile + lane / 4;
+    from[tile] = row < p.rows ? p.input(row) : p.x;
+  }
+  Eight b[kNear][kTiles];
+  const auto load_inputs = [&](int slot, int slab) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const bool valid = 8 * tile + lane / 4 < p.rows;
+      b[slot][tile] = load_eight<Row::kWide>(from[tile], slab * kSlab + 8 * (lane % 4), p.of.k, valid);
+    }
+  };
+#pragma unroll
+  for (int slot = 0; slot < kNear; ++slot) {
+    if (begin + slot < end) load_inputs(slot, begin + slot);
+  }
+  float sum[kHalves][kTiles][4] = {};
+  for (int slab = begin; slab < end; slab += kAhead) {
+#pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) {
+      if (slab + slot >= end) break;
+      Eight values[2 * kHalves];
+#pragma unroll
+      for (int i = 0; i < 2 * kHalves; ++i) values[i] = left[i].value(a[slot][i]);
+      multiply_slab<kHalves, kTiles>(sum, values, b[slot % kNear]);
+      if (slab + slot + kAhead < end) load_weights(slot, slab + slot + kAhead);
+      if (slab + slot + kNear < end) load_inputs(slot % kNear, slab + slot + kNear);
+    }
+  }
+  // parts[warp][half][tile][lane][4]
+  constexpr int kHalf = kTiles * kWarp * 4;
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        parts[(kHalves * warp + half) * kHalf + (tile * kWarp + lane) * 4 + c] = sum[half][tile][c];
+      }
+    }
+  }
+  __syncthreads();
+  const int i = threadIdx.x % 16, row = threadIdx.x / 16;  // of a half, of x
+  if (row >= 8 * kTiles || row >= p.rows) return;
+  const int place = (row / 8 * kWarp + i % 8 * 4 + row % 8 / 2) * 4 + i / 8 * 2 + row % 2;
+  float total[kHalves] = {};
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) total[half] += parts[(kHalves * part + half) * kHalf + place];
+  }
+  const float scale = Row::at(p.weight, p.of, pair, top + i).scale();
+  if constexpr (kHalves == 2) {
+    finish<Row>(p, p.target(row), pair, i, total[0], total[1], scale, Row::at(p.weight, p.of, pair, i + 16).scale());
+  } else if (const int col = pair * kPairRows + top + i; col < p.of.n) {
+    p.to.write(p.target(row), col, Row::kScaled ? __fmul_rn(total[0], scale) : total[0]);
+  }
+}
+
+template <int kTiles, int kHalves, template <bool> class Row>
+INGOT_DEVICE void few_rows(const Product& p, float* parts) {
+  if (p.of.k % 8 == 0) {
+    few_rows<kTiles, kHalves, Row<true>>(p, parts);
+  } else {
+    few_rows<kTiles, kHalves, Row<false>>(p, parts);
+  }
+}
+
+// Many rows: a block computes 16 * kTiles of them and four pairs of the weight, by eight warps of one pair and half of
+// the rows each. Slabs of both pass through shared memory, kStages of them at a time. Codes become numbers on the way.
+constexpr int kStages = 4;
+constexpr int kBlockPairs = 4;
+constexpr int kWeightRows = kBlockPairs * kPairRows;
+
+template <int kTiles, class Row>
+INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
+  constexpr int kRows = 16 * kTiles, kLines = kWeightRows + kRows;  // lines of 64 bytes in a stage: the weight's, x's
+  // pieces of 16 bytes that a thread copies, of as many lines
+  constexpr int kWeights = kWeightRows * 4 / kProductThreads, kInputs = kRows * 4 / kProductThreads;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, quarter = threadIdx.x % 4;
+  const int pair = blockIdx.y * kBlockPairs + warp % kBlockPairs, top = p.first(kRows);
+  const int slabs = Row::slabs(p.of.k);
+  Row weights[kWeights];
+  const Weight* inputs[kInputs];
+  bool valid[kInputs];
+#pragma unroll
+  for (int i = 0; i < kWeights; ++i) {
+    const int line = (threadIdx.x + i * kProductThreads) / 4;
+    weights[i] = Row::at(p.weight, p.of, blockIdx.y * kBlockPairs + line / kPairRows, line % kPairRows);
+  }
+#pragma unroll
+  for (int i = 0; i < kInputs; ++i) {
+    const int row = top + (threadIdx.x + i * kProductThreads) / 4;
+    valid[i] = row < p.rows;
+    inputs[i] = valid[i] ? p.input(row) : p.x;
+  }
+  const auto load = [&](int slab) {
+    Eight* to = stages + slab % kStages * kLines * 4 + threadIdx.x;
+    const int column = slab * kSlab + quarter * 8;
+    const int inside = column < p.of.k ? column : 0;
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) {
+      if constexpr (Row::kWide && !Row::kScaled) {
+        copy_async(to + i * kProductThreads, weights[i].row + inside, weights[i].valid && column < p.of.k);
+      } else {
+        to[i * kProductThreads] = weights[i].value(weights[i].load(slab, quarter));
+      }
+    }
+    to += kWeightRows * 4;
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      if constexpr (Row::kWide) {
+        copy_async(to + i * kProductThreads, inputs[i] + inside, valid[i] && column < p.of.k);
+      } else {
+        to[i * kProductThreads] = load_eight<false>(inputs[i], column, p.of.k, valid[i]);
+      }
+    }
+    copy_commit();
+  };
+  for (int slab = 0; slab < kStages - 1; ++slab) {
+    if (slab < slabs) {
+      load(slab);
+    } else {
+      copy_commit();
+    }
+  }
+  float sum[2][kTiles][4] = {}, total[2][kTiles][4] = {};
+  int part = 1, boundary = 0;  // where the part ends, in slabs
+  while (part <= kParts && (boundary = part_begin(part, slabs)) == 0) ++part;
+  for (int slab = 0; slab < slabs; ++slab) {
+    copy_wait<kStages - 2>();
+    __syncthreads();  // this slab is there for all, and nobody reads the one before it any more
+    if (slab + kStages - 1 < slabs) {
+      load(slab + kStages - 1);
+    } else {
+      copy_commit();
+    }
+    const Eight* stage = stages + slab % kStages * kLines * 4;
+    const Eight* left = stage + (warp % kBlockPairs * kPairRows + lane / 4) * 4 + lane % 4;
+    const Eight* right = stage + (kWeightRows + warp / kBlockPairs * 8 * kTiles + lane / 4) * 4 + lane % 4;
+    Eight a[4], b[kTiles];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = left[8 * 4 * i];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) b[tile] = right[8 * 4 * tile];
+    multiply_slab<2, kTiles>(sum, a, b);
+    if (slab + 1 < boundary) continue;
+    while (part <= kParts && (boundary = part_begin(part, slabs)) <= slab + 1) ++part;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          total[half][tile][c] += sum[half][tile][c];
+          sum[half][tile][c] = 0.f;
+        }
+      }
+    }
+  }
+  float scales[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) scales[i] = Row::at(p.weight, p.of, pair, lane / 4 + 8 * i).scale();
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const int row = top + (warp / kBlockPairs * kTiles + tile) * 8 + lane % 4 * 2 + c % 2;
+      const int i = lane / 4 + c / 2 * 8;
+      if (row >= p.rows) continue;
+      finish<Row>(p, p.target(row), pair, i, total[0][tile][c], total[1][tile][c], scales[c / 2], scales[2 + c / 2]);
+    }
+  }
+}
+
+template <int kTiles, template <bool> class Row>
+INGOT_DEVICE void many_rows(const Product& p, unsigned char* shared) {
+  Eight* stages = reinterpret_cast<Eight*>(shared);
+  if (p.of.k % 8 == 0) {
+    many_rows<kTiles, Row<true>>(p, stages);
+  } else {
+    many_rows<kTiles, Row<false>>(p, stages);
+  }
+}
 
 // Grids: few rows: pairs, or halves of them; many: (tiles of x, tiles of four pairs)
-#define INGOT_FEW_ROWS(name, kTiles, kHalves, Rows)                          \
-  INGOT_KERNEL_TO_SHARE(kFewThreads, (Rows<2, true>::kShare) - (kTiles > 1)) \
-  name(INGOT_PRODUCT_PARAMETERS) {                                           \
-    __shared__ float parts[kParts * kHalves * kTiles * kWarp * 4];           \
-    let_next_begin();                                                        \
-    INGOT_TABLES(tables, kHalves);                                           \
-    few_rows<kTiles, kHalves, Rows>(INGOT_PRODUCT, parts, tables);           \
+#define INGOT_FEW_ROWS(name, kTiles, kHalves, Row)                 \
+  INGOT_KERNEL_TO_SHARE(kFewThreads, kTiles == 1 ? 2 : 1)          \
+  name(INGOT_PRODUCT_PARAMETERS) {                                 \
+    __shared__ float parts[kParts * kHalves * kTiles * kWarp * 4]; \
+    let_next_begin();                                              \
+    few_rows<kTiles, kHalves, Row>(INGOT_PRODUCT, parts);          \
   }
-#define INGOT_MANY_ROWS(name, kTiles, Rows)                 \
-  INGOT_KERNEL(kProductThreads)                             \
-  name(INGOT_PRODUCT_PARAMETERS) {                          \
-    INGOT_SHARED(shared);                                   \
-    wait_for_previous();                                    \
-    INGOT_TABLES(tables, 2 * kBlockPairs);                  \
-    many_rows<kTiles, Rows>(INGOT_PRODUCT, shared, tables); \
+#define INGOT_MANY_ROWS(name, kTiles, Row)         \
+  INGOT_KERNEL(kProductThreads)                    \
+  name(INGOT_PRODUCT_PARAMETERS) {                 \
+    INGOT_SHARED(shared);                          \
+    wait_for_previous();                           \
+    many_rows<kTiles, Row>(INGOT_PRODUCT, shared); \
   }
 
-INGOT_FEW_ROWS(product_8, 1, 2, FloatRows)
-INGOT_FEW_ROWS(product_8_half, 1, 1, FloatRows)
-INGOT_FEW_ROWS(product_16, 2, 2, FloatRows)
-INGOT_FEW_ROWS(product_16_half, 2, 1, FloatRows)
-INGOT_MANY_ROWS(product_64, 4, FloatRows)
-INGOT_MANY_ROWS(product_128, 8, FloatRows)
+INGOT_FEW_ROWS(product_8, 1, 2, FloatRow)
+INGOT_FEW_ROWS(product_8_half, 1, 1, FloatRow)
+INGOT_FEW_ROWS(product_16, 2, 2, FloatRow)
+INGOT_FEW_ROWS(product_16_half, 2, 1, FloatRow)
+INGOT_MANY_ROWS(product_64, 4, FloatRow)
+INGOT_MANY_ROWS(product_128, 8, FloatRow)
 
-#define INGOT_PRODUCTS_OF(format, Rows)                  \
-  INGOT_FEW_ROWS(product_##format##_8, 1, 2, Rows)       \
-  INGOT_FEW_ROWS(product_##format##_8_half, 1, 1, Rows)  \
-  INGOT_FEW_ROWS(product_##format##_16, 2, 2, Rows)      \
-  INGOT_FEW_ROWS(product_##format##_16_half, 2, 1, Rows) \
-  INGOT_MANY_ROWS(product_##format##_64, 4, Rows)        \
-  INGOT_MANY_ROWS(product_##format##_128, 8, Rows)
+#define INGOT_PRODUCTS_OF(format, Row)                  \
+  INGOT_FEW_ROWS(product_##format##_8, 1, 2, Row)       \
+  INGOT_FEW_ROWS(product_##format##_8_half, 1, 1, Row)  \
+  INGOT_FEW_ROWS(product_##format##_16, 2, 2, Row)      \
+  INGOT_FEW_ROWS(product_##format##_16_half, 2, 1, Row) \
+  INGOT_MANY_ROWS(product_##format##_64, 4, Row)        \
+  INGOT_MANY_ROWS(product_##format##_128, 8, Row)
 INGOT_FOR_CODES(INGOT_PRODUCTS_OF)
 
 #ifdef INGOT_EXPERTS
 
 // Grids: few rows: (pairs, tiles of experts); many: (tiles of experts, tiles of four pairs)
-#define INGOT_FEW_OF_EXPERT(name, kTiles, Rows)                                               \
-  INGOT_KERNEL(kFewThreads)                                                                   \
-  name(INGOT_EXPERT_PARAMETERS) {                                                             \
-    __shared__ float parts[kParts * 2 * kTiles * kWarp * 4];                                  \
-    wait_for_previous();                                                                      \
-    const ExpertTile tile = tiles[blockIdx.y];                                                \
-    if (tile.count == 0) return;                                                              \
-    const int64_t bytes = Rows<1, true>::bytes({n, k, gated ? n / 2 : 0, group});             \
-    INGOT_TABLES(tables, 2);                                                                  \
-    few_rows<kTiles, 2, Rows>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), parts, tables); \
+#define INGOT_FEW_OF_EXPERT(name, kTiles, Row)                                       \
+  INGOT_KERNEL(kFewThreads)                                                          \
+  name(INGOT_EXPERT_PARAMETERS) {                                                    \
+    __shared__ float parts[kParts * 2 * kTiles * kWarp * 4];                         \
+    wait_for_previous();                                                             \
+    const ExpertTile tile = tiles[blockIdx.y];                                       \
+    if (tile.count == 0) return;                                                     \
+    const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});        \
+    few_rows<kTiles, 2, Row>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), parts); \
   }
-#define INGOT_MANY_OF_EXPERT(name, kTiles, Rows)                                             \
-  INGOT_KERNEL(kProductThreads)                                                              \
-  name(INGOT_EXPERT_PARAMETERS) {                                                            \
-    INGOT_SHARED(shared);                                                                    \
-    wait_for_previous();                                                                     \
-    const ExpertTile tile = tiles[blockIdx.x];                                               \
-    if (tile.count == 0) return;                                                             \
-    const int64_t bytes = Rows<1, true>::bytes({n, k, gated ? n / 2 : 0, group});            \
-    INGOT_TABLES(tables, 2 * kBlockPairs);                                                   \
-    many_rows<kTiles, Rows>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), shared, tables); \
+#define INGOT_MANY_OF_EXPERT(name, kTiles, Row)                                     \
+  INGOT_KERNEL(kProductThreads)                                                     \
+  name(INGOT_EXPERT_PARAMETERS) {                                                   \
+    INGOT_SHARED(shared);                                                           \
+    wait_for_previous();                                                            \
+    const ExpertTile tile = tiles[blockIdx.x];                                      \
+    if (tile.count == 0) return;                                                    \
+    const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});       \
+    many_rows<kTiles, Row>(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), shared); \
   }
 
-INGOT_FEW_OF_EXPERT(experts_8, 1, FloatRows)
-INGOT_MANY_OF_EXPERT(experts_64, 4, FloatRows)
-INGOT_MANY_OF_EXPERT(experts_128, 8, FloatRows)
+INGOT_FEW_OF_EXPERT(experts_8, 1, FloatRow)
+INGOT_MANY_OF_EXPERT(experts_64, 4, FloatRow)
+INGOT_MANY_OF_EXPERT(experts_128, 8, FloatRow)
 
-#define INGOT_EXPERTS_OF(format, Rows)                 \
-  INGOT_FEW_OF_EXPERT(experts_##format##_8, 1, Rows)   \
-  INGOT_MANY_OF_EXPERT(experts_##format##_64, 4, Rows) \
-  INGOT_MANY_OF_EXPERT(experts_##format##_128, 8, Rows)
+#define INGOT_EXPERTS_OF(format, Row)                 \
+  INGOT_FEW_OF_EXPERT(experts_##format##_8, 1, Row)   \
+  INGOT_MANY_OF_EXPERT(experts_##format##_64, 4, Row) \
+  INGOT_MANY_OF_EXPERT(experts_##format##_128, 8, Row)
 INGOT_FOR_CODES(INGOT_EXPERTS_OF)
 
 #endif
@@ -167,24 +428,24 @@ heads_8(INGOT_HEAD_PARAMETERS) {
   if (blockIdx.x == 0) copy_kept(0, *rows, y, kept_from, heads, n, k, kept, narrow);
   const Product p = of_head(INGOT_HEAD_ARGUMENTS);
   if (k % 8 == 0 && kept % 8 == 0) {
-    few_rows<1, 2, FloatRows<4, true>>(p, parts, nullptr);
+    few_rows<1, 2, FloatRow<true>>(p, parts);
   } else {
-    few_rows<1, 2, FloatRows<4, false>>(p, parts, nullptr);
+    few_rows<1, 2, FloatRow<false>>(p, parts);
   }
 }
-#define INGOT_MANY_OF_HEAD(name, kTiles)                                                      \
-  INGOT_KERNEL(kProductThreads)                                                               \
-  name(INGOT_HEAD_PARAMETERS) {                                                               \
-    INGOT_SHARED(shared);                                                                     \
-    wait_for_previous();                                                                      \
-    const int top = blockIdx.x * 16 * kTiles, count = min(16 * kTiles, *rows - top);          \
-    if (blockIdx.y == 0) copy_kept(top, count, y, kept_from, heads, n, k, kept, narrow);      \
-    const Product p = of_head(INGOT_HEAD_ARGUMENTS);                                          \
-    if (k % 8 == 0 && kept % 8 == 0) {                                                        \
-      many_rows<kTiles, true, FloatRows>(p, top, reinterpret_cast<Eight*>(shared), nullptr);  \
-    } else {                                                                                  \
-      many_rows<kTiles, false, FloatRows>(p, top, reinterpret_cast<Eight*>(shared), nullptr); \
-    }                                                                                         \
+#define INGOT_MANY_OF_HEAD(name, kTiles)                                                 \
+  INGOT_KERNEL(kProductThreads)                                                          \
+  name(INGOT_HEAD_PARAMETERS) {                                                          \
+    INGOT_SHARED(shared);                                                                \
+    wait_for_previous();                                                                 \
+    const int top = blockIdx.x * 16 * kTiles, count = min(16 * kTiles, *rows - top);     \
+    if (blockIdx.y == 0) copy_kept(top, count, y, kept_from, heads, n, k, kept, narrow); \
+    const Product p = of_head(INGOT_HEAD_ARGUMENTS);                                     \
+    if (k % 8 == 0 && kept % 8 == 0) {                                                   \
+      many_rows<kTiles, FloatRow<true>>(p, reinterpret_cast<Eight*>(shared));            \
+    } else {                                                                             \
+      many_rows<kTiles, FloatRow<false>>(p, reinterpret_cast<Eight*>(shared));           \
+    }                                                                                    \
   }
 INGOT_MANY_OF_HEAD(heads_64, 4)
 INGOT_MANY_OF_HEAD(heads_128, 8)

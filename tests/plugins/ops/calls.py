@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.convert.quantised.formats.fp4 import E2M1
 from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup
 from ingot.plugins.f8_rows import F8Rows
@@ -39,21 +38,13 @@ def random_rows(n: int, k: int, group: int = 0) -> QuantisedRows:
 
 
 def random_grouped(
-    shape: tuple[int, ...],
-    group: int,
-    shift: str = "",
-    *,
-    more_bits: bool = False,
-    byte_codes: bool = False,
-    fp4: bool = False,
+    shape: tuple[int, ...], group: int, shift: str = "", *, more_bits: bool = False, byte_codes: bool = False
 ) -> GroupedRows:
-    """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table: a
-    random one, or that of FP4. byte_codes: values of all bytes in place of codes of four bits."""
+    """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table.
+    byte_codes: values of all bytes in place of codes of four bits."""
     random = np.random.default_rng(sum(shape) + group)
     groups = (*shape[:-1], -(-shape[-1] // group))
     table = (np.arange(16) if shift else random.integers(-127, 128, 16)).astype(np.int8)
-    if fp4:
-        table = np.array([2 * value for value in E2M1], np.int8)
     more = np.random.default_rng(group).integers(-128, 128, 16).astype(np.int8)
     numbers = random.uniform(-9, 9, groups) if shift == "offset" else random.integers(0, 16, groups)
     codes = random.integers(0, 16, shape).astype(np.uint8)
@@ -105,9 +96,8 @@ def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
     if dtype == "f8":
         return random_f8((n, k), (0, 128, 16, 64, 32)[index % 5])
     shift, byte_codes = ("zero", "offset")[index % 2] if dtype.endswith("ts") else "", dtype.startswith("w8")
-    more, fp4 = index % 3 == 1, index % 3 == 2
-    group = (16, 32, 64, 128)[index % 4]
-    return random_grouped((n, k), group, shift, more_bits=more, byte_codes=byte_codes, fp4=fp4)
+    more = index % 3 == 1
+    return random_grouped((n, k), (16, 32, 64, 128)[index % 4], shift, more_bits=more, byte_codes=byte_codes)
 
 
 def make_batch(

@@ -163,7 +163,6 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
   for (int i = 0; i < 4; ++i) found |= static_cast<uint32_t>(bytes >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
   return found;
 }
-inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 inline uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
   const auto half = [](uint32_t word, int high) { return __uint_as_float(high ? word & 0xffff0000u : word << 16); };
   uint32_t found = 0;

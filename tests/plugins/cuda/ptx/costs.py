@@ -6,19 +6,16 @@ import dataclasses
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ingot.convert.quantised.formats.fp4 import E2M1
 from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
 from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
-from ingot.plugins.layouts import num_panels, panel_bytes
 from ingot.weight_formats import FORMATS
 from tests.plugins.cuda.emulated.units import unit_of
 from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
@@ -26,7 +23,6 @@ from tests.plugins.cuda.ptx.machine import Machine
 from tests.plugins.cuda.ptx.parse import Kernel
 
 TILE, BLOCK, GROUP, THREADS = 64, 32, 4, 128
-_GROUP = 128  # columns, of codes
 SHORT, LONG = 3, 6  # tiles
 COPY = ("matrix_units.cuh", "copy_async")
 LOADING = {  # kernel → file and function, beside COPY; heads of more than 256 dims have one way for both
@@ -100,31 +96,21 @@ PRODUCTS = {  # kernel → rows of x in a block
 }
 
 
-TABLES = {  # of codes of four bits
-    "numbers in order": range(16),
-    "FP4": [round(2 * value) for value in E2M1],
-    "any": [(37 * code) % 100 for code in range(16)],
-}
-
-
-def product_cost(nvcc: Compiler, kernel: str, table: str = "numbers in order") -> Counter[str]:
+def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
-    (many). table: of w4t and w4ts."""
+    (many)."""
     codes = tuple(DType(each) for each in FORMATS if kernel.startswith(f"product_{each}_"))
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes)
     entry, rows = kernel_of(nvcc, types, kernel), PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
-    with_table = [each for each in codes if each in (DType.W4T, DType.W4TS)]
-    shared, header = 0 if few else 256 * (128 + rows), bytes(np.array(TABLES[table], np.int8))
-    least = 64 if few else 8  # slabs from which each further one costs the same
+    least = 32 if few else 8  # slabs from which each further one costs the same
     short, long = (
-        _multiply(entry, rows, n, 32 * slabs, shared, dict.fromkeys(with_table, header)) for slabs in (least, 2 * least)
+        _multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (least, 2 * least)
     )
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
 
-def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int, tables: Mapping[DType, bytes]) -> Counter[str]:
-    """tables: those of a weight's panels."""
+def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[str]:
     machine = Machine()
 
     def place(nbytes: int) -> int:
@@ -133,16 +119,9 @@ def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int, tables: Map
         machine.memory.add(data.ctypes.data, data)
         return int(data.ctypes.data)
 
-    def memory(address: int) -> npt.NDArray[np.uint8]:
-        return next(iter(machine.memory.find(np.array([address], np.uint64), 4)))[1].data
-
     y, x, weight, counts = (place(size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k, 256))
-    memory(counts)[:4].view(np.int32)[0] = rows
-    for dtype, table in tables.items():
-        size = panel_bytes(k, dtype, _GROUP)
-        for begin in range(0, num_panels(n) * size, size):
-            memory(weight)[begin + 64 : begin + 80] = np.frombuffer(table, np.uint8)
-    given = struct.pack("<6Q6i", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, _GROUP)
+    next(iter(machine.memory.find(np.array([counts], np.uint64), 4)))[1].data[:4].view(np.int32)[0] = rows
+    given = struct.pack("<6Q6i", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, 128)
     return machine.launch(entry, (1, 1, 1), 256, shared, given)
 
 
@@ -221,10 +200,9 @@ def main() -> None:
     nvcc = find_compiler()
     assert nvcc is not None, "this needs nvcc"
     for kernel in PRODUCTS:
-        for table in TABLES if kernel in ("product_w4t_8", "product_w4ts_8") else ("numbers in order",):
-            names = product_cost(nvcc, kernel, table)
-            print(f"{kernel}: {names.total()} instructions a slab" + f", table: {table}" * ("w4t" in kernel))
-            print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
+        names = product_cost(nvcc, kernel)
+        print(f"{kernel}: {names.total()} instructions a slab")
+        print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
     for kernel in ROW_KERNELS:
         names = row_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a row, of all warps")
