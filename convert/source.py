@@ -53,7 +53,7 @@ def read_config(path: Path) -> Section:
     """The config.json of a model directory, whose weights need not be there. Raises CheckpointError, ConfigError."""
     expected = "a Hugging Face directory with config.json and safetensors files, or a GGUF file"
     if path.is_file():
-        raise CheckpointError("this file is no model", where=str(path), expected=expected, hint="give another path")
+        raise CheckpointError("this file is not a model", where=str(path), expected=expected, hint="give another path")
     if not path.is_dir():
         raise MissingModelError(
             "there is no such model directory",

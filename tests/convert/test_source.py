@@ -84,7 +84,7 @@ def test_no_directory_no_config_no_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no such model directory(.|\n)*download"):
         Source.open(tmp_path / "meta-llama" / "Llama-3.2-1B")
     (tmp_path / "weights.bin").touch()
-    with pytest.raises(CheckpointError, match=r"this file is no model(.|\n)*GGUF file"):
+    with pytest.raises(CheckpointError, match=r"this file is not a model(.|\n)*GGUF file"):
         Source.open(tmp_path / "weights.bin")
     (tmp_path / "m").mkdir()
     with pytest.raises(CheckpointError, match=r"no config\.json(.|\n)*an empty directory"):

@@ -157,7 +157,7 @@ struct WideW4 {
 #endif
 
 template <class Rows, int kTokens, int kStages>
-struct WideShape {
+struct ProductTile {
   static constexpr int kAhead = kStages - 2;  // steps under way; the matrix units may still read the one before
   static constexpr int kWeight = kTokens * kWideLine;  // where that lies in a stage
   static constexpr int kStage = (kWeight + Rows::kBytes + Rows::kGroups + kWideAlign - 1) / kWideAlign * kWideAlign;
@@ -214,7 +214,7 @@ INGOT_DEVICE void finish_wide(const Product& p, const float (&sum)[kTokens / 2],
 // Copies steps to shared memory, by one warpgroup: a row of x is a line of 128 bytes.
 template <class Rows, int kTokens, int kStages>
 struct WideCopies {
-  using Shape = WideShape<Rows, kTokens, kStages>;
+  using Shape = ProductTile<Rows, kTokens, kStages>;
   static constexpr int kInputs = kTokens * 8 / kGroup;  // pieces of 16 bytes that a thread copies
 
   const Product& p;
@@ -265,7 +265,7 @@ struct WideCopies {
 template <class Rows, int kTokens, int kStages>
 INGOT_DEVICE void multiply_step(float (&sum)[kTokens / 2], uint32_t (&a)[2][4], const unsigned char* stage, int step,
                                 int group) {
-  const unsigned char* tile = stage + WideShape<Rows, kTokens, kStages>::kWeight;
+  const unsigned char* tile = stage + ProductTile<Rows, kTokens, kStages>::kWeight;
   if constexpr (Rows::kCodes) {
     const int shift = group == 32 ? 1 : 2;  // of groups of 64 and 128 columns a step has one
 #pragma unroll
@@ -299,7 +299,7 @@ INGOT_DEVICE void wide_product(const Product& p, unsigned char* tiles, float* pa
     uint32_t a[2][4];
     for (int step = begin; step < end; ++step) {
       meet_groups<kWideThreads>();  // this step is there, and all are done with the one before the last
-      const unsigned char* stage = tiles + (step - begin) % kStages * WideShape<Rows, kTokens, kStages>::kStage;
+      const unsigned char* stage = tiles + (step - begin) % kStages * ProductTile<Rows, kTokens, kStages>::kStage;
       multiply_step<Rows, kTokens, kStages>(sum, a, stage, step, p.of.group);
     }
     group_wait<0>(sum);

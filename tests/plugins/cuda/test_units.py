@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_kernels_are_found_in_their_file(unit: str) -> None:
     names = re.findall(r"^INGOT_KERNEL(?:_TO_SHARE)?\([^\n]*?\)\s+(\w+)\(", text, re.MULTILINE)
     assert names
     assert {unit_of(name) for name in names} == {unit}
+
+
+def test_no_two_files_name_a_type_alike() -> None:
+    """nvcc compiles all files of an engine as one, which tests that compile each by itself do not see."""
+    files = defaultdict[str, list[str]](list)
+    for path in sorted(SOURCES.glob("*.cu*")):
+        for name in re.findall(r"^struct (?:alignas\(.*?\) )?(\w+)[^;\n]*$", path.read_text(), re.MULTILINE):
+            files[name].append(path.name)
+    assert len(files) > 50
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
 
 
 def test_a_kernel_that_no_file_has() -> None:

@@ -72,15 +72,21 @@ def loads_per_tile(head_dim: int) -> int:
     return 2 * TILE * head_dim * 2 // 16 // 32
 
 
+def _placed(machine: Machine, nbytes: int, values: npt.NDArray[np.generic] | None = None) -> int:
+    """Where memory of the machine lies, at a multiple of 256. values: what it holds; else zeros."""
+    room = np.zeros(nbytes + 256, np.uint8)
+    data = room[-room.ctypes.data % 256 :][:nbytes]
+    if values is not None:
+        data[:] = values.reshape(-1).view(np.uint8)
+    machine.memory.add(data.ctypes.data, data)
+    return int(data.ctypes.data)
+
+
 def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[str], Counter[tuple[int, int]]]:
     machine, pages = Machine(), -(-(past + new) // BLOCK)
 
     def place(values: npt.NDArray[np.generic]) -> int:
-        room = np.zeros(values.nbytes + 256, np.uint8)
-        data = room[-room.ctypes.data % 256 :][: values.nbytes]
-        data[:] = values.reshape(-1).view(np.uint8)
-        machine.memory.add(data.ctypes.data, data)
-        return int(data.ctypes.data)
+        return _placed(machine, values.nbytes, values)
 
     pool, rows = np.zeros((pages, BLOCK, head_dim), np.uint16), np.zeros((new, GROUP, head_dim), np.float32)
     items, table = np.array([[0, 0, new, past]], np.int32), np.arange(pages, dtype=np.int32)
@@ -114,10 +120,7 @@ def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[
     machine = Machine()
 
     def place(nbytes: int) -> int:
-        room = np.zeros(nbytes + 256, np.uint8)
-        data = room[-room.ctypes.data % 256 :][:nbytes]
-        machine.memory.add(data.ctypes.data, data)
-        return int(data.ctypes.data)
+        return _placed(machine, nbytes)
 
     y, x, weight, counts = (place(size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k, 256))
     next(iter(machine.memory.find(np.array([counts], np.uint64), 4)))[1].data[:4].view(np.int32)[0] = rows
@@ -141,10 +144,7 @@ def row_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     entry, machine, heads = kernel_of(nvcc, types, kernel), Machine(), HEADS + 2 * KV_HEADS
 
     def place(nbytes: int) -> int:
-        room = np.zeros(nbytes + 256, np.uint8)
-        data = room[-room.ctypes.data % 256 :][:nbytes]
-        machine.memory.add(data.ctypes.data, data)
-        return int(data.ctypes.data)
+        return _placed(machine, nbytes)
 
     y, x, up, weight = (place(4 * max(GATED, heads * HEAD_DIM)) for _ in range(4))
     keys, values, zeros = place(2 * BLOCK * HIDDEN), place(2 * BLOCK * HIDDEN), place(256)
@@ -177,11 +177,7 @@ def _carry(entry: Kernel, kernel: str, tokens: int) -> Counter[str]:
     machine, dims, columns = Machine(), 128, 32
 
     def place(values: npt.NDArray[np.generic]) -> int:
-        room = np.zeros(values.nbytes + 256, np.uint8)
-        data = room[-room.ctypes.data % 256 :][: values.nbytes]
-        data[:] = values.reshape(-1).view(np.uint8)
-        machine.memory.add(data.ctypes.data, data)
-        return int(data.ctypes.data)
+        return _placed(machine, values.nbytes, values)
 
     of_dims, mamba = kernel.startswith("kda"), kernel.startswith("mamba")
     sizes = (columns, 2 * dims + columns, dims, 1)  # of a token in y, x, dt, beta
