@@ -1,4 +1,4 @@
-"""How much memory this process can still have, and how many KV blocks that makes."""
+"""How much memory this process had and can still have, and how many KV blocks that makes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from ingot.plan import STATE_SLOTS, CacheGroup, Limits, window_blocks
 _DEFAULT_SHARE = 0.4  # of the available memory, at most, unless kv_cache_memory says otherwise
 _WINDOW_CHUNK = 2048  # tokens of a step that groups with windows have room for, whatever max_num_tokens is
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # that of the container
 
 
@@ -33,6 +34,11 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = CONTROL_GROUP) -> 
     except (OSError, ValueError):  # no cgroup v2, or its limit is "max"
         pass
     return max(available, 0)
+
+
+def peak_memory() -> int:
+    """The most bytes that were resident in this process. What getrusage tells can be of the process that started it."""
+    return 1024 * int(dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())["VmHWM"].split()[0])
 
 
 def _cached_files(stat: Path) -> int:

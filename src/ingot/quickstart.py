@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import resource
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from ingot.configs.sampling import SamplingParams
 from ingot.convert.convert import convert
 from ingot.doctor import choice_of_isa
 from ingot.runtime.generate_text import stream_text
+from ingot.runtime.memory import peak_memory
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.text_stream import TextRequest
 from ingot.runtime.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def quickstart(work: Path, target: str, progress: Progress, write: Callable[[str
     """Everything below `work`: work/checkpoint and work/engine. `write` gets the prompt, then the text as it comes."""
     converted = convert(ConvertOptions(model_dir=SHIPPED, output_dir=work / "checkpoint"), progress)
     built = build(BuildConfig(target=target), work / "checkpoint", work / "engine", progress)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_memory()
 
     begin = time.perf_counter()
     with ModelRunner.from_dir(work / "engine") as runner:

@@ -93,7 +93,7 @@ def test_logprobs_and_stop_texts_through_the_door(engine: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tensor_parallel_size": 2}, "a process with an engine for each"),
+        ({"tensor_parallel_size": 2}, "ingot build --tp_size"),
         ({"gpu_memory_utilization": 0.9}, "kv_cache_memory"),
         ({"max_model_len": 65}, "--max_seq_len 65"),
         ({"max_num_seqs": 9}, "--max_batch_size 9"),

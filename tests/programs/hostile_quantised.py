@@ -13,7 +13,6 @@ import dataclasses
 import multiprocessing
 import multiprocessing.connection
 import random
-import resource
 import shutil
 import tempfile
 import traceback
@@ -28,6 +27,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.dtypes import to_float32
 from ingot.errors import IngotError
+from ingot.runtime.memory import peak_memory
 from ingot.tensor_file import read_header, read_rows
 from tests import gguf_files
 from tests import quantised as write
@@ -159,9 +159,9 @@ def _work(pipe: multiprocessing.connection.Connection, seed: int) -> None:
             if not sound.exists():
                 case.write(sound)
                 convert(ConvertOptions(model_dir=sound, output_dir=Path(folder) / "first"))
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            before = peak_memory()
             found = outcome(case, sound, number, seed)
-            pipe.send((*found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10))
+            pipe.send((*found, peak_memory() - before))
 
 
 class Worker:

@@ -9,7 +9,6 @@ measured before. Operations that grow with rows * columns, such as the search of
 """
 
 import argparse
-import resource
 import time
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from ingot.builder.calibrated import methods
 from ingot.builder.calibrated.methods import Inputs, Wanted, quantise_product
 from ingot.configs.quantize import DEFAULT_TOKENS, WAYS
+from ingot.runtime.memory import peak_memory
 
 SIDE = 2048  # of the matmuls whose rate is measured
 
@@ -71,7 +71,7 @@ def main() -> None:
     rates = {kind: rate(kind) for kind in ("float64", "float32")}
     seconds = timed(lambda: quantise_product(lambda b, e: weights[b:e], arguments.rows, inputs, wanted, tied))
     squares, others = operations(*size, arguments.tokens, 1 if arguments.one_way else 4)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_memory() / 2**30
     wide = methods._kind_of_squares(arguments.columns).name
     floor = squares / rates[wide] + others / rates["float32"]
     print("| weight | tokens | 10^12 operations | matmuls: float32, float64 | these alone | measured | share | peak |")

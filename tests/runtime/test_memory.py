@@ -1,19 +1,30 @@
 """KV memory: what is granted by default, what is refused and with which words."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ingot.configs.sizes import format_bytes, parse_bytes
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, UsageError
 from ingot.plan import CacheGroup, Limits
-from ingot.runtime.memory import available_memory, fits_beside, kv_budget
+from ingot.runtime.memory import available_memory, fits_beside, kv_budget, peak_memory
 
 LAYOUT = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=8, tokens_per_block=16, dtype=DType.F32)
 LIMITS = Limits(max_batch_size=4, max_input_len=64, max_seq_len=65, max_num_tokens=64, max_logit_rows=4)
 BLOCK = LAYOUT.block_bytes
+
+
+def test_the_peak_is_that_of_this_process() -> None:
+    """A small process that a large one starts."""
+    command = "from ingot.runtime.memory import peak_memory; print(peak_memory())"
+    large = np.ones(1 << 29, np.uint8)
+    assert peak_memory() > large.nbytes
+    assert int(subprocess.check_output([sys.executable, "-c", command])) < large.nbytes
 
 
 def test_default_is_the_whole_batch_or_forty_percent() -> None:

@@ -8,6 +8,12 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
+  // What lies ahead in the codes of a panel that is read alone. Also a CPU that reads streams by itself reads codes
+  // faster if it is asked for L2, since work on them leaves it less room to look ahead.
+  INGOT_INLINE void prefetch_lone(const void* p) {
+    prefetch(static_cast<const char*>(p) + ahead_of_reading(4096));
+    prefetch_far(static_cast<const char*>(p) + 16384);
+  }
   // Likewise where several panels are read at once: what is read after this one lies elsewhere.
   INGOT_INLINE void prefetch_streams(const void* p, const void* next) {
     prefetch(static_cast<const char*>(p) + 2048);
@@ -67,6 +73,7 @@ struct Int8Avx512 : SimdAvx512 {
   static constexpr int64_t kMaxCodeRows = 64;           // see matmul_w4a8
   static constexpr int kCodePanels = 2, kCodeRows = 8;  // more would keep totals in memory
   static constexpr bool kLeavesCodes = false;
+  static constexpr int kGroupRows = 6;  // sums and totals of two panels: 24 registers
 
   template <int kRun>
   INGOT_INLINE int32_t short_start(const int8_t* x) {
@@ -145,6 +152,13 @@ struct Int8Avx512 : SimdAvx512 {
     return _mm512_xor_si512(load_weights(p), _mm512_set1_epi8(static_cast<char>(0x80)));
   }
   INGOT_INLINE void dot_values(Sum& sum, Weights values, Sum x) { dot(sum, values, x); }
+  // A whole number for each column → a line of bytes.
+  INGOT_INLINE Weights spread_bytes(V numbers) {
+    const __m128i first = _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+    return _mm512_shuffle_epi8(_mm512_cvtps_epi32(numbers), _mm512_broadcast_i32x4(first));
+  }
+  INGOT_INLINE Weights zero_weights() { return _mm512_setzero_si512(); }
+  INGOT_INLINE Weights sub_bytes(Weights a, Weights b) { return _mm512_sub_epi8(a, b); }
   INGOT_INLINE Sum set_sum(int32_t start) { return _mm512_set1_epi32(start); }
   template <int kVector>
   INGOT_INLINE V sum_floats(Sum sum) {

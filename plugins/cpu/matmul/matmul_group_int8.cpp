@@ -1,22 +1,16 @@
 // Products of experts and all others: they share their tiles, which take long to compile.
 #include INGOT_LEVEL_HEADER
-#include "matmul/matmul_group_kernel.h"
-#include "moe/moe_matmul_int8_kernel.h"
-
-namespace ingot {
-template <typename Format>
-using RoundedProduct = Int8Product<Int8, Format, GroupProducts<Int8, Format>>;
-}  // namespace ingot
+#include "moe/moe_matmul_group_kernel.h"
 
 INGOT_KERNEL("matmul.w4ta8." INGOT_LEVEL, MatmulArgs, (ingot::matmul_groups<ingot::Int8, ingot::W4t<false>>),
              ingot::matmul_int8_scratch)
 INGOT_KERNEL("matmul.w4tsa8." INGOT_LEVEL, MatmulArgs, (ingot::matmul_groups<ingot::Int8, ingot::W4t<true>>),
              ingot::matmul_int8_scratch)
 INGOT_KERNEL("moe_gate_up.w4ta8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::RoundedProduct<ingot::W4t<false>>>))
+             (ingot::moe_gate_up<ingot::Int8, ingot::GroupProduct<ingot::Int8, ingot::W4t<false>>>))
 INGOT_KERNEL("moe_down.w4ta8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Int8, ingot::RoundedProduct<ingot::W4t<false>>>))
+             (ingot::moe_down<ingot::Int8, ingot::GroupProduct<ingot::Int8, ingot::W4t<false>>>))
 INGOT_KERNEL("moe_gate_up.w4tsa8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::RoundedProduct<ingot::W4t<true>>>))
+             (ingot::moe_gate_up<ingot::Int8, ingot::GroupProduct<ingot::Int8, ingot::W4t<true>>>))
 INGOT_KERNEL("moe_down.w4tsa8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Int8, ingot::RoundedProduct<ingot::W4t<true>>>))
+             (ingot::moe_down<ingot::Int8, ingot::GroupProduct<ingot::Int8, ingot::W4t<true>>>))

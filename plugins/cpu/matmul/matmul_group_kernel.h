@@ -15,27 +15,34 @@
 namespace ingot {
 namespace {
 
-// Where registers are few, the first of several groups of rows leaves the values that it looks up to the others. Else
-// each looks them up, and totals stay in registers, as far as these go (see CodeProducts).
-template <typename I, typename Stored>
+// Where registers are few, the first of several groups of rows leaves the values that it looks up to the others, and
+// totals lie in memory. Where they are many, few rows look values up themselves; kMany: many rows leave them to others
+// too, in groups of rows whose sums and totals fill the registers.
+template <typename I, typename Stored, bool kMany = false>
 struct GroupProducts {
   using Format = Stored;
   using Total = float;
   static constexpr bool kShift = Format::kValues > 1, kBytes = Format::kBits == 8;
   static int64_t run_k(int64_t group) { return group; }
-  static constexpr int kRows = I::kCodeRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
-  static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = !kKeepsTotals && !kBytes;
-  static constexpr int64_t kPart = kKeepsTotals ? 2048 : 1024;
+  static constexpr int kRows = [] {
+    if constexpr (kMany) return I::kGroupRows;
+    return I::kCodeRows;
+  }();
+  static constexpr int kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
+  static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = (!kKeepsTotals || kMany) && !kBytes;
+  static constexpr int64_t kPart = kLeaves && !kKeepsTotals ? 1024 : 2048;
   static constexpr int64_t kUnpackedBytes = kLeaves ? 2 * kPart * kPanel : 0;  // the values, and their further bits
   static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
   static constexpr bool kWholeOnce = true;
 
+  // Runs are sums of x in this unit: what a sum of products begins at where values are biased.
+  static constexpr int32_t kRunUnit = I::kValueBias == 0 ? 1 : -I::kValueBias;
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     constexpr int64_t kStep = RoundedRows::kShortestRun;
     std::fill_n(to.runs(first), count * to.run_stride(), 0);
     round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
       for (int64_t i = 0; i < kTileK; i += kStep)
-        to.runs(first + row)[(k + i) / to.run_k] += std::accumulate(line + i, line + i + kStep, int32_t{0});
+        to.runs(first + row)[(k + i) / to.run_k] += kRunUnit * std::accumulate(line + i, line + i + kStep, int32_t{0});
     });
   }
 
@@ -87,13 +94,30 @@ struct GroupProducts {
       each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
         total[r][p] = I::load(totals + p * t.panel_stride + r * kPanel);
       });
+    // whether the values that are left to others are without their shifts
+    static constexpr bool kMayShift = kMany && kShift && kLeaves && !kTwice && (kValues == kLeft || kValues == kFound);
+    bool shifted = false;
+    if constexpr (kMayShift) {
+      std::byte& said = t.unpacked[kUnpackedBytes / 2];  // no panel has further bits to leave there
+      if constexpr (kValues == kLeft) {
+        shifted = true;
+        for (int p = 0; p < kP; ++p) shifted = shifted && shifts_in_bytes(t, p, groups);
+        said = std::byte{shifted};
+      }
+      shifted = said != std::byte{0};
+    }
     const int8_t* x = t.x;
     [[maybe_unused]] bool more = false;  // whether the further bits are multiplied
     for (int64_t g = 0; g < groups; g += kTwice && more ? 0 : 1) {
       typename I::Sum sum[kR][kP];
       each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-        sum[r][p] = I::set_sum(-I::kValueBias * t.runs[r * t.run_stride + g]);
+        sum[r][p] = I::set_sum(I::kValueBias == 0 ? 0 : t.runs[r * t.run_stride + g]);
       });
+      [[maybe_unused]] typename I::Weights shift[kP];
+      if constexpr (kMayShift && kValues == kLeft) {
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p) shift[p] = shifted ? I::spread_bytes(shift_at(t, p, g)) : I::zero_weights();
+      }
 #pragma GCC unroll 2
       for (int64_t l = 0; l < lines; ++l, x += Format::kLineK * kR) {
 #pragma GCC unroll 2
@@ -107,6 +131,7 @@ struct GroupProducts {
               weights[p] = I::load_values(line[p] + half * kLineBytes);
             } else {
               weights[p] = I::look_up(line[p], half == 1, table[p]);
+              if constexpr (kMayShift && kValues == kLeft) weights[p] = I::sub_bytes(weights[p], shift[p]);
               if constexpr (kValues == kLeft) I::store_weights(to[p] + half * kLineBytes, weights[p]);
             }
           }
@@ -116,8 +141,12 @@ struct GroupProducts {
         }
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
-          if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(line[p]);
-          I::prefetch_far(next[p]);
+          if constexpr (kValues == kLookedUp && kR == 1 && kP == 1) {
+            prefetch_lone<I, kR>(line[p]);
+          } else {
+            if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(line[p]);
+            I::prefetch_far(next[p]);
+          }
           next[p] += next_step;
           if constexpr (kValues == kStored) {
             prefetch_panel<I, kR>(line[p] + kLineBytes);
@@ -129,13 +158,18 @@ struct GroupProducts {
         }
       }
       for_each(std::make_integer_sequence<int, kVectors>(), [&]<int kVector>() __attribute__((always_inline)) {
-        each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-          const auto s = I::template sum_floats<kVector>(sum[r][p]);
-          if constexpr (kKeepsTotals) {
-            total[r][p] = with_group<0, kTwice>(total[r][p], s, t, g, p, r, more);
-          } else {
-            add_group<kVector * I::kWidth, kTwice>(s, t, g, p, r, more);
-          }
+        for_each(std::make_integer_sequence<int, kP>(), [&]<int p>() __attribute__((always_inline)) {
+          join<kVector * I::kWidth, kTwice>(t, g, p, more, shifted, [&](auto joined) __attribute__((always_inline)) {
+            for_each(std::make_integer_sequence<int, kR>(), [&]<int r>() __attribute__((always_inline)) {
+              const auto s = I::template sum_floats<kVector>(sum[r][p]);
+              if constexpr (kKeepsTotals) {
+                total[r][p] = joined(total[r][p], s, r);
+              } else {
+                float* const to = totals + p * t.panel_stride + r * kPanel + kVector * I::kWidth;
+                I::store(to, joined(I::load(to), s, r));
+              }
+            });
+          });
         });
       });
       if constexpr (kTwice) {
@@ -154,33 +188,63 @@ struct GroupProducts {
       });
   }
 
-  // A total that a group's sum joins: columns from kColumn on. more: the sum is that of the further bits.
-  template <int64_t kColumn, bool kTwice>
-  [[gnu::always_inline]] static inline typename I::V with_group(typename I::V total, typename I::V s, const Int8Tile& t,
-                                                                int64_t group, int panel, int64_t row, bool more) {
+  // How sums of a group join the totals, columns from kColumn on: each(f) of the one way that this panel takes,
+  // f(total, sum, row) being the new total. more: the sums are those of the further bits. shifted: of values without
+  // their shifts.
+  template <int64_t kColumn, bool kTwice, typename Each>
+  [[gnu::always_inline]] static inline void join(const Int8Tile& t, int64_t group, int panel, bool more, bool shifted,
+                                                 const Each& each) {
     using V = typename I::V;
     const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
     const V scale = I::load_f16(numbers + kColumn);
-    if constexpr (kTwice)
-      if (more) return I::fma(s, I::mul(scale, I::set1(kMoreUnit)), total);
-    if constexpr (kShift) {
-      const V shift = I::load_f16(numbers + kPanel + kColumn);
-      const float all = static_cast<float>(t.runs[row * t.run_stride + group]);
-      const bool offset = panel_has_offsets(t.panels[panel]);
-      if (!offset) s = I::fma(shift, I::set1(-all), s);
-      total = I::fma(s, scale, total);
-      if (offset) total = I::fma(shift, I::set1(all), total);
-    } else {
-      total = I::fma(s, scale, total);
+    if constexpr (kTwice) {
+      if (more) {
+        const V unit = I::mul(scale, I::set1(kMoreUnit));
+        return each([&](V total, V s, int64_t) __attribute__((always_inline)) { return I::fma(s, unit, total); });
+      }
     }
-    return total;
+    const auto scaled = [&](V total, V s, int64_t) __attribute__((always_inline)) { return I::fma(s, scale, total); };
+    if constexpr (kShift) {
+      if (shifted) return each(scaled);
+      // over the unit of runs, a power of two: the products with runs have the bits of those with sums of x
+      constexpr float kUnit = 1.0f / kRunUnit;
+      const bool offset = panel_has_offsets(t.panels[panel]);
+      const V shift = I::mul(I::load_f16(numbers + kPanel + kColumn), I::set1(offset ? kUnit : -kUnit));
+      const auto run = [&](int64_t row) __attribute__((always_inline)) {
+        return I::template sum_floats<0>(I::set_sum(t.runs[row * t.run_stride + group]));
+      };
+      if (offset)
+        return each([&](V total, V s, int64_t row)
+                        __attribute__((always_inline)) { return I::fma(shift, run(row), I::fma(s, scale, total)); });
+      return each([&](V total, V s, int64_t row)
+                      __attribute__((always_inline)) { return I::fma(I::fma(shift, run(row), s), scale, total); });
+    }
+    each(scaled);
   }
-  // The same where totals lie in memory.
-  template <int64_t kColumn, bool kTwice>
-  [[gnu::always_inline]] static inline void add_group(typename I::V s, const Int8Tile& t, int64_t group, int panel,
-                                                      int64_t row, bool more) {
-    float* const to = reinterpret_cast<float*>(t.sums) + panel * t.panel_stride + row * kPanel + kColumn;
-    I::store(to, with_group<kColumn, kTwice>(I::load(to), s, t, group, panel, row, more));
+
+  static typename I::V shift_at(const Int8Tile& t, int panel, int64_t group)
+    requires kMany
+  {
+    const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
+    return I::load_f16(numbers + kPanel);
+  }
+  // Whether values of a panel can be bytes without their shifts: zero points that are whole numbers, of so many groups.
+  // Sums of a group, less than 2^24, are then exact with or without them, and so the same float32.
+  static bool shifts_in_bytes(const Int8Tile& t, int panel, int64_t groups)
+    requires kMany
+  {
+    if (panel_has_offsets(t.panels[panel])) return false;
+    const auto whole = I::set1(1.5f * (1 << 23));
+    auto rest = I::zero(), highest = I::set1(-kLargest), lowest = highest;
+    for (int64_t g = 0; g < groups; ++g) {
+      const auto shift = shift_at(t, panel, g);
+      rest = I::max_abs(rest, I::sub(I::sub(I::add(shift, whole), whole), shift));
+      highest = I::max(highest, shift);
+      lowest = I::max(lowest, I::sub(I::zero(), shift));
+    }
+    const auto [least, most] = std::minmax_element(panel_table(t.panels[panel]), panel_table(t.panels[panel]) + 16);
+    return I::reduce_max(rest) == 0.0f && *least - I::reduce_max(highest) >= -128.0f &&
+           *most + I::reduce_max(lowest) <= 127.0f;
   }
 
   // Tiles of kLeast rows and more: groups of rows are of one size, so that one of several is no smaller than that.
@@ -209,6 +273,8 @@ struct GroupProducts {
 
 template <typename I, typename Format>
 void matmul_groups(const MatmulArgs& args, const Team& team) {
+  if constexpr (requires { I::kGroupRows; })
+    if (args.rows > 2 * I::kGroupRows) return matmul_int8<I, Format, GroupProducts<I, Format, true>>(args, team);
   matmul_int8<I, Format, GroupProducts<I, Format>>(args, team);
 }
 

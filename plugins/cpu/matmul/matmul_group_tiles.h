@@ -34,7 +34,7 @@ struct GroupTileProducts {
       to.scales()[first + r] = round_row<I>(x[r], to.k, to.padded_k(), place);
       for (int64_t k = 0; k < to.padded_k(); k += kStep) {
         const int8_t* const codes = place(k / kTileK * kTileK) + k % kTileK;
-        to.runs(first + r)[k / to.run_k] += std::accumulate(codes, codes + kStep, int32_t{0});
+        to.runs(first + r)[k / to.run_k] += Vectors::kRunUnit * std::accumulate(codes, codes + kStep, int32_t{0});
       }
     }
   }
@@ -114,9 +114,12 @@ struct GroupTileProducts {
     };
     const auto join = [&](int64_t i) {
       for (int p = 0; p < kP; ++p)
-        for (int64_t r = 0; r < rows; ++r)
-          Vectors::template add_group<0, true>(I::load_int(sums[i % 2][p] + r * kPanel), t, i / times, p, r,
-                                               i % times != 0);
+        Vectors::template join<0, true>(t, i / times, p, i % times != 0, false, [&](auto joined) {
+          for (int64_t r = 0; r < rows; ++r) {
+            float* const total = reinterpret_cast<float*>(t.sums) + p * t.panel_stride + r * kPanel;
+            I::store(total, joined(I::load(total), I::load_int(sums[i % 2][p] + r * kPanel), r));
+          }
+        });
     };
     for (int p = 0; p < kP; ++p)
       if (t.first) std::fill_n(reinterpret_cast<float*>(t.sums) + p * t.panel_stride, rows * kPanel, 0.0f);

@@ -39,6 +39,16 @@ struct Int8Tile {
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
+// What lies ahead in codes of a panel that kRows rows read once, and no other panel at the same time.
+template <typename I, int kRows>
+[[gnu::always_inline]] inline void prefetch_lone(const std::byte* line) {
+  if constexpr (requires { I::prefetch_lone(line); } && kRows <= I::kReadingRows) {
+    I::prefetch_lone(line);
+  } else {
+    prefetch_panel<I, kRows>(line);
+  }
+}
+
 // Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others
 // too.
 template <typename I, typename Format>
@@ -281,7 +291,7 @@ struct CodeProducts {
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
-        if constexpr (kFirst == kLow && kP == 1) prefetch_panel<I, kR>(at[p]);
+        if constexpr (kFirst == kLow && kP == 1) prefetch_lone<I, kR>(at[p]);
         if constexpr (kFirst == kLow && kP > 1) I::prefetch_streams(at[p], next[p]);
         next[p] += next_step;
       }

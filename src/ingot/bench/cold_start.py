@@ -18,6 +18,7 @@ from ingot.bench.latency import check_lengths
 from ingot.bench.timing import random_prompts
 from ingot.engine import read_manifest, read_plan
 from ingot.errors import EngineError, IngotError
+from ingot.runtime.memory import peak_memory
 from ingot.runtime.model_runner import ModelRunner
 
 _CODE = "import time; began = time.monotonic(); from ingot.bench.cold_start import first_token; first_token(began)"
@@ -132,14 +133,8 @@ def first_token(began: float) -> None:
         "first_token_ms": ended - opened,
         "total_ms": ended - start,
     }
-    peak = _peak()
+    peak = peak_memory()
     memory = {"peak_bytes": peak, "beside_bytes": peak - runner.engine.plan.weight_bytes}
     milliseconds = {name: 1e3 * seconds for name, seconds in times.items()}
     print(json.dumps({"target": runner.engine.manifest.target, **milliseconds, **memory}))
     runner.close()
-
-
-def _peak() -> int:
-    """The most bytes that were resident in this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

@@ -286,6 +286,30 @@ def test_the_largest_values_of_a_table(kernel: str, group: int) -> None:
     _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
 
 
+@pytest.mark.parametrize("kernel", [name for name in EXACT if ".w4ts" in name])
+@pytest.mark.parametrize("group", [16, 32, 128])
+def test_zero_points_that_bytes_can_and_cannot_take_up(kernel: str, group: int) -> None:
+    """Many rows may subtract zero points from values first. Pairs of panels: both can, one can, none can; a value is
+    one too small for a byte, or one too large, at the last group alone; shifts are halves, offsets, too large."""
+    n, k = 12 * 16 + 3, 2200
+    rows = random_grouped((n, k), group, "zero")
+    assert rows.table is not None
+    assert rows.shift is not None
+    rows.table[:] = np.linspace(-100, 100, 16)
+    rows.table[16:32] = np.linspace(-120, 112, 16)
+    panels = rows.shift[: 12 * 16].reshape(12, 16, -1)
+    panels[0, 3, -1], panels[1, 5, 0] = 28, 8  # values from -128 to 127
+    panels[2, 15, -1], rows.codes[2 * 16 + 15, -1] = 29, 0
+    panels[5, 0, -1], rows.codes[5 * 16, -1] = -28, 15
+    panels[6, 7, 0] = 2.5
+    panels[9, 2, -1] = 65504
+    panels[10, 1, 0] = -0.0
+    rows.is_offset[11 * 16 : 12 * 16] = True
+    x = _normal(2, 40, k)
+    x[3] = 3.0  # 127 throughout: the largest sums
+    _assert_same_bits(kernel, rows, x, (1, 12, 13, 25, 40))
+
+
 @pytest.mark.parametrize("kernel", [name for name in EXACT if ".w8t" in name])
 @pytest.mark.parametrize("group", [16, 128])
 def test_the_largest_bytes(kernel: str, group: int) -> None:

@@ -169,15 +169,19 @@ FAULTS: dict[str, tuple[str, str, str | None, str | None]] = {
 }
 
 
+def says(fault: str, way: str) -> str | None:
+    """None: it cannot see the fault. nvcc moves the early read behind the wait; what is emulated has one view of
+    memory."""
+    _, _, emulated_says, interpreter_says = FAULTS[fault]
+    return interpreter_says if way == "interpreted" else emulated_says
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "way"), [(f, w) for f in FAULTS for w in WAYS if says(f, w) is not None])
 def test_faults_are_seen(tmp_path: Path, fault: str, way: str) -> None:
     """Where nothing is said, the values are wrong."""
-    right, wrong, emulated_says, interpreter_says = FAULTS[fault]
-    words = interpreter_says if way == "interpreted" else emulated_says
-    if words is None:
-        pytest.skip("nvcc reads them behind the wait" if way == "interpreted" else "it has one view of memory")
+    right, wrong, *_ = FAULTS[fault]
+    words = says(fault, way)
     run = WAYS[way](changed(tmp_path, right, wrong), [FAULTY])
     if words:
         with pytest.raises(KernelError, match=words):
