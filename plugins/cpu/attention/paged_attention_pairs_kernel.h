@@ -76,13 +76,17 @@ class PairsAttention : AttentionPasses<S, uint16_t, 64, kPairsRows<S>> {
   template <int kR, int kG, bool kFetch>
   [[gnu::noinline]] void score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next);
   template <bool kAll>
-  void softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
+  [[gnu::noinline]] void softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
+                                 const RowState& state);
   template <bool kAll, typename F>
   static void each_seen(Range seen, F f);
   template <bool kAll>
   static V kept(Range seen, int64_t i, V v, V otherwise);
   template <bool kAll>
-  [[gnu::noinline]] void weigh_scores(int64_t first, int64_t rows, const Tile& tile, const RowState& state);
+  void find_tops(int64_t first, int64_t rows, const Tile& tile, const RowState& state);
+  template <bool kAll>
+  V weigh_scores(int64_t row, const Tile& tile, const RowState& state);
+  void add_sums(int64_t first, int64_t rows, const V* sums, const RowState& state);
   template <int kR, bool kFetch>
   void weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next, const RowState& state) const;
   template <int kR, int kG, bool kFetch>
@@ -224,15 +228,20 @@ void PairsAttention<S>::score_groups(int64_t first, int64_t group, const Tile& t
     for (int g = 0; g < kG; ++g) S::store(p + r * kTile + g * kKvLanes, sums[r][g]);
 }
 
-// The softmax of some rows at a time, so that one row's sums and maxima do not wait for another's. Memory, which would
-// be idle, is asked meanwhile for the first dims of the next tile's values. kAll: all rows see all of the tile.
+// The softmax of rows, in loops whose turns do not wait for each other: maxima of some rows at a time, weights of all,
+// sums of some at a time. Memory, which would be idle, is asked meanwhile for the first dims of the next tile's values.
+// kAll: all rows see all of the tile.
 template <typename S>
 template <bool kAll>
 void PairsAttention<S>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
                                 const RowState& state) {
   for (int64_t t = 0; kAll && t < kTile; t += 2) S::prefetch_far(value_line(next.values[t / kKvLanes], t % kKvLanes));
+  V sums[kItemRows];
   for (int64_t row = 0; row < rows; row += kReducedRows)
-    weigh_scores<kAll>(first + row, std::min(kReducedRows, rows - row), tile, state);
+    find_tops<kAll>(first + row, std::min(kReducedRows, rows - row), tile, state);
+  for (int64_t row = 0; row < rows; ++row) sums[row] = weigh_scores<kAll>(first + row, tile, state);
+  for (int64_t row = 0; row < rows; row += kReducedRows)
+    add_sums(first + row, std::min(kReducedRows, rows - row), sums + row, state);
 }
 
 // Calls f<kWhole>(token) for the steps of which some tokens are seen; kWhole: all of them. kAll: of the tile.
@@ -257,12 +266,12 @@ template <bool kAll>
   return S::select(before(seen.begin), otherwise, S::select(before(seen.end), v, otherwise));
 }
 
-// Scores of up to kReducedRows rows become pairs of weights, zero beside those that a row sees; top and sum follow.
+// The highest scores of up to kReducedRows rows so far, and by which what they have gathered is to be multiplied.
 template <typename S>
 template <bool kAll>
-void PairsAttention<S>::weigh_scores(int64_t first, int64_t rows, const Tile& tile, const RowState& state) {
+void PairsAttention<S>::find_tops(int64_t first, int64_t rows, const Tile& tile, const RowState& state) {
   const bool changes = rows_.changes_scores();
-  V tops[kReducedRows], sums[kReducedRows];
+  V tops[kReducedRows];
   for (int64_t r = 0; r < rows; ++r) {
     float* const scores = p_ + (first + r) * kTile;
     const Range range = seen(first + r, tile);
@@ -279,32 +288,45 @@ void PairsAttention<S>::weigh_scores(int64_t first, int64_t rows, const Tile& ti
     tops[r] = highest;
   }
   std::fill(tops + rows, tops + kReducedRows, S::set1(kLowest));
-  std::fill(sums + rows, sums + kReducedRows, S::zero());
-  float *const top = state.top + first, *const sum = state.sum + first;
+  float* const top = state.top + first;
   const V old = load_lanes<S>(top, rows), highest = S::reduce_max(tops),
           now = S::select(S::less(old, highest), highest, old);
   const V factor = S::select(S::less(old, now), exp<S>(S::sub(old, now)), S::set1(1.0f));
   store_lanes<S>(top, now, rows);
   store_lanes<S>(factors_ + first, factor, rows);
-  const V to_bits = S::set1(1.44269504f);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* const scores = p_ + (first + r) * kTile;
-    const Range range = seen(first + r, tile);
-    const V offset = S::set1(-1.44269504f * top[r]);
-    V total = S::zero();
-    each_seen<kAll>(range, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
-      V weights[2];
+}
+
+// Scores of a row become pairs of weights, zero beside those that it sees. Returns what sums up to theirs.
+template <typename S>
+template <bool kAll>
+[[gnu::always_inline]] inline typename S::V PairsAttention<S>::weigh_scores(int64_t row, const Tile& tile,
+                                                                            const RowState& state) {
+  float* const scores = p_ + row * kTile;
+  const Range range = seen(row, tile);
+  const V to_bits = S::set1(1.44269504f), offset = S::set1(-1.44269504f * state.top[row]);
+  V total = S::zero();
+  each_seen<kAll>(range, [&]<bool kWhole>(int64_t step) __attribute__((always_inline)) {
+    V weights[2];
 #pragma GCC unroll 2
-      for (int64_t g = 0; g < 2; ++g) {
-        const int64_t i = step + g * S::kWidth;
-        weights[g] = kept<kWhole>(range, i, weight_of<S>(S::fma(S::load(scores + i), to_bits, offset)), S::zero());
-        total = S::add(total, weights[g]);
-      }
-      S::store(scores + step / 2, S::round_pairs(weights[0], weights[1]));  // over scores that are read
-    });
-    sums[r] = total;
-  }
-  store_lanes<S>(sum, S::fma(load_lanes<S>(sum, rows), factor, S::reduce_add(sums)), rows);
+    for (int64_t g = 0; g < 2; ++g) {
+      const int64_t i = step + g * S::kWidth;
+      weights[g] = kept<kWhole>(range, i, weight_of<S>(S::fma(S::load(scores + i), to_bits, offset)), S::zero());
+      total = S::add(total, weights[g]);
+    }
+    S::store(scores + step / 2, S::round_pairs(weights[0], weights[1]));  // over scores that are read
+  });
+  return total;
+}
+
+// sums: of up to kReducedRows rows.
+template <typename S>
+void PairsAttention<S>::add_sums(int64_t first, int64_t rows, const V* sums, const RowState& state) {
+  V all[kReducedRows];
+  std::copy(sums, sums + rows, all);
+  std::fill(all + rows, all + kReducedRows, S::zero());
+  float* const sum = state.sum + first;
+  store_lanes<S>(sum, S::fma(load_lanes<S>(sum, rows), load_lanes<S>(factors_ + first, rows), S::reduce_add(all)),
+                 rows);
 }
 
 // out[row] = out[row] * factor + p[row][pair] . V[pair] for the pairs of tokens, ascending.

@@ -39,16 +39,6 @@ struct Int8Tile {
 
 using Int8TileFn = void (*)(const Int8Tile&);
 
-// What lies ahead in codes of a panel that kRows rows read once, and no other panel at the same time.
-template <typename I, int kRows>
-[[gnu::always_inline]] inline void prefetch_lone(const std::byte* line) {
-  if constexpr (requires { I::prefetch_lone(line); } && kRows <= I::kReadingRows) {
-    I::prefetch_lone(line);
-  } else {
-    prefetch_panel<I, kRows>(line);
-  }
-}
-
 // Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others
 // too.
 template <typename I, typename Format>

@@ -35,6 +35,16 @@ template <typename S, int kRows>
   }
 }
 
+// What lies ahead in codes of a panel that kRows rows read once, and no other panel at the same time.
+template <typename I, int kRows>
+[[gnu::always_inline]] inline void prefetch_lone(const std::byte* line) {
+  if constexpr (requires { I::prefetch_lone(line); } && kRows <= I::kReadingRows) {
+    I::prefetch_lone(line);
+  } else {
+    prefetch_panel<I, kRows>(line);
+  }
+}
+
 inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t panel_bytes) {
   const WeightSlice* piece = args.pieces;
   while (panel >= piece->end) ++piece;
