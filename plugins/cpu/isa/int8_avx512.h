@@ -8,9 +8,9 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
-  // What lies ahead in the codes of a panel that is read alone. Also a CPU that reads streams by itself reads codes
-  // faster if it is asked for L2, since work on them leaves it less room to look ahead.
-  INGOT_INLINE void prefetch_lone(const void* p) {
+  // What lies ahead in codes that few rows read once. Also a CPU that reads streams by itself reads codes faster if it
+  // is asked for L2, since work on them leaves it less room to look ahead.
+  INGOT_INLINE void prefetch_codes_once(const void* p) {
     prefetch(static_cast<const char*>(p) + ahead_of_reading(4096));
     prefetch_far(static_cast<const char*>(p) + 16384);
   }

@@ -142,7 +142,7 @@ struct GroupProducts {
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
           if constexpr (kValues == kLookedUp && kR == 1 && kP == 1) {
-            prefetch_lone<I, kR>(line[p]);
+            prefetch_codes_once<I, kR>(line[p]);
           } else {
             if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(line[p]);
             I::prefetch_far(next[p]);

@@ -105,7 +105,7 @@ struct ByteProducts {
         if constexpr (kMany) {
           I::prefetch_far(next[p]);
         } else {
-          prefetch_panel<I, kR>(line[p]);
+          prefetch_codes_once<I, kR>(line[p]);
         }
         line[p] += kLineBytes;
         next[p] += t.next_step;
@@ -281,7 +281,7 @@ struct CodeProducts {
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
-        if constexpr (kFirst == kLow && kP == 1) prefetch_lone<I, kR>(at[p]);
+        if constexpr (kFirst == kLow && kP == 1) prefetch_codes_once<I, kR>(at[p]);
         if constexpr (kFirst == kLow && kP > 1) I::prefetch_streams(at[p], next[p]);
         next[p] += next_step;
       }

@@ -35,11 +35,11 @@ template <typename S, int kRows>
   }
 }
 
-// What lies ahead in codes of a panel that kRows rows read once, and no other panel at the same time.
+// The same of int8 and int4, where the CPU wants to be asked for them in another way.
 template <typename I, int kRows>
-[[gnu::always_inline]] inline void prefetch_lone(const std::byte* line) {
-  if constexpr (requires { I::prefetch_lone(line); } && kRows <= I::kReadingRows) {
-    I::prefetch_lone(line);
+[[gnu::always_inline]] inline void prefetch_codes_once(const std::byte* line) {
+  if constexpr (requires { I::prefetch_codes_once(line); } && kRows <= I::kReadingRows) {
+    I::prefetch_codes_once(line);
   } else {
     prefetch_panel<I, kRows>(line);
   }
