@@ -87,7 +87,7 @@ concept Int8Vector =
       { S::load_short(from) } -> std::same_as<typename S::Short>;
       S::store_short(to, run);
       { S::kLongestRun } -> std::convertible_to<int64_t>;
-      { S::kMaxCodeRows } -> std::convertible_to<int64_t>;  // products of more rows unpack int4 first
+      { S::template kMaxCodeRows<32> } -> std::convertible_to<int64_t>;  // products of more rows unpack int4 first
       { S::kCodePanels } -> std::convertible_to<int>;
       { S::kCodeRows } -> std::convertible_to<int>;
       { S::kLeavesCodes } -> std::convertible_to<bool>;  // see CodeProducts; if true, there is also dots

@@ -81,6 +81,7 @@ struct Int8Avx2 : SimdAvx2 {
   // -8 * (sum of x), so that at the end they are within 32 * 8 * 127 < 2^15; on the way they may wrap.
   using Short = __m256i;
   static constexpr int64_t kLongestRun = 64;
+  template <int64_t>
   static constexpr int64_t kMaxCodeRows = INT64_MAX;    // any number of rows multiplies int4 as it is stored
   static constexpr int kCodePanels = 1, kCodeRows = 5;  // six would take every register, and run slower
   static constexpr bool kLeavesCodes = true;            // see CodeProducts

@@ -70,8 +70,9 @@ struct Int8Avx512 : SimdAvx512 {
   // need be unpacked. They begin at -8 * (sum of x).
   using Short = __m512i;
   static constexpr int64_t kLongestRun = 128;
-  static constexpr int64_t kMaxCodeRows = 64;           // see matmul_w4a8
-  static constexpr int kCodePanels = 2, kCodeRows = 8;  // more would keep totals in memory
+  template <int64_t kRun>
+  static constexpr int64_t kMaxCodeRows = kRun == 32 ? 28 : 64;  // see matmul_w4a8
+  static constexpr int kCodePanels = 2, kCodeRows = 8;           // more would keep totals in memory
   static constexpr bool kLeavesCodes = false;
   static constexpr int kGroupRows = 6;  // sums and totals of two panels: 24 registers
 

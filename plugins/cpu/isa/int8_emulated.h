@@ -40,7 +40,8 @@ struct Int8Emulated : SimdEmulated {
 
   using Short = Ints;
   static constexpr int64_t kLongestRun = 128;
-  static constexpr int64_t kMaxCodeRows = 10;
+  template <int64_t kRun>
+  static constexpr int64_t kMaxCodeRows = kRun == 32 ? 7 : 10;
   static constexpr int kCodePanels = 2, kCodeRows = 3;
   static constexpr bool kLeavesCodes = false;
 

@@ -7,7 +7,7 @@ namespace ingot {
 using W8A8Product = ByteProduct<Int8, W8>;
 template <int64_t kRun>
 using W4A8Product =
-    std::conditional_t<Int8::kMaxCodeRows == INT64_MAX, CodeProduct<Int8, kRun>, CodeOrByteProduct<Int8, kRun>>;
+    std::conditional_t<Int8::kMaxCodeRows<kRun> == INT64_MAX, CodeProduct<Int8, kRun>, CodeOrByteProduct<Int8, kRun>>;
 }  // namespace ingot
 
 INGOT_KERNEL("matmul.w8a8." INGOT_LEVEL, MatmulArgs, (ingot::matmul_bytes<ingot::Int8, ingot::W8>),

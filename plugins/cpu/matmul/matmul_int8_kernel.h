@@ -584,12 +584,14 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
 }
 
 // int4 as this CPU multiplies it best. With AVX-512 a line of codes takes operations that VPDPBUSD leaves room for, but
-// each row a multiplication for every 32 or fewer products. To unpack a line takes three operations and two stores,
-// which cost as much as seven products, once for all rows.
+// each row a multiplication for every run. To unpack a line takes three operations and two stores, which cost as much
+// as seven products, once for all rows.
 template <typename I>
 void matmul_w4a8(const MatmulArgs& args, const Team& team) {
-  if constexpr (I::kMaxCodeRows < INT64_MAX)
-    if (args.rows > I::kMaxCodeRows) return matmul_bytes<I, W4>(args, team);
+  bool unpacks = false;
+  with_run<I>(args.group, [&]<int64_t kRun>() { unpacks = args.rows > I::template kMaxCodeRows<kRun>; });
+  if constexpr (I::template kMaxCodeRows<32> < INT64_MAX)
+    if (unpacks) return matmul_bytes<I, W4>(args, team);
   matmul_codes<I>(args, team);
 }
 

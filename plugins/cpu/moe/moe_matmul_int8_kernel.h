@@ -91,7 +91,7 @@ class FewOrMany {
 
 // int4 with AVX-512, as matmul_w4a8.
 template <typename I, int64_t kRun>
-using CodeOrByteProduct = FewOrMany<I::kMaxCodeRows, CodeProduct<I, kRun>, ByteProduct<I, W4>>;
+using CodeOrByteProduct = FewOrMany<I::template kMaxCodeRows<kRun>, CodeProduct<I, kRun>, ByteProduct<I, W4>>;
 
 // By the size of groups, as matmul_codes.
 template <typename I, template <int64_t> typename Product>
