@@ -29,7 +29,7 @@ struct GroupProducts {
     return I::kCodeRows;
   }();
   static constexpr int kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
-  static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = (!kKeepsTotals || kMany) && !kBytes;
+  static constexpr bool kKeepsTotals = I::kRegisters >= 32, kLeaves = kKeepsTotals ? kMany : !kBytes;
   static constexpr int64_t kPart = kLeaves && !kKeepsTotals ? 1024 : 2048;
   static constexpr int64_t kUnpackedBytes = kLeaves ? 2 * kPart * kPanel : 0;  // the values, and their further bits
   static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
@@ -95,7 +95,7 @@ struct GroupProducts {
         total[r][p] = I::load(totals + p * t.panel_stride + r * kPanel);
       });
     // whether the values that are left to others are without their shifts
-    static constexpr bool kMayShift = kMany && kShift && kLeaves && !kTwice && (kValues == kLeft || kValues == kFound);
+    static constexpr bool kMayShift = kMany && kShift && !kBytes && !kTwice && (kValues == kLeft || kValues == kFound);
     bool shifted = false;
     if constexpr (kMayShift) {
       std::byte& said = t.unpacked[kUnpackedBytes / 2];  // no panel has further bits to leave there
@@ -130,7 +130,11 @@ struct GroupProducts {
             } else if constexpr (kValues == kStored) {
               weights[p] = I::load_values(line[p] + half * kLineBytes);
             } else {
-              weights[p] = I::look_up(line[p], half == 1, table[p]);
+              if constexpr (kBytes) {
+                weights[p] = I::load_values(line[p] + half * kLineBytes);
+              } else {
+                weights[p] = I::look_up(line[p], half == 1, table[p]);
+              }
               if constexpr (kMayShift && kValues == kLeft) weights[p] = I::sub_bytes(weights[p], shift[p]);
               if constexpr (kValues == kLeft) I::store_weights(to[p] + half * kLineBytes, weights[p]);
             }
@@ -148,12 +152,12 @@ struct GroupProducts {
             I::prefetch_far(next[p]);
           }
           next[p] += next_step;
-          if constexpr (kValues == kStored) {
-            prefetch_panel<I, kR>(line[p] + kLineBytes);
+          if constexpr (kBytes) {
+            if constexpr (kValues == kStored) prefetch_panel<I, kR>(line[p] + kLineBytes);
             I::prefetch_far(next[p]);
             next[p] += next_step;
           }
-          line[p] += kValues == kFound || kValues == kStored ? 2 * kLineBytes : kLineBytes;
+          line[p] += kBytes || kValues == kFound ? 2 * kLineBytes : kLineBytes;
           to[p] += 2 * kLineBytes;
         }
       }
@@ -261,12 +265,11 @@ struct GroupProducts {
   // Each group of rows looks up the last panel of an odd number for itself: tiles of its own would save little.
   static bool unpacks(int64_t panels, int64_t) { return kLeaves && panels == kPanels; }
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t groups) {
-    if constexpr (kBytes) return panels > 1 ? tile_with<kStored, 1, kPanels>(rows) : tile_with<kStored, 1, 1>(rows);
+    constexpr Values kAlone = kBytes ? kStored : kLookedUp;
     if constexpr (kLeaves)
       if (groups > 1 && unpacks(panels, groups))
         return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
-    if constexpr (!kBytes)
-      return panels > 1 ? tile_with<kLookedUp, 1, kPanels>(rows) : tile_with<kLookedUp, 1, 1>(rows);
+    return panels > 1 ? tile_with<kAlone, 1, kPanels>(rows) : tile_with<kAlone, 1, 1>(rows);
   }
   static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
 };
