@@ -29,6 +29,7 @@ from ingot.runtime.server.service import Service
 from ingot.runtime.tokenizer import Tokenizer
 
 CONFIG = ServeConfig(port=0, model_names=("tiny",), stall_timeout=3.0, debug_hooks=True)
+_START_SECONDS = 180  # that a process may take until it serves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,13 +155,18 @@ class ServeProcess:
         )
         assert self.process.stderr is not None
         self.lines: list[str] = []
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.search(r"at (http://\S+)", line):
-                self.url = found[1]
-                break
-        else:
-            raise AssertionError("".join(self.lines))
+        late = threading.Timer(_START_SECONDS, self.process.kill)  # what it has said until then is in the failure
+        late.start()
+        try:
+            for line in self.process.stderr:
+                self.lines.append(line)
+                if found := re.search(r"at (http://\S+)", line):
+                    self.url = found[1]
+                    break
+            else:
+                raise AssertionError("".join(self.lines))
+        finally:
+            late.cancel()
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()), daemon=True)
         self._reader.start()
 
