@@ -97,8 +97,11 @@ def test_the_stream_ends_with_the_server_and_needs_a_key(engine: Any) -> None:
 def test_the_session_is_repeated_and_logged(
     served: Served, given: str, kept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def logged() -> list[str | None]:
+        return [getattr(record, "session_id", None) for record in caplog.records if record.name == "ingot.server"]
+
     with caplog.at_level(logging.INFO, "ingot.server"), served.http() as http:
         answer = http.post("/tokenize", json={"prompt": "x"}, headers={"x-session-id": given})
+        assert eventually(lambda: bool(logged()), 20), "the server logs a request when it has answered"
     assert answer.headers.get("x-session-id") == (given if kept else None)
-    logged = [getattr(record, "session_id", None) for record in caplog.records if record.name == "ingot.server"]
-    assert (given in logged) == kept
+    assert (given in logged()) == kept
