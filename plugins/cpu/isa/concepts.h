@@ -107,6 +107,14 @@ concept Int8Vector =
       { S::kValueBias } -> std::convertible_to<int32_t>;
     };
 
+// Where registers hold the sums and totals of kGroupRows rows in two panels (`GroupProducts`).
+template <typename S>
+concept GroupVector = Int8Vector<S> && requires(typename S::V v, typename S::Weights weights) {
+  { S::kGroupRows } -> std::convertible_to<int>;
+  { S::spread_bytes(v) } -> std::same_as<typename S::Weights>;  // whole numbers of columns, as a line of bytes
+  { S::sub_bytes(weights, weights) } -> std::same_as<typename S::Weights>;
+};
+
 // Lanes that hold pairs of bf16, whose products are summed in float32.
 template <typename S>
 concept PairVector = FloatVector<S> && requires(typename S::V v, uint32_t bits) {

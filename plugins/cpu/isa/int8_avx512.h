@@ -158,7 +158,6 @@ struct Int8Avx512 : SimdAvx512 {
     const __m128i first = _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
     return _mm512_shuffle_epi8(_mm512_cvtps_epi32(numbers), _mm512_broadcast_i32x4(first));
   }
-  INGOT_INLINE Weights zero_weights() { return _mm512_setzero_si512(); }
   INGOT_INLINE Weights sub_bytes(Weights a, Weights b) { return _mm512_sub_epi8(a, b); }
   INGOT_INLINE Sum set_sum(int32_t start) { return _mm512_set1_epi32(start); }
   template <int kVector>

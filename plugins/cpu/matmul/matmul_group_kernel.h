@@ -116,7 +116,7 @@ struct GroupProducts {
       [[maybe_unused]] typename I::Weights shift[kP];
       if constexpr (kMayShift && kValues == kLeft) {
 #pragma GCC unroll 2
-        for (int p = 0; p < kP; ++p) shift[p] = shifted ? I::spread_bytes(shift_at(t, p, g)) : I::zero_weights();
+        for (int p = 0; p < kP; ++p) shift[p] = shifted ? I::spread_bytes(shift_at(t, p, g)) : typename I::Weights{};
       }
 #pragma GCC unroll 2
       for (int64_t l = 0; l < lines; ++l, x += Format::kLineK * kR) {
@@ -192,6 +192,11 @@ struct GroupProducts {
       });
   }
 
+  // The scales of a group in a panel, float16; then its shifts, if it has any.
+  static const uint16_t* numbers_of(const Int8Tile& t, int64_t group, int panel) {
+    return reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
+  }
+
   // How sums of a group join the totals, columns from kColumn on: each(f) of the one way that this panel takes,
   // f(total, sum, row) being the new total. more: the sums are those of the further bits. shifted: of values without
   // their shifts.
@@ -199,7 +204,7 @@ struct GroupProducts {
   [[gnu::always_inline]] static inline void join(const Int8Tile& t, int64_t group, int panel, bool more, bool shifted,
                                                  const Each& each) {
     using V = typename I::V;
-    const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
+    const uint16_t* const numbers = numbers_of(t, group, panel);
     const V scale = I::load_f16(numbers + kColumn);
     if constexpr (kTwice) {
       if (more) {
@@ -229,8 +234,7 @@ struct GroupProducts {
   static typename I::V shift_at(const Int8Tile& t, int panel, int64_t group)
     requires kMany
   {
-    const auto* numbers = reinterpret_cast<const uint16_t*>(t.multipliers[panel]) + group * kPanel * Format::kValues;
-    return I::load_f16(numbers + kPanel);
+    return I::load_f16(numbers_of(t, group, panel) + kPanel);
   }
   // Whether values of a panel can be bytes without their shifts: zero points that are whole numbers, of so many groups.
   // Sums of a group, less than 2^24, are then exact with or without them, and so the same float32.
@@ -276,7 +280,7 @@ struct GroupProducts {
 
 template <typename I, typename Format>
 void matmul_groups(const MatmulArgs& args, const Team& team) {
-  if constexpr (requires { I::kGroupRows; })
+  if constexpr (GroupVector<I>)
     if (args.rows > 2 * I::kGroupRows) return matmul_int8<I, Format, GroupProducts<I, Format, true>>(args, team);
   matmul_int8<I, Format, GroupProducts<I, Format>>(args, team);
 }

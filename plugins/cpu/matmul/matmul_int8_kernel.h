@@ -588,11 +588,11 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
 // as seven products, once for all rows.
 template <typename I>
 void matmul_w4a8(const MatmulArgs& args, const Team& team) {
-  bool unpacks = false;
-  with_run<I>(args.group, [&]<int64_t kRun>() { unpacks = args.rows > I::template kMaxCodeRows<kRun>; });
-  if constexpr (I::template kMaxCodeRows<32> < INT64_MAX)
-    if (unpacks) return matmul_bytes<I, W4>(args, team);
-  matmul_codes<I>(args, team);
+  with_run<I>(args.group, [&]<int64_t kRun>() {
+    if constexpr (I::template kMaxCodeRows<kRun> < INT64_MAX)
+      if (args.rows > I::template kMaxCodeRows<kRun>) return matmul_bytes<I, W4>(args, team);
+    matmul_int8<I, W4, CodeProducts<I, kRun>>(args, team);
+  });
 }
 
 }  // namespace

@@ -12,8 +12,7 @@ template <typename I, typename Format>
 struct GroupProductOf {
   using type = Int8Product<I, Format, GroupProducts<I, Format>>;
 };
-template <typename I, typename Format>
-  requires requires { I::kGroupRows; }
+template <GroupVector I, typename Format>
 struct GroupProductOf<I, Format> {
   using type = FewOrMany<2 * I::kGroupRows, Int8Product<I, Format, GroupProducts<I, Format>>,
                          Int8Product<I, Format, GroupProducts<I, Format, true>>>;

@@ -12,6 +12,6 @@ using Simd = SimdAvx512;
 using Int8 = Int8Avx512;
 
 static_assert(FloatVector<Simd>);
-static_assert(Int8Vector<Int8>);
+static_assert(GroupVector<Int8>);
 
 }  // namespace ingot
