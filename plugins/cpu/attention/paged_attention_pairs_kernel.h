@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "attention/paged_attention_passes.h"
@@ -82,11 +83,12 @@ class PairsAttention : AttentionPasses<S, uint16_t, 64, kPairsRows<S>> {
   static void each_seen(Range seen, F f);
   template <bool kAll>
   static V kept(Range seen, int64_t i, V v, V otherwise);
-  template <bool kAll>
-  void find_tops(int64_t first, int64_t rows, const Tile& tile, const RowState& state);
+  template <bool kAll, typename N>
+  void find_tops(int64_t first, N rows, const Tile& tile, const RowState& state);
   template <bool kAll>
   V weigh_scores(int64_t row, const Tile& tile, const RowState& state);
-  void add_sums(int64_t first, int64_t rows, const V* sums, const RowState& state);
+  template <typename N>
+  void add_sums(int64_t first, N rows, const V* sums, const RowState& state);
   template <int kR, bool kFetch>
   void weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next, const RowState& state) const;
   template <int kR, int kG, bool kFetch>
@@ -237,11 +239,14 @@ void PairsAttention<S>::softmax(int64_t first, int64_t rows, const Tile& tile, c
                                 const RowState& state) {
   for (int64_t t = 0; kAll && t < kTile; t += 2) S::prefetch_far(value_line(next.values[t / kKvLanes], t % kKvLanes));
   V sums[kItemRows];
-  for (int64_t row = 0; row < rows; row += kReducedRows)
-    find_tops<kAll>(first + row, std::min(kReducedRows, rows - row), tile, state);
+  const auto some_at_a_time = [rows](auto f) {  // their number is a constant for all but the last ones
+    int64_t row = 0;
+    for (; row + kReducedRows <= rows; row += kReducedRows) f(row, std::integral_constant<int64_t, kReducedRows>());
+    if (row < rows) f(row, rows - row);
+  };
+  some_at_a_time([&](int64_t row, auto count) { find_tops<kAll>(first + row, count, tile, state); });
   for (int64_t row = 0; row < rows; ++row) sums[row] = weigh_scores<kAll>(first + row, tile, state);
-  for (int64_t row = 0; row < rows; row += kReducedRows)
-    add_sums(first + row, std::min(kReducedRows, rows - row), sums + row, state);
+  some_at_a_time([&](int64_t row, auto count) { add_sums(first + row, count, sums + row, state); });
 }
 
 // Calls f<kWhole>(token) for the steps of which some tokens are seen; kWhole: all of them. kAll: of the tile.
@@ -268,8 +273,9 @@ template <bool kAll>
 
 // The highest scores of up to kReducedRows rows so far, and by which what they have gathered is to be multiplied.
 template <typename S>
-template <bool kAll>
-void PairsAttention<S>::find_tops(int64_t first, int64_t rows, const Tile& tile, const RowState& state) {
+template <bool kAll, typename N>
+[[gnu::always_inline]] inline void PairsAttention<S>::find_tops(int64_t first, N rows, const Tile& tile,
+                                                                const RowState& state) {
   const bool changes = rows_.changes_scores();
   V tops[kReducedRows];
   for (int64_t r = 0; r < rows; ++r) {
@@ -320,7 +326,9 @@ template <bool kAll>
 
 // sums: of up to kReducedRows rows.
 template <typename S>
-void PairsAttention<S>::add_sums(int64_t first, int64_t rows, const V* sums, const RowState& state) {
+template <typename N>
+[[gnu::always_inline]] inline void PairsAttention<S>::add_sums(int64_t first, N rows, const V* sums,
+                                                               const RowState& state) {
   V all[kReducedRows];
   std::copy(sums, sums + rows, all);
   std::fill(all + rows, all + kReducedRows, S::zero());

@@ -69,6 +69,8 @@ struct SimdAvx512 {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
   }
 
+  // The nearest whole number, of two the even one; NaN stays NaN.
+  INGOT_INLINE V nearest(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // a * 2^n for whole n; NaN stays NaN.
   INGOT_INLINE V scale(V a, V n) { return _mm512_scalef_ps(a, n); }
 
