@@ -1,14 +1,14 @@
 // Causal attention over a bf16 KV cache by the CPU's dot product of bf16: scaled queries and weights are rounded to
-// bf16, sums are float32; an online softmax over tiles of 64 tokens. Passes over tiles: paged_attention_passes.h.
+// bf16, sums are float32; an online softmax over tiles of 128 tokens. Passes over tiles: paged_attention_passes.h.
 //
-//   scores [rows][64 tokens]    += q [rows][2 dims] . keys [2 dims][16 tokens]         a line of the cache is the
+//   scores [rows][128 tokens]   += q [rows][2 dims] . keys [2 dims][16 tokens]         a line of the cache is the
 //   out    [rows][dims]         += p [rows][2 tokens] . values [2 tokens][16 dims]     right operand of one instruction
 //
 // A row's sums take pairs in ascending order, alone or beside other rows. Of a pair of tokens of which a row sees one,
 // the other value is masked away: it may be anything. So rows take such pairs by themselves, and whole pairs together.
 //
 // Floors, of a row, token and head: 4 * head_dim operations at the peak of the dot product; 4 * head_dim bytes per
-// token and KV head, which decode reads once. Weights: 13 operations for 16 of them, at head_dim 64 an eighth of the
+// token and KV head, which decode reads once. Weights: 11 operations for 16 of them, at head_dim 64 an eighth of the
 // products. So decode waits for memory: loops over a tile ask for the next one, line by line, for L1. Asked for L2
 // first and for L1 later, it comes more slowly (Zen 5).
 #pragma once
@@ -28,8 +28,8 @@ template <typename S>
 constexpr int kPairsRows = S::kRegisters >= 32 ? 12 : 2;
 
 template <typename S>
-class PairsAttention : AttentionPasses<S, uint16_t, 64, kPairsRows<S>> {
-  using Passes = AttentionPasses<S, uint16_t, 64, kPairsRows<S>>;
+class PairsAttention : AttentionPasses<S, uint16_t, 128, kPairsRows<S>> {
+  using Passes = AttentionPasses<S, uint16_t, 128, kPairsRows<S>>;
   using Passes::kGroups, Passes::kRows, Passes::kTile;
   using Passes::kv_, Passes::rows_, Passes::seen_begin_, Passes::seen_end_, Passes::slopes_;
   using typename Passes::Tile;
