@@ -6,6 +6,8 @@
 // Kernels derive from this and say what a pass does.
 #pragma once
 
+#include <algorithm>
+
 #include "attention/kv_layout.h"
 #include "attention/paged_attention_rows.h"
 
@@ -64,6 +66,7 @@ class AttentionPasses {
  private:
   Tile locate(const AttentionItem& item, int64_t begin, int64_t end) const;
   int64_t pass_end(const AttentionItem& item, int64_t first) const;
+  Tile completed(Tile last) const;
   void fetch(const Tile& tile, int64_t first) const;
 
   Tile expected_;  // what is likely to follow, where expects_
@@ -113,6 +116,16 @@ void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::fetch(const Tile& tile, in
   }
 }
 
+// The last tile of an item to be fetched while the tile before it is in work; its places without a group are for what
+// is expected behind it, which the few groups of a last tile would leave little time for.
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
+typename AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::Tile
+AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::completed(Tile last) const {
+  std::copy(expected_.keys + last.groups, expected_.keys + kGroups, last.keys + last.groups);
+  std::copy(expected_.values + last.groups, expected_.values + kGroups, last.values + last.groups);
+  return last;
+}
+
 template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
 void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::expect(const AttentionItem& item, int64_t begin, int64_t end) {
   if (begin >= end) return;
@@ -130,10 +143,11 @@ void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::each_tile(const AttentionI
   const int64_t rows = item.end - item.begin;
   if (begin >= end) return;
   Tile tile = locate(item, begin / kTile * kTile, end);
+  bool fetched = !expects_;  // what is expected, from the last tile's groups on
   while (tile.begin < end) {
     const bool last = tile.begin + kTile >= end;
     const Tile next = last ? (expects_ ? expected_ : tile) : locate(item, tile.begin + kTile, end);
-    if (last && expects_) fetch(expected_, tile.groups);
+    if (last && !fetched) fetch(expected_, tile.groups);
     if constexpr (kScaled<T>) {  // the loops over codes fetch the next tile's codes
       for (int g = 0; g < kGroups; ++g) {
         S::prefetch_far(next.key_scales[g]);
@@ -141,7 +155,12 @@ void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::each_tile(const AttentionI
       }
     }
     if (seen_begin_[rows - 1] <= tile.begin && tile.begin + kTile <= seen_end_[0]) {
-      whole(rows, tile, next);
+      if (!last && !fetched && next.begin + kTile >= end) {
+        whole(rows, tile, completed(next));
+        fetched = true;
+      } else {
+        whole(rows, tile, next);
+      }
     } else {
       for (int64_t first = 0, stop = 0; first < rows; first = stop) {
         stop = pass_end(item, first);
