@@ -1,5 +1,9 @@
 """The passes in their order: the table of contents of the builder.
 
+    graph     structure_passes, keep_codes (only for quantised checkpoints: `plan_targets.py`), target_passes
+    program   program_passes (cut_stages comes from `plan_targets.py`, which knows of the other stages)
+    plan      plan_passes, then those that make its variants (`schedule.py`)
+
 Standard ONNX in, plugins of the domain `ingot` out; whatever is left over is an error, never a guess.
 """
 
@@ -8,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ingot.builder.graph import DOMAIN, Graph, describe, is_weight
+from ingot.builder.lower import Lowering
 from ingot.builder.passes import (
     eliminate_dead,
     fold_constants,
@@ -31,15 +36,20 @@ from ingot.builder.passes import (
 )
 from ingot.builder.passes.add_in_products import add_in_products
 from ingot.builder.passes.base import Pass, PassReport
+from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.choose_kernels import ChooseKernels
+from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.set_precision import SetPrecision
 from ingot.builder.passes.size_decode_steps import size_decode_steps
 from ingot.builder.passes.split_contexts import split_contexts
+from ingot.builder.passes.split_ranks import SplitRanks
+from ingot.builder.passes.split_sums import SplitSums
 from ingot.builder.passes.store_narrow import StoreNarrow
 from ingot.builder.passes.use_library import UseLibrary
 from ingot.builder.passes.use_many_rows import UseManyRows
 from ingot.builder.precision import ProductChoice
 from ingot.builder.program import Program
+from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Plan
@@ -85,8 +95,33 @@ def target_passes(
 StepPass = Callable[[Program], tuple[Program, PassReport]]
 
 
+def program_passes(
+    target: Target,
+    config: BuildConfig,
+    lowering: Lowering,
+    *,
+    sums: Sequence[SplitSums],
+    ranks: Sequence[SplitRanks],
+    cut: StepPass,
+) -> tuple[StepPass, ...]:
+    """What is decided of one rank's steps, when weights and kernels are known and memory is not planned yet. sums,
+    ranks: `split_sums` and `split_ranks`, where there are parts and ranks; cut: `cut_stages`."""
+    # A library chooses its algorithms by the shape of a matmul, which depends on the number of ranks. So do parts of K.
+    wanted = config.gemm_library and config.parts == 1
+    return (
+        ChooseDrawKernel(target=target),
+        *sums,
+        *ranks,  # behind the sums, whose parts they divide
+        *step_passes(target),
+        *many_row_passes(target, wanted=wanted),
+        *library_passes(target, wanted=wanted),
+        *((ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()),
+        *((cut,) if config.pp_size > 1 else ()),  # last: a stage's steps are those of an engine without stages
+    )
+
+
 def step_passes(target: Target) -> tuple[StepPass, ...]:
-    """What is decided of steps, when weights and kernels are known and memory is not planned yet."""
+    """Those of `program_passes` that the model in float32 has too, with which an engine is compared."""
     return (
         *((add_in_products,) if target.adds_in_products else ()),
         *((StoreNarrow(ops=target.storing_narrow()),) if isinstance(target, StoresNarrow) else ()),

@@ -18,20 +18,16 @@ from ingot.builder.lost_codes import lost_codes
 from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.names import name_nodes
 from ingot.builder.passes.base import PassReport
-from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
 from ingot.builder.passes.keep_codes import KeepCodes, may_order
-from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.split_ranks import SplitRanks, own_heads
 from ingot.builder.passes.split_sums import split_passes
 from ingot.builder.pipeline import (
-    library_passes,
-    many_row_passes,
     plan_passes,
+    program_passes,
     require_plugins,
     run_passes,
     run_step_passes,
-    step_passes,
     structure_passes,
     target_passes,
 )
@@ -281,14 +277,9 @@ def _plan_rank(
         stages.append(CutStages(lowering=lowering, target=target, stage=stage, cuts=cuts))
         return stages[0](program)
 
-    draws = ChooseDrawKernel(target=target)
-    screens = (ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()
-    # A library chooses its algorithms by the shape of a matmul, which depends on the number of ranks. So do parts of K.
-    wanted = config.gemm_library and config.parts == 1
-    libraries = (*many_row_passes(target, wanted=wanted), *library_passes(target, wanted=wanted))
     program = run_step_passes(
         lowering.program,
-        (draws, *sums, *ranks, *step_passes(target), *libraries, *screens, *((cut,) if config.pp_size > 1 else ())),
+        program_passes(target, config, lowering, sums=sums, ranks=ranks, cut=cut),
         lambda report, made: None if dump is None or made is None else dump(report, plan_of(made)),
     )
     plan = plan_of(program)

@@ -1,6 +1,6 @@
 """A graph lowered to steps, before memory is planned: every value is written by one step.
 
-Graph ─lower▶ Program ─passes of `pipeline.step_passes`▶ Program ─memory▶ Plan
+Graph ─lower▶ Program ─passes of `pipeline.program_passes`▶ Program ─memory▶ Plan
 """
 
 import dataclasses
