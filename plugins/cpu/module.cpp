@@ -443,6 +443,7 @@ void bind_session(nb::module_& m) {
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Kernels and sessions of the CPU targets; used through ingot.plugins.cpu.target.";
+  ingot::require_registrations();
   const nb::exception<ingot::ThreadStartError> thread_start_error(m, "ThreadStartError");
   m.def(
       "isa_levels",
@@ -471,6 +472,16 @@ NB_MODULE(_cpu, m) {
         return names;
       },
       "Names of all compiled kernels, sorted, whatever this machine can run.");
+  m.def(
+      "registration_problem",
+      [](const std::string& name, const std::string& like) {
+        const ingot::Kernel* const found = ingot::find_kernel(like);
+        if (found == nullptr) throw nb::key_error(like.c_str());
+        ingot::Kernel kernel = *found;
+        kernel.name = name.c_str();
+        return ingot::registration_problem(kernel);
+      },
+      "name"_a, "like"_a, "Why no kernel of this name could take the struct of another one, for tests; or nothing.");
   m.def(
       "call_rules",
       [] {

@@ -34,4 +34,4 @@ void bind_latent_attention(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("latent_attention", ingot::bind_latent_attention)
+INGOT_OP("latent_attention", LatentAttentionArgs, ingot::bind_latent_attention)

@@ -43,4 +43,4 @@ void bind_latent_kv_write(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("latent_kv_write", ingot::bind_latent_kv_write)
+INGOT_OP("latent_kv_write", LatentKvWriteArgs, ingot::bind_latent_kv_write)

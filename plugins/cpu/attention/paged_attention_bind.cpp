@@ -38,4 +38,4 @@ void bind_paged_attention(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("paged_attention", ingot::bind_paged_attention)
+INGOT_OP("paged_attention", PagedAttentionArgs, ingot::bind_paged_attention)

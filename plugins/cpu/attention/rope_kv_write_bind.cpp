@@ -49,4 +49,4 @@ void bind_rope_kv_write(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("rope_kv_write", ingot::bind_rope_kv_write)
+INGOT_OP("rope_kv_write", RopeKvWriteArgs, ingot::bind_rope_kv_write)

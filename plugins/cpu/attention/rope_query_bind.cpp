@@ -36,4 +36,4 @@ void bind_rope_query(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("rope_query", ingot::bind_rope_query, .shares_by_rows = true)
+INGOT_OP("rope_query", RopeQueryArgs, ingot::bind_rope_query, .shares_by_rows = true)

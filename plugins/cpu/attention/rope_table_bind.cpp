@@ -22,4 +22,4 @@ void bind_rope_table(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("rope_table", ingot::bind_rope_table, .shares_by_rows = true)
+INGOT_OP("rope_table", RopeTableArgs, ingot::bind_rope_table, .shares_by_rows = true)

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sampling/sample_args.h"
+
 namespace ingot {
 namespace {
 
@@ -20,6 +22,19 @@ const Op* find_op(const Kernel& kernel) {
   for (const Op& op : table())
     if (op.name == kernel.op()) return &op;
   return find_elements_op(*kernel.args);
+}
+
+std::string registration_problem(const Kernel& kernel) {
+  const std::string name = std::string("kernel ") + kernel.name;
+  const Op* const op = find_op(kernel);
+  if (op == nullptr)
+    return *kernel.args == typeid(SampleArgs) ? "" : name + " computes an op that has no binding with its struct";
+  return *kernel.args == *op->args ? "" : name + " takes another struct than its op";
+}
+
+void require_registrations() {
+  for (const Kernel& kernel : kernel_table())
+    if (const std::string problem = registration_problem(kernel); !problem.empty()) throw std::logic_error(problem);
 }
 
 bool norms_rows(const Kernel& kernel) {

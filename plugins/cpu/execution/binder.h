@@ -1,7 +1,7 @@
 // What binding a step checks, whatever its op; and the table of ops that the INGOT_OP lines fill while the module
 // loads.
 //
-//   plugins/cpu/<group>/<op>_bind.cpp   INGOT_OP("relu2", ingot::bind_relu2, .shares_by_rows = true)
+//   plugins/cpu/<group>/<op>_bind.cpp   INGOT_OP("relu2", Relu2Args, ingot::bind_relu2, .shares_by_rows = true)
 #pragma once
 
 #include <cmath>
@@ -27,6 +27,7 @@ class Binder;
 // An op of CPU plans, registered where its kernels lie.
 struct Op {
   const char* name;
+  const std::type_info* args;                          // the struct that its kernels take
   void (*bind)(const Binder& step, BoundStep& bound);  // checks the step and fills the struct of its kernels
   bool shares_by_rows = false;      // its kernels take nothing from the team but their share of the rows
   bool takes_private_rows = false;  // x may lie in the memory of each thread, computed by itself
@@ -38,6 +39,11 @@ struct Op {
 
 // What a kernel computes; null for one that is no step of a plan.
 const Op* find_op(const Kernel& kernel);
+
+// Why a kernel was not registered for an op that there is, with that op's struct; empty if it was.
+std::string registration_problem(const Kernel& kernel);
+// When all are registered. Throws std::logic_error.
+void require_registrations();
 
 // What the kernel's op says of it.
 bool norms_rows(const Kernel& kernel);
@@ -69,7 +75,7 @@ class Binder {
     check(op != nullptr, "CPU targets cannot compute op " + step.op);
     BoundStep bound{step.name, kernel, {}, {}, {}, false, {}, {}, {}};
     op->bind(*this, bound);
-    if (bound.args.type() != *kernel->args) throw std::logic_error(step.kernel + " takes another struct than its op");
+    if (bound.args.type() != *op->args) throw std::logic_error(step.kernel + ": its op is bound to another struct");
     for (const std::string& input : step.inputs)
       if (const auto found = buffers_.find(input); found != buffers_.end()) bound.inputs.push_back(found->second);
     for (const std::string& output : step.outputs)
@@ -254,9 +260,10 @@ class Binder {
 
 }  // namespace ingot
 
-// Last line of a binding's file: the op's name, its function, then what else Op says.
-#define INGOT_OP(op, function, ...)                                                                          \
-  namespace {                                                                                                \
-  const ::ingot::OpEntry INGOT_JOIN(registered_,                                                             \
-                                    __COUNTER__)({.name = op, .bind = function __VA_OPT__(, ) __VA_ARGS__}); \
+// Last line of a binding's file: the op's name, its kernels' struct, its function, then what else Op says.
+#define INGOT_OP(op, Args, function, ...)                                                                     \
+  namespace {                                                                                                 \
+  const ::ingot::OpEntry INGOT_JOIN(registered_, __COUNTER__)({.name = op,                                    \
+                                                               .args = &typeid(::ingot::Args),                \
+                                                               .bind = function __VA_OPT__(, ) __VA_ARGS__}); \
   }

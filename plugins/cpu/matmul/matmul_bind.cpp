@@ -40,4 +40,5 @@ int32_t matmul_tactics(const Kernel& kernel) { return kernel.isa().starts_with("
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("matmul", ingot::bind_matmul, .takes_private_rows = true, .norms_rows = true, .tactics = ingot::matmul_tactics)
+INGOT_OP("matmul", MatmulArgs, ingot::bind_matmul, .takes_private_rows = true, .norms_rows = true,
+         .tactics = ingot::matmul_tactics)

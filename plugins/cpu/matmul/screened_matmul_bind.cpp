@@ -78,4 +78,4 @@ void bind_screened_matmul(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("screened_matmul", ingot::bind_screened_matmul, .takes_private_rows = true)
+INGOT_OP("screened_matmul", ScreenedMatmulArgs, ingot::bind_screened_matmul, .takes_private_rows = true)

@@ -31,4 +31,4 @@ void bind_head_matmul(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("head_matmul", ingot::bind_head_matmul)
+INGOT_OP("head_matmul", HeadMatmulArgs, ingot::bind_head_matmul)

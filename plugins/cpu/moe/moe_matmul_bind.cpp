@@ -49,8 +49,8 @@ void bind_moe_matmul(const Binder& step, BoundStep& bound) {
 }  // namespace ingot
 
 INGOT_OP(
-    "moe_gate_up", ingot::bind_moe_matmul, .takes_private_rows = true,
+    "moe_gate_up", MoeMatmulArgs, ingot::bind_moe_matmul, .takes_private_rows = true,
     .tactics = [](const ingot::Kernel&) { return ingot::kGateUpTactics; })
 INGOT_OP(
-    "moe_down", ingot::bind_moe_matmul, .takes_private_rows = true,
+    "moe_down", MoeMatmulArgs, ingot::bind_moe_matmul, .takes_private_rows = true,
     .tactics = [](const ingot::Kernel&) { return ingot::kDownTactics; })

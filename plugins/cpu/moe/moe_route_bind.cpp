@@ -43,4 +43,4 @@ void bind_moe_route(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("moe_route", ingot::bind_moe_route)
+INGOT_OP("moe_route", MoeRouteArgs, ingot::bind_moe_route)

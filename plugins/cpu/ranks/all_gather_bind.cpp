@@ -29,4 +29,4 @@ void bind_all_gather(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("all_gather", ingot::bind_all_gather, .meets_ranks = true)
+INGOT_OP("all_gather", AllGatherArgs, ingot::bind_all_gather, .meets_ranks = true)

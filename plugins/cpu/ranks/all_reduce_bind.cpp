@@ -22,4 +22,4 @@ void bind_all_reduce(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("all_reduce", ingot::bind_all_reduce, .meets_ranks = true)
+INGOT_OP("all_reduce", AllReduceArgs, ingot::bind_all_reduce, .meets_ranks = true)

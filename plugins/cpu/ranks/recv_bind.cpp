@@ -15,4 +15,4 @@ void bind_recv(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("recv", ingot::bind_recv, .passes_rows = true)
+INGOT_OP("recv", RecvArgs, ingot::bind_recv, .passes_rows = true)

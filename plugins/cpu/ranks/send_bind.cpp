@@ -15,4 +15,4 @@ void bind_send(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("send", ingot::bind_send, .passes_rows = true)
+INGOT_OP("send", SendArgs, ingot::bind_send, .passes_rows = true)

@@ -33,4 +33,4 @@ void bind_causal_conv(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("causal_conv", ingot::bind_causal_conv)
+INGOT_OP("causal_conv", CausalConvArgs, ingot::bind_causal_conv)

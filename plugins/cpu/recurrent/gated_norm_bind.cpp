@@ -36,4 +36,4 @@ void bind_gated_norm(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("gated_norm", ingot::bind_gated_norm, .shares_by_rows = true)
+INGOT_OP("gated_norm", GatedNormArgs, ingot::bind_gated_norm, .shares_by_rows = true)

@@ -46,4 +46,4 @@ void bind_linear_attention(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("linear_attention", ingot::bind_linear_attention)
+INGOT_OP("linear_attention", LinearAttentionArgs, ingot::bind_linear_attention)

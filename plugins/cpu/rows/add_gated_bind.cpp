@@ -22,4 +22,4 @@ void bind_add_gated(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("add_gated", ingot::bind_add_gated, .shares_by_rows = true)
+INGOT_OP("add_gated", AddGatedArgs, ingot::bind_add_gated, .shares_by_rows = true)

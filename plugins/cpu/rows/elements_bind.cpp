@@ -23,7 +23,8 @@ void bind_elements(const Binder& step, BoundStep& bound) {
 
 template <int kInputs>
 const Op* op_of(const std::type_info& args) {
-  static constexpr Op kOp{.name = "", .bind = bind_elements<kInputs>, .shares_by_rows = true};
+  static constexpr Op kOp{
+      .name = "", .args = &typeid(ElementsArgs<kInputs>), .bind = bind_elements<kInputs>, .shares_by_rows = true};
   if (args == typeid(ElementsArgs<kInputs>)) return &kOp;
   if constexpr (kInputs < kMostElements) return op_of<kInputs + 1>(args);
   return nullptr;

@@ -30,6 +30,6 @@ void bind_elementwise(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("activation", ingot::bind_elementwise, .shares_by_rows = true)
-INGOT_OP("scale", ingot::bind_elementwise, .shares_by_rows = true)
-INGOT_OP("softcap", ingot::bind_elementwise, .shares_by_rows = true)
+INGOT_OP("activation", ElementwiseArgs, ingot::bind_elementwise, .shares_by_rows = true)
+INGOT_OP("scale", ElementwiseArgs, ingot::bind_elementwise, .shares_by_rows = true)
+INGOT_OP("softcap", ElementwiseArgs, ingot::bind_elementwise, .shares_by_rows = true)

@@ -33,4 +33,4 @@ void bind_embedding(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("embedding", ingot::bind_embedding, .shares_by_rows = true)
+INGOT_OP("embedding", EmbeddingArgs, ingot::bind_embedding, .shares_by_rows = true)

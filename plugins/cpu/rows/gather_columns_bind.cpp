@@ -23,4 +23,4 @@ void bind_gather_columns(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("gather_columns", ingot::bind_gather_columns, .shares_by_rows = true)
+INGOT_OP("gather_columns", GatherColumnsArgs, ingot::bind_gather_columns, .shares_by_rows = true)

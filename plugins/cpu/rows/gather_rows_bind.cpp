@@ -19,4 +19,4 @@ void bind_gather_rows(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("gather_rows", ingot::bind_gather_rows, .shares_by_rows = true)
+INGOT_OP("gather_rows", GatherRowsArgs, ingot::bind_gather_rows, .shares_by_rows = true)

@@ -30,4 +30,4 @@ void bind_join_columns(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("join_columns", ingot::bind_join_columns, .shares_by_rows = true)
+INGOT_OP("join_columns", JoinColumnsArgs, ingot::bind_join_columns, .shares_by_rows = true)

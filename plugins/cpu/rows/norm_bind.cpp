@@ -34,5 +34,5 @@ void bind_norm(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("rms_norm", ingot::bind_norm, .shares_by_rows = true)
-INGOT_OP("layer_norm", ingot::bind_norm, .shares_by_rows = true)
+INGOT_OP("rms_norm", NormArgs, ingot::bind_norm, .shares_by_rows = true)
+INGOT_OP("layer_norm", NormArgs, ingot::bind_norm, .shares_by_rows = true)

@@ -24,4 +24,4 @@ void bind_take_columns(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("take_columns", ingot::bind_take_columns, .shares_by_rows = true)
+INGOT_OP("take_columns", TakeColumnsArgs, ingot::bind_take_columns, .shares_by_rows = true)

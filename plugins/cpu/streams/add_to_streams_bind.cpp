@@ -33,4 +33,4 @@ void bind_add_to_streams(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("add_to_streams", ingot::bind_add_to_streams, .shares_by_rows = true)
+INGOT_OP("add_to_streams", AddToStreamsArgs, ingot::bind_add_to_streams, .shares_by_rows = true)

@@ -18,4 +18,4 @@ void bind_cut_below(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("cut_below", ingot::bind_cut_below, .shares_by_rows = true)
+INGOT_OP("cut_below", CutBelowArgs, ingot::bind_cut_below, .shares_by_rows = true)

@@ -29,4 +29,4 @@ void bind_match_magnitude(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("match_magnitude", ingot::bind_match_magnitude, .shares_by_rows = true)
+INGOT_OP("match_magnitude", MatchMagnitudeArgs, ingot::bind_match_magnitude, .shares_by_rows = true)

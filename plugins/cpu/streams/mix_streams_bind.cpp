@@ -25,4 +25,4 @@ void bind_mix_streams(const Binder& step, BoundStep& bound) {
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("mix_streams", ingot::bind_mix_streams, .shares_by_rows = true)
+INGOT_OP("mix_streams", MixStreamsArgs, ingot::bind_mix_streams, .shares_by_rows = true)

@@ -70,6 +70,24 @@ def test_every_level_has_the_same_kernels() -> None:
     assert _of_level("avx2") == _of_level("avx512")
 
 
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("name", "like", "problem"),
+    [
+        ("rms_norm.f32.avx9", "layer_norm.f32.avx2", ""),
+        ("cube.f32.avx9", "add.f32.avx2", ""),  # an op without attributes, as docs/how-to/add.md says
+        ("rms_norm.f32.avx9", "add.f32.avx2", "takes another struct than its op"),
+        ("matmul.w8.avx9", "moe_down.w8.avx2", "takes another struct than its op"),
+        ("rmsnorm.f32.avx9", "rms_norm.f32.avx2", "computes an op that has no binding with its struct"),
+        ("sample.f32.avx9", "sample.f32.avx2", ""),
+    ],
+)
+def test_a_kernel_with_another_struct_than_its_op_is_refused(name: str, like: str, problem: str) -> None:
+    """Of its own kernels the module asks this when it is loaded, and fails to load."""
+    assert _cpu.registration_problem(name, like) == (f"kernel {name} {problem}" if problem else "")
+
+
+@pytest.mark.native
 def test_every_kernel_of_avx512_has_a_twin() -> None:
     runnable_isa("rms_norm.f32.avx512emu")  # skips where there are none
     assert _of_level("avx512emu") == _of_level("avx512")
