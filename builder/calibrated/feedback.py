@@ -153,8 +153,8 @@ class Rounded:
         """GPTQ. factor: M of H with its columns in this order, back to front."""
         backwards = order[::-1]
         targets, errors = self.weights[backwards], np.empty_like(self.weights)
-        turns = _FeedBack(self, factor=factor, order=backwards, steps=self.steps(), targets=targets, errors=errors)
-        turns.take(0, len(order))
+        feedback = _FeedBack(self, factor=factor, order=backwards, steps=self.steps(), targets=targets, errors=errors)
+        feedback.round_columns(0, len(order))
 
     def sweep(self, hessian: Floats, times: int = 1) -> npt.NDArray[np.float64]:
         """Round each column again under the present ones, and fit a group's scales when its columns are done. Returns
@@ -163,7 +163,7 @@ class Rounded:
         pulls, changes = _single(hessian) @ errors, np.empty_like(errors)
         for _ in range(times):
             sweep = _Sweep(self, hessian=hessian, steps=self.steps(), errors=errors, pulls=pulls, changes=changes)
-            sweep.take(0, len(errors))
+            sweep.round_columns(0, len(errors))
         return _dots(errors, pulls)
 
     def steps(self) -> Float32:
@@ -199,13 +199,13 @@ class _FeedBack:
     targets: Float32
     errors: Float32
 
-    def take(self, begin: int, end: int) -> None:
+    def round_columns(self, begin: int, end: int) -> None:
         """Round columns [begin, end), whose targets have what all columns behind them lost."""
         if end - begin > _STRIP:
             middle = (begin + end) // 2
-            self.take(middle, end)
+            self.round_columns(middle, end)
             self.targets[begin:middle] += _single(self.factor[middle:end, begin:middle]).T @ self.errors[middle:end]
-            self.take(begin, middle)
+            self.round_columns(begin, middle)
             return
         own, rounded = _single(self.factor[begin:end, begin:end]), self.rounded
         for i in reversed(range(begin, end)):
@@ -227,15 +227,15 @@ class _Sweep:
     pulls: Float32
     changes: Float32
 
-    def take(self, begin: int, end: int) -> None:
+    def round_columns(self, begin: int, end: int) -> None:
         """Columns [begin, end), and the scales of groups that end with them; their own pulls are right again then."""
         group, hessian, pulls, changes = self.rounded.group, self.hessian, self.pulls, self.changes
         first, last = begin // group, (end - 1) // group
         if first < last or end - begin > _STRIP:
             middle = (begin + end) // 2 if first == last else (first + last + 1) // 2 * group
-            self.take(begin, middle)
+            self.round_columns(begin, middle)
             pulls[middle:end] += _single(hessian[middle:end, begin:middle]) @ changes[begin:middle]
-            self.take(middle, end)
+            self.round_columns(middle, end)
             pulls[begin:middle] += _single(hessian[begin:middle, middle:end]) @ changes[middle:end]
         else:
             self._round(begin, end)

@@ -38,7 +38,7 @@ class ApiBase:
     def _why_not(self) -> str | None:
         if self._service.texts.failure is not None:
             return self._service.texts.failure
-        return "the server is shutting down" if self._service.draining else self._service.pulse.stalled()
+        return "the server is shutting down" if self._service.draining else self._service.health.stalled()
 
     async def _read(self, request: Request, kind: type[AnyBody], use: Callable[[AnyBody], Result]) -> Result:
         """What `use` makes of a body: of small ones at once, of others beside the event loop."""

@@ -26,7 +26,7 @@ class PrepareExecutor:
 
     def __init__(self, threads: int = _THREADS) -> None:
         self._count = threads
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ingot text")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ingot prepare")
         self._lock = threading.Lock()
         self._waiting: deque[float] = deque()  # when each came that no thread has begun, oldest first
         self._begun: dict[int, float] = {}  # thread → when it began what it is at

@@ -59,7 +59,7 @@ class Service:
         self.failed = asyncio.Event()  # a thread has ended that should not have ended: see `texts.failure`
         self._pool = PrepareExecutor()
         self._guided_pool = PrepareExecutor(_GUIDED_THREADS)  # apart: a grammar may take seconds to compile
-        self.pulse = HealthMonitor(self.texts, self._pool, config.stall_timeout)
+        self.health = HealthMonitor(self.texts, self._pool, config.stall_timeout)
         self.active: dict[str, Generation] = {}  # by answer_id
         self._discarded: set[asyncio.Task[None]] = set()
         self.draining = False

@@ -43,7 +43,35 @@ EXEMPT = ("docs/style.md",)
 # private words of old, everywhere → the field's
 PRIVATE = {r"passports?": "verification, results", r"forecasts?|forecasting": "estimate"}
 # and as names in code
-PRIVATE_NAMES = {"turned": "rotated, transposed", "unturned": "unrotated", "turns_pairs": "rotates_pairs"}
+PRIVATE_NAMES = {
+    "turned": "rotated, transposed",
+    "unturned": "unrotated",
+    "turns_pairs": "rotates_pairs",
+    "Asking": "SamplingParams",
+    "inbox": "event_queue",
+    "Crossing": "LoopBridge",
+    "pulse": "health",
+    "Pulse": "HealthMonitor",
+    "StepsAhead": "EngineThread",
+    "News": "StreamDelta",
+    "Pace": "TpotBudget",
+    "read_turn": "read_priority",
+    "Gathering": "OutputAccumulator",
+    "TimesItself": "SelfTuning",
+    "WithFiles": "HasArtifacts",
+    "Homes": "NumaPlacement",
+    "homes": "numa",
+    "DrawRules": "LogitsRules",
+    "SampleRows": "SamplingBatch",
+    "ProbRows": "LogprobSpec",
+    "Course": "SequenceRules",
+    "RepeatSession": "Session",
+    "takes_own": "reads_private",
+    "keys_only": "kv_only",
+    "unbuildable": "build_blocker",
+    "live_peak": "peak_flops",
+    "kOwnElements": "kPrivateRowElements",
+}
 
 
 def stumbles(text: str, avoid: dict[str, str] = AVOID) -> list[str]:

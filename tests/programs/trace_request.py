@@ -12,7 +12,7 @@ from tests.programs.traced import traced
 from tests.runtime.server.served import eventually, serving_engine
 
 THREADS = {
-    "ingot text_": "prepare: renders the template, encodes",
+    "ingot prepare": "prepare: renders the template, encodes",
     "ingot text": "text: turns tokens into text",
     "ingot engine": "engine: runs the steps",
     "": "loop: reads and answers HTTP",

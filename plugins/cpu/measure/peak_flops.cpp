@@ -14,7 +14,7 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kRounds = 5'000;  // of a turn: about a millisecond
+constexpr int64_t kRounds = 5'000;  // of a run: about a millisecond
 constexpr size_t kSumBytes = 64 << 10;
 const PeakLoop* const kLoops[] = {&kPeakF32Avx2,    &kPeakInt8Avx2,   &kPeakInt8AvxVnni, &kPeakF32Avx512,
                                   &kPeakInt8Avx512, &kPeakBf16Avx512, &kPeakBf16Amx,     &kPeakInt8Amx};
@@ -34,20 +34,20 @@ std::unique_ptr<PeakData> random_data() {
   return data;
 }
 
-struct Turn {
+struct Run {
   const PeakLoop* loop;
   const PeakData* data;
 };
 
-double time_turn(const Turn& turn, int threads) {
+double time_run(const Run& run, int threads) {
   const auto begin = std::chrono::steady_clock::now();
   ThreadPool::instance().run(
       threads,
       [](void* context, const Team& team) {
-        const Turn& self = *static_cast<const Turn*>(context);
+        const Run& self = *static_cast<const Run*>(context);
         self.loop->run(*self.data, team.scratch(kSumBytes), kRounds);
       },
-      const_cast<Turn*>(&turn));
+      const_cast<Run*>(&run));
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -61,11 +61,11 @@ double peak_flops(const std::string& name, int threads, double seconds) {
   if (threads < 1 || threads > ThreadPool::kMaxThreads || !(seconds >= 0 && seconds <= 60))
     throw std::invalid_argument("peak_flops wants 1 to 256 threads and at most 60 seconds");
   const auto data = random_data();
-  const Turn turn{*found, data.get()};
+  const Run run{*found, data.get()};
   const auto operations = static_cast<double>((*found)->operations * kRounds * threads);
   double total = 0, best = 0;
   do {
-    const double taken = time_turn(turn, threads);
+    const double taken = time_run(run, threads);
     total += taken;
     best = std::max(best, operations / taken);
   } while (total < seconds);

@@ -118,7 +118,7 @@ class _Trial:
             with WeightReader(checkpoint) as reader:
                 return [dataclasses.asdict(each) for each in product_losses(text, reader, LADDER, progress)]
 
-        products = [ProductLoss(**each) for each in known.take("products", losses)]
+        products = [ProductLoss(**each) for each in known.get_or_measure("products", losses)]
         return cls(
             options=options,
             checkpoint=checkpoint,
@@ -155,7 +155,7 @@ class _Trial:
             if point is None:
                 continue
             measure = functools.partial(self._requests, point.recipe)
-            speeds = self.known.take(f"requests of {batches}: {point.recipe}", measure)
+            speeds = self.known.get_or_measure(f"requests of {batches}: {point.recipe}", measure)
             found += [
                 SpeedCheck(
                     weights=weights,
@@ -187,7 +187,7 @@ class _Trial:
     @property
     def perplexity(self) -> float:
         """What the exact model has on the text."""
-        return float(self.known.take("perplexity", lambda: self.reference.perplexity))
+        return float(self.known.get_or_measure("perplexity", lambda: self.reference.perplexity))
 
     def _build(self, recipe: str, *, timed: bool = True) -> BuildReport:
         """As `--config` reads it, so that what is measured is what the file says."""
@@ -228,7 +228,7 @@ class _Trial:
             self._build(recipe, timed=False)
             return reference.loss(self._engine).kl
 
-        found = float(self.known.take(f"KL: {recipe}", measure))
+        found = float(self.known.get_or_measure(f"KL: {recipe}", measure))
         self._advance()
         return found
 
@@ -241,7 +241,7 @@ class _Trial:
             speed, loss = step_speed(self._engine, batches), reference.loss(self._engine)
             return {"nbytes": nbytes, **dataclasses.asdict(speed), **dataclasses.asdict(loss)}
 
-        found = dict(self.known.take(f"point of {batches}: {recipe}", measure))
+        found = dict(self.known.get_or_measure(f"point of {batches}: {recipe}", measure))
         self._advance()
         return Point(
             weights=words(choice),

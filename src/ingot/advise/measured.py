@@ -20,7 +20,7 @@ class Measured:
         if path is not None and path.exists():
             self._figures = _read(path, made_of)
 
-    def take(self, name: str, measure: Callable[[], Any]) -> Any:
+    def get_or_measure(self, name: str, measure: Callable[[], Any]) -> Any:
         """What is known, or what is measured now: anything that JSON holds."""
         if name not in self._figures:
             self._figures[name] = measure()

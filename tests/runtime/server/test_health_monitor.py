@@ -40,12 +40,12 @@ class Watched:
         self.clock, self._begun, self._permits = clock, threading.Semaphore(0), threading.Semaphore(0)
         session.before_step = self._hold
         self.llm, self.texts, self.pool = llm, DetokenizerThread(llm.runner, llm.tokenizer), PrepareExecutor()
-        self.pulse = HealthMonitor(self.texts, self.pool, TIMEOUT)
+        self.health = HealthMonitor(self.texts, self.pool, TIMEOUT)
 
     def look(self, seconds: float) -> str | None:
         """What it blames when so much more time has gone by."""
         self.clock.now += seconds
-        return self.pulse.stalled()
+        return self.health.stalled()
 
     def submit(self, tokens: int = 2) -> None:
         """A request, whose first step has begun when this returns."""
