@@ -91,7 +91,6 @@ class Precision:
 
 PRECISIONS = ("f32", "bf16", "f16", *QUANTISED)  # that options offer
 STORED = (*PRECISIONS, *KEPT)  # that a weight of an engine may have
-_PACKED = (DType.W8, DType.W4, DType.W4T, DType.W4TS, DType.W8T, DType.W8TS)  # whose bytes lie in panels
 _ITEMSIZE = {
     DType.F32: 4,
     DType.F16: 2,
@@ -101,8 +100,7 @@ _ITEMSIZE = {
     DType.I64: 8,
     DType.BOOL: 1,
     DType.U8: 1,
-    DType.F8: 1,
-    **dict.fromkeys(_PACKED, 1),
+    **{DType(name): 1 for name in FORMATS},
 }
 _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.F32: np.dtype(np.float32),
@@ -113,8 +111,7 @@ _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.I64: np.dtype(np.int64),
     DType.BOOL: np.dtype(np.bool_),
     DType.U8: np.dtype(np.uint8),
-    DType.F8: np.dtype(np.uint8),
-    **dict.fromkeys(_PACKED, np.dtype(np.uint8)),
+    **{DType(name): np.dtype(np.uint8) for name in FORMATS},
 }
 _ONNX = {
     DType.F32: 1,
