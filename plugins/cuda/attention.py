@@ -82,12 +82,12 @@ def write_launch(
         number(eps),
         *made,
     )
-    kernel = "turn_and_make_values" if made else "turn_and_store"
+    kernel = "rotate_and_make_values" if made else "rotate_and_store"
     grid = _head_grid(kv.head_dim, heads + 2 * kv.kv_heads)
     return Launch(kernel=kernel, grid=grid, threads=_ROPE_THREADS, shared=0, arguments=arguments, head_dim=kv.head_dim)
 
 
-def turn_queries_launch(
+def rotate_queries_launch(
     *,
     y: int,
     x: int,
@@ -123,7 +123,7 @@ def turn_queries_launch(
         number(eps),
     )
     return Launch(
-        kernel="turn_and_store",
+        kernel="rotate_and_store",
         grid=_head_grid(head_dim, heads),
         threads=_ROPE_THREADS,
         shared=0,

@@ -27,7 +27,7 @@ from ingot.plugins.registry import find_op
 
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows by warpgroups
-CODE_LAYOUT = "cubin10."  # of the machine code among the weights; the number counts changes of kernels' parameters
+CODE_LAYOUT = "cubin11."  # of machine code among the weights; the number counts changes of names and parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 
 

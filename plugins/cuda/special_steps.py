@@ -1,7 +1,7 @@
 """The work of steps that few families have: states, latents, residual streams side by side, output gates."""
 
 from ingot.plan import Step
-from ingot.plugins.cuda.attention import turn_queries_launch
+from ingot.plugins.cuda.attention import rotate_queries_launch
 from ingot.plugins.cuda.latent import HeadProduct, head_launches, latent_attention_launches, write_latent_launch
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
 from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launches
@@ -22,7 +22,7 @@ class SpecialSteps(PlanPlaces):
 
     def rope_query(self, step: Step, narrow: bool) -> list[Work]:
         x, cos_sin, norm = step.inputs
-        launch = turn_queries_launch(
+        launch = rotate_queries_launch(
             y=self._buffer(step.outputs[0]),
             x=self._buffer(x),
             cos_sin=self._any(cos_sin),

@@ -2,7 +2,7 @@
 
     positions ─▶ rope_table ─▶ cosines, sines (workspace)
                                    ▼
-    qkv ───────────────────▶ turn_and_store ─▶ q (workspace) ─▶ attention_prefill, attention_decode, ... ─▶ y
+    qkv ───────────────────▶ rotate_and_store ─▶ q (workspace) ─▶ attention_prefill, attention_decode, ... ─▶ y
                                    └▶ keys, values (in place) ─────────┘
 
 The kernels are those of the cuda targets, from the same cubin.

@@ -47,6 +47,8 @@ PRIVATE_NAMES = {
     "turned": "rotated, transposed",
     "unturned": "unrotated",
     "turns_pairs": "rotates_pairs",
+    "turn_and_store": "rotate_and_store",
+    "turn_queries_launch": "rotate_queries_launch",
     "Asking": "SamplingParams",
     "inbox": "event_queue",
     "Crossing": "LoopBridge",

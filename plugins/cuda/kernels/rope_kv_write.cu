@@ -75,7 +75,7 @@ INGOT_DEVICE uint32_t largest_of(uint32_t top) {
 }
 
 // What both ways see of a token. factors: of norms over all heads together, else 1
-struct Turn {
+struct Rotation {
   float* q;  // [heads][kHeadDim]
   PagedCache cache;
   const float* input;  // [heads + 2 * kv_heads][kHeadDim]
@@ -124,17 +124,17 @@ INGOT_DEVICE void rotate(float& x, float& y, float cosine, float sine) {
 }
 
 // The eight dims at place `part` of a head: four, and the four that they are rotated with, or that follow them.
-struct TurnedDims {
+struct RotatedDims {
   bool there, rotated;
   int part, first, second;
   Four<float> x, y;
 
-  INGOT_DEVICE void place(const Turn& of, int head, int at) {
+  INGOT_DEVICE void place(const Rotation& of, int head, int at) {
     part = at, there = part < kHeadDim / 8, rotated = !of.is_v(head) && part < of.rotary_dim / 8;
     first = rotated && !of.interleaved ? 4 * part : 8 * part;
     second = rotated && !of.interleaved ? first + of.rotary_dim / 2 : first + 4;
   }
-  INGOT_DEVICE void rotate_all(const Turn& of, const Four<float>& cosines, const Four<float>& sines) {
+  INGOT_DEVICE void rotate_all(const Rotation& of, const Four<float>& cosines, const Four<float>& sines) {
     if (rotated && of.interleaved) {
       rotate(x.at[0], x.at[1], cosines.at[0], sines.at[0]), rotate(x.at[2], x.at[3], cosines.at[1], sines.at[1]);
       rotate(y.at[0], y.at[1], cosines.at[2], sines.at[2]), rotate(y.at[2], y.at[3], cosines.at[3], sines.at[3]);
@@ -153,7 +153,7 @@ struct TurnedDims {
     return found;
   }
   // In a cache of codes.
-  INGOT_DEVICE void store_codes(const Turn& of, int block, int head, const Rounding& rounding) const {
+  INGOT_DEVICE void store_codes(const Rotation& of, int block, int head, const Rounding& rounding) const {
     const int64_t slot = of.slot(block, head);
     if (of.is_v(head) ? 8 * part >= kPaddedDim : !there) return;
     Stored* to = of.is_v(head) ? of.cache.value(slot) : of.cache.key(slot);
@@ -161,7 +161,7 @@ struct TurnedDims {
     *reinterpret_cast<uint32_t*>(to + second) = rounding.four(y);
     if (part == 0) *of.cache.scale(slot, of.is_v(head)) = rounding.scale;
   }
-  INGOT_DEVICE void store(const Turn& of, int block, int head, const Rounding& rounding) const {
+  INGOT_DEVICE void store(const Rotation& of, int block, int head, const Rounding& rounding) const {
     if (of.is_q(head)) {
       float* to = of.q + static_cast<int64_t>(head) * kHeadDim;
       if (there) store_four(to + first, x), store_four(to + second, y);
@@ -178,16 +178,16 @@ struct TurnedDims {
   }
 };
 
-INGOT_DEVICE void turn_eights(const Turn& of) {
+INGOT_DEVICE void rotate_eights(const Rotation& of) {
   const Four<float> zeros{{0.f, 0.f, 0.f, 0.f}};
   const int number = blockIdx.y * kHeadsPerBlock + threadIdx.x / kHeadLanes, lane = threadIdx.x % kHeadLanes;
   const int head = min(number, of.all_heads() - 1);  // every lane joins the shuffles
   const float *weight = of.norm(head), *source = of.source(head);
-  TurnedDims each[kHeadParts];
+  RotatedDims each[kHeadParts];
   Four<float> x_weight[kHeadParts], y_weight[kHeadParts], cosines[kHeadParts], sines[kHeadParts];
 #pragma unroll
   for (int i = 0; i < kHeadParts; ++i) {
-    TurnedDims& own = each[i];
+    RotatedDims& own = each[i];
     own.place(of, head, lane + i * kHeadLanes);
     x_weight[i] = weight && own.there ? load_four(weight + own.first) : zeros;
     y_weight[i] = weight && own.there ? load_four(weight + own.second) : zeros;
@@ -254,7 +254,7 @@ INGOT_DEVICE void store_row(Stored* to, float* scale, Number number) {
   }
 }
 
-INGOT_DEVICE void turn_head(const Turn& of, int head) {
+INGOT_DEVICE void rotate_head(const Rotation& of, int head) {
   const int lane = threadIdx.x % kWarp;
   const float* source = of.source(head);
   if (of.is_v(head)) {
@@ -321,12 +321,13 @@ INGOT_DEVICE float squares_of_row(const float* row, int columns) {
   return sum;
 }
 
-#define INGOT_TURN_PARAMETERS                                                                                         \
+#define INGOT_ROTATION_PARAMETERS                                                                                     \
   float *q, Stored *keys, Stored *values, const float *qkv, const float *cos_sin, const float *q_norm,                \
       const float *k_norm, const int *positions, const int *sequences, const int *tables, int table_width, int heads, \
       int kv_heads, int rotary_dim, int interleaved, int wide_norm, float eps
 
-INGOT_DEVICE void turn_all(INGOT_TURN_PARAMETERS, int value_norm, int keys_as_values, float (&scratch)[2][kRopeWarps]) {
+INGOT_DEVICE void rotate_token(INGOT_ROTATION_PARAMETERS, int value_norm, int keys_as_values,
+                               float (&scratch)[2][kRopeWarps]) {
   const int64_t token = blockIdx.x;
   const float* input = qkv + token * (heads + (keys_as_values ? 1 : 2) * kv_heads) * kHeadDim;
   float q_factor = 1.f, k_factor = 1.f;  // norms over all heads together: every block sums them by itself
@@ -337,50 +338,50 @@ INGOT_DEVICE void turn_all(INGOT_TURN_PARAMETERS, int value_norm, int keys_as_va
     q_factor = 1.f / sqrtf(q_factor / (heads * kHeadDim) + eps);
     k_factor = 1.f / sqrtf(k_factor / (kv_heads * kHeadDim) + eps);
   }
-  const Turn of{q + token * heads * kHeadDim,
-                {keys, values, tables, table_width, kv_heads},
-                input,
-                cos_sin + token * rotary_dim,
-                q_norm,
-                k_norm,
-                positions[token],
-                sequences[token],
-                heads,
-                rotary_dim,
-                interleaved,
-                wide_norm,
-                eps,
-                q_factor,
-                k_factor,
-                value_norm,
-                keys_as_values};
+  const Rotation of{q + token * heads * kHeadDim,
+                    {keys, values, tables, table_width, kv_heads},
+                    input,
+                    cos_sin + token * rotary_dim,
+                    q_norm,
+                    k_norm,
+                    positions[token],
+                    sequences[token],
+                    heads,
+                    rotary_dim,
+                    interleaved,
+                    wide_norm,
+                    eps,
+                    q_factor,
+                    k_factor,
+                    value_norm,
+                    keys_as_values};
   if constexpr (kHeadDim % 8 == 0) {
     if (rotary_dim % 8 == 0) {
-      turn_eights(of);
+      rotate_eights(of);
       return;
     }
   }
   const int all = min(of.all_heads(), static_cast<int>(blockIdx.y + 1) * kHeadsPerBlock);
 #pragma unroll 1
   for (int head = blockIdx.y * kHeadsPerBlock + threadIdx.x / kWarp; head < all; head += kRopeWarps) {
-    turn_head(of, head);
+    rotate_head(of, head);
   }
 }
 
-#define INGOT_TURN_ARGUMENTS                                                                                 \
+#define INGOT_ROTATION_ARGUMENTS                                                                             \
   q, keys, values, qkv, cos_sin, q_norm, k_norm, positions, sequences, tables, table_width, heads, kv_heads, \
       rotary_dim, interleaved, wide_norm, eps
 
 // Without KV heads, queries alone.
-INGOT_KERNEL(kRopeThreads) turn_and_store(INGOT_TURN_PARAMETERS) {
+INGOT_KERNEL(kRopeThreads) rotate_and_store(INGOT_ROTATION_PARAMETERS) {
   __shared__ float scratch[2][kRopeWarps];
   wait_for_previous();
-  turn_all(INGOT_TURN_ARGUMENTS, 0, 0, scratch);
+  rotate_token(INGOT_ROTATION_ARGUMENTS, 0, 0, scratch);
 }
 
 INGOT_KERNEL(kRopeThreads)
-turn_and_make_values(INGOT_TURN_PARAMETERS, int value_norm, int keys_as_values) {
+rotate_and_make_values(INGOT_ROTATION_PARAMETERS, int value_norm, int keys_as_values) {
   __shared__ float scratch[2][kRopeWarps];
   wait_for_previous();
-  turn_all(INGOT_TURN_ARGUMENTS, value_norm, keys_as_values, scratch);
+  rotate_token(INGOT_ROTATION_ARGUMENTS, value_norm, keys_as_values, scratch);
 }

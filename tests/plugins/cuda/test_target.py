@@ -87,7 +87,7 @@ def test_the_engine_holds_the_machine_code(gpu: ctypes.CDLL, checkpoint: Path, t
     opened = open_engine(engine)
     code = code_weight(opened.plan)
     (piece,) = code.pieces
-    assert code.layout == "cubin10.sm_90a"
+    assert code.layout == "cubin11.sm_90a"
     bits = opened.weights[piece.offset : piece.offset + code.nbytes]
     assert bytes(bits[:4]) == b"\x7fELF"
     whole = (engine / "rank0.engine").read_bytes()
@@ -102,7 +102,7 @@ def test_the_engine_holds_the_machine_code(gpu: ctypes.CDLL, checkpoint: Path, t
 
 def test_products_lie_row_by_row(gpu: ctypes.CDLL, checkpoint: Path, tmp_path: Path) -> None:
     plan = read_plan(_build(checkpoint, tmp_path / "engine"))
-    assert {weight.layout for weight in plan.weights} == {"row", "cubin10.sm_90a"}
+    assert {weight.layout for weight in plan.weights} == {"row", "cubin11.sm_90a"}
     gate_up = next(step for step in plan.steps if step.attrs.get("gated"))
     shape = next(weight.shape for weight in plan.weights if weight.name == gate_up.inputs[1])
     assert shape == (2 * TINY_LLAMA["intermediate_size"], TINY_LLAMA["hidden_size"])  # type: ignore[operator]
@@ -191,5 +191,5 @@ def test_a_real_compiler_gives_a_cubin(architecture: str, checkpoint: Path, tmp_
     (piece,) = code.pieces
     bits = opened.weights[piece.offset : piece.offset + code.nbytes].tobytes()
     assert struct.unpack_from("<H", bits, 18) == (190,)  # EM_CUDA
-    for kernel in ("embed", "residual_norm", "attention_rows", "turn_and_store", "epilogue", "draw_tokens"):
+    for kernel in ("embed", "residual_norm", "attention_rows", "rotate_and_store", "epilogue", "draw_tokens"):
         assert f".text.{kernel}\0".encode() in bits

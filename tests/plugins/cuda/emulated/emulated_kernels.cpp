@@ -150,8 +150,8 @@ const Entry kEntries[] = {
 #endif
 #endif
 #ifdef EMULATED_rope_kv_write
-    ENTRY(turn_and_store),
-    ENTRY(turn_and_make_values),
+    ENTRY(rotate_and_store),
+    ENTRY(rotate_and_make_values),
 #endif
 #ifdef EMULATED_paged_attention
 #ifdef INGOT_KV_IS_F32

@@ -21,7 +21,7 @@ UNITS = {  # file → how the names of its kernels begin
     ),
     "latent.cu": ("write_latent", "latent_"),
     "paged_attention.cu": ("attention_",),
-    "rope_kv_write.cu": ("turn_and_",),
+    "rope_kv_write.cu": ("rotate_and_",),
     "rows.cu": (
         *("embed", "rope_table", "residual_norm", "epilogue", "gather_rows"),
         *("soft_cap", "scale_rows", "add_gated", "gate_rows"),

@@ -132,7 +132,7 @@ HIDDEN, GATED, HEADS, KV_HEADS, HEAD_DIM = 2048, 8192, 32, 8, 64  # of Llama-3.2
 ROW_KERNELS = (
     "embed",
     "residual_norm",
-    "turn_and_store",
+    "rotate_and_store",
     "epilogue",
     "gather_rows",
 )  # 2,048 columns a block, or 16 heads
@@ -151,7 +151,7 @@ def row_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     given, blocks, threads = {
         "embed": (struct.pack("<6Qif", y, weight, 0, zeros, zeros, zeros, HIDDEN, 1.0), 1, 256),
         "residual_norm": (struct.pack("<6Qifii", y, up, x, up, weight, 0, HIDDEN, 1e-5, 0, 1), 1, HIDDEN // 8),
-        "turn_and_store": (
+        "rotate_and_store": (
             struct.pack("<10Q6if", y, keys, values, x, up, 0, 0, *[zeros] * 3, 1, HEADS, KV_HEADS, HEAD_DIM, 0, 0, 0),
             heads // 16,
             128,

@@ -127,12 +127,12 @@ def test_norms_and_elementwise_kernels(interpreted: Interpreted) -> None:
 def test_values_that_are_made(interpreted: Interpreted) -> None:
     for norm, rotary, value_norm, keys_as_values, dim in test_kernels.MADE[:2]:
         test_kernels.test_values_that_are_made(interpreted.driver, norm, rotary, value_norm, keys_as_values, dim)
-    assert names(interpreted) == {"turn_and_make_values"}
+    assert names(interpreted) == {"rotate_and_make_values"}
 
 
 def test_queries_alone(interpreted: Interpreted) -> None:
     test_kernels.check_queries(interpreted.driver, "head", 16)
-    assert names(interpreted) == {"turn_and_store"}
+    assert names(interpreted) == {"rotate_and_store"}
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_gated_norms(interpreted: Interpreted) -> None:
 )
 def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
     test_kernels.test_rope_and_cache(interpreted.driver, dtype, interleaved, rotary, norm)
-    assert names(interpreted) == {"turn_and_store"}
+    assert names(interpreted) == {"rotate_and_store"}
 
 
 @pytest.mark.slow
@@ -371,7 +371,7 @@ def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: 
 ROW_BUDGETS = {  # instructions of all warps for a row; how many of them store
     "embed": (1000, 16),
     "residual_norm": (2700, 8 * (2 + 2 + 1)),  # the sum, the result, a warp's part of the mean
-    "turn_and_store": (2700, 8 * 2 + 2 * 2 + 2),  # 8 warps of queries, 2 of keys, 2 of values
+    "rotate_and_store": (2700, 8 * 2 + 2 * 2 + 2),  # 8 warps of queries, 2 of keys, 2 of values
     "epilogue": (9300, 64),
     "gather_rows": (600, 16),
 }
