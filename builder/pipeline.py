@@ -196,5 +196,6 @@ def require_plugins(graph: Graph, reports: Sequence[PassReport]) -> None:
         where=", ".join(describe(node) for node in left[:5]),
         expected="a graph of the ops that docs/checkpoint_format.md lists",
         got="; ".join([f"ops {', '.join(sorted({node.op for node in left}))}", *refusals]),
-        hint="look at the graph with --dump_passes DIR, or add a pass to builder/passes",
+        hint="look at the graph with --dump_passes DIR, or add a pass: a file in builder/passes and a line in "
+        "builder/pipeline.py, as docs/how-to/add.md says",
     )

@@ -61,5 +61,7 @@ def choose_kernel(target: Target, op: str, dtype: str, activations: str | None =
         f"target {target.name} has no kernel for op {op} in {dtype}",
         expected=f"{op}.{dtype}.*",
         got=f"{op} in {', '.join(others)}" if others else f"no kernel for {op} at all",
-        hint="choose another --precision, --activations or --target",
+        hint=NoKernelError.NEXT
+        if others
+        else f"choose another --target, or add a kernel of {op} as docs/how-to/add.md says",
     )

@@ -280,7 +280,8 @@ class Op:
     keeps_inputs  activations that it reads stay as long as those that it writes, whose readers may make them anew
     decisive      inputs whose errors weigh more than those of a sum: they choose experts, or say how much of something
                   stays or is added. What multiplies to make one is never quantised
-    monotone      each number of its output follows from the same number of its first input, and grows with it
+    monotone      each number of its output follows from the same number of its first input, and never falls where that
+                  grows: such ops may stand between lm_head and the logits
     step_name     of the step, where a plan needs the op but once, outside of its layers
     collective    of an op that all ranks compute together: their inputs, in order → what each of them gets. Its
                   `reference` is `alone`

@@ -21,6 +21,7 @@ def apply(graph: Graph) -> int:
             where="the graph's output",
             expected="a last norm and lm_head",
             got=f"a {node.op}" if node else "an input of the graph",
+            hint=None if node is None or ours(node, node.op) else _no_pass(node.op),
         )
     gathered: dict[int, gs.Variable] = {}
     for node in behind.values():
@@ -32,6 +33,13 @@ def apply(graph: Graph) -> int:
                 gathered[id(tensor)] = graph.insert("GatherRows", [tensor], {})[0]
             graph.set_input(node, index, gathered[id(tensor)])
     return len(gathered)
+
+
+def _no_pass(op: str) -> str:
+    return (
+        f"no pass replaces {op} by an op of ingot: convert the model again, or add a pass, that is a file in "
+        "builder/passes and a line in builder/pipeline.py, as docs/how-to/add.md says"
+    )
 
 
 def _behind(graph: Graph) -> dict[int, gs.Node]:

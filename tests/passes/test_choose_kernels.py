@@ -46,11 +46,13 @@ def test_the_first_of_op_and_dtype() -> None:
 def test_a_missing_dtype_names_the_others() -> None:
     with pytest.raises(NoKernelError, match=r"list has no kernel for op matmul in bf16(.|\n)*matmul in f32") as error:
         choose("embedding.bf16.a", "rms_norm.f32.a", "matmul.f32.a", weights=DType.BF16)
-    assert error.value.hint is not None
+    assert error.value.hint == NoKernelError.NEXT
 
 
 def test_a_missing_op() -> None:
-    with pytest.raises(NoKernelError, match=r"op rms_norm in f32(.|\n)*no kernel for rms_norm at all"):
+    with pytest.raises(
+        NoKernelError, match=r"op rms_norm in f32(.|\n)*no kernel for rms_norm at all(.|\n)*add a kernel"
+    ):
         choose("embedding.f32.a", "matmul.f32.a")
 
 

@@ -104,10 +104,15 @@ class Binder {
     return kernel;
   }
 
+  void check_count(const char* verb, size_t found, size_t wanted, const char* of) const {
+    check(found == wanted,
+          std::string(verb) + " " + std::to_string(wanted) + " " + of + ", has " + std::to_string(found));
+  }
+
   void check_form(size_t inputs, size_t outputs, size_t attrs) const {
-    check(step_->inputs.size() == inputs, "takes " + std::to_string(inputs) + " inputs");
-    check(step_->outputs.size() == outputs, "gives " + std::to_string(outputs) + " outputs");
-    check(step_->attrs.size() == attrs, "takes " + std::to_string(attrs) + " attributes");
+    check_count("takes", step_->inputs.size(), inputs, "inputs");
+    check_count("gives", step_->outputs.size(), outputs, "outputs");
+    check_count("takes", step_->attrs.size(), attrs, "attributes");
   }
 
   const BufferSpec* find_buffer(const std::string& name) const {

@@ -87,7 +87,7 @@ HOSTILE = [
     (_norm_plan, _step(kernel="rms_norm.f32.vax"), "no kernel"),
     (_norm_plan, _step(kernel="layer_norm.f32.avx2"), "does not compute op"),
     (_norm_plan, _step(op="sample", kernel="sample.f32.avx2"), "cannot compute op sample"),
-    (_norm_plan, _step(inputs=("in0", "in1")), "takes 3 inputs"),
+    (_norm_plan, _step(inputs=("in0", "in1")), "takes 3 inputs, has 2"),
     (_norm_plan, _step(inputs=("in0", "", "")), "weight is missing"),
     (_norm_plan, _step(inputs=("in0", "in0", "")), "no weight in0"),
     (_norm_plan, _step(inputs=("in1", "in1", "")), "no buffer in1"),
