@@ -23,10 +23,11 @@ std::string_view Kernel::isa() const { return part(name, 2); }
 
 bool Kernel::rounds_to_bf16() const { return isa().starts_with("amx") || isa().starts_with("avx512bf16"); }
 
-void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch) {
+void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch,
+                     const char* const* numbers, size_t num_numbers) {
   const auto before = [](const Kernel& kernel, std::string_view other) { return kernel.name < other; };
   const auto at = std::lower_bound(table().begin(), table().end(), std::string_view(name), before);
-  table().insert(at, Kernel{name, &args, run, scratch});
+  table().insert(at, Kernel{name, &args, run, scratch, {numbers, numbers + num_numbers}});
 }
 
 const std::vector<Kernel>& kernel_table() { return table(); }

@@ -12,7 +12,8 @@ struct Kernel {
   const char* name;            // <op>.<dtype>.<isa>
   const std::type_info* args;  // the struct it takes
   KernelFn run;
-  ScratchFn scratch;  // or null
+  ScratchFn scratch;                 // or null
+  std::vector<const char*> numbers;  // attributes that an ElementsArgs holds
 
   std::string_view op() const;
   std::string_view dtype() const;

@@ -8,9 +8,11 @@ namespace {
 
 template <int kInputs>
 void bind_elements(const Binder& step, BoundStep& bound) {
-  step.check_form(kInputs, 1, 0);
+  const std::vector<const char*>& numbers = step.kernel().numbers;
+  step.check_form(kInputs, 1, numbers.size());
   const BufferSpec* y = step.find_buffer(step.spec().outputs[0]);
-  ElementsArgs<kInputs> args{.inputs = {}, .y = step.at(y), .rows = 0, .cols = y->cols};
+  ElementsArgs<kInputs> args{.inputs = {}, .y = step.at(y), .rows = 0, .cols = y->cols, .numbers = {}};
+  for (size_t i = 0; i < numbers.size(); ++i) args.numbers[i] = step.attr_float(numbers[i]);
   for (size_t i = 0; i < std::size(args.inputs); ++i) {
     const BufferSpec* input = step.buffer(step.spec().inputs[i], y->cols);
     step.same_rows(input, y);

@@ -1,4 +1,4 @@
-// What kernels of activation, softcap and scale take.
+// What kernels of activation and softcap take.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,14 @@
 
 namespace ingot {
 
-// y = activation(a) * b (op activation; b may be null) cap * tanh(a / cap) (op softcap), or
-// factor * a (op scale)
+// y = activation(a) * b (op activation; b may be null), or cap * tanh(a / cap) (op softcap)
 struct ElementwiseArgs {
   const float* a;
   const float* b;
   float* y;
   int64_t rows, cols;
   Activation activation;
-  float cap;  // or factor
+  float cap;
 };
 
 }  // namespace ingot

@@ -5,12 +5,11 @@ namespace ingot {
 namespace {
 
 void bind_elementwise(const Binder& step, BoundStep& bound) {
-  const bool is_cap = step.spec().op == "softcap", is_scale = step.spec().op == "scale";
-  const bool one_input = is_cap || is_scale;
-  step.check_form(one_input ? 1 : 2, 1, 1);
+  const bool is_cap = step.spec().op == "softcap";
+  step.check_form(is_cap ? 1 : 2, 1, 1);
   const BufferSpec* a = step.find_buffer(step.spec().inputs[0]);
-  const BufferSpec* b = one_input ? nullptr : step.optional_buffer(step.spec().inputs[1], a->cols);
-  const float cap = is_cap ? step.attr_float("cap") : is_scale ? step.attr_float("factor") : 0.0f;
+  const BufferSpec* b = is_cap ? nullptr : step.optional_buffer(step.spec().inputs[1], a->cols);
+  const float cap = is_cap ? step.attr_float("cap") : 0.0f;
   step.check(!is_cap || cap > 0, "attribute cap must be above 0");
   const BufferSpec* y = step.buffer(step.spec().outputs[0], a->cols);
   step.same_rows(a, b);
@@ -23,7 +22,7 @@ void bind_elementwise(const Binder& step, BoundStep& bound) {
                                .y = step.at(y),
                                .rows = 0,
                                .cols = a->cols,
-                               .activation = one_input ? Activation::kNone : step.attr_activation(),
+                               .activation = is_cap ? Activation::kNone : step.attr_activation(),
                                .cap = cap};
 }
 
@@ -31,5 +30,4 @@ void bind_elementwise(const Binder& step, BoundStep& bound) {
 }  // namespace ingot
 
 INGOT_OP("activation", ElementwiseArgs, ingot::bind_elementwise, .shares_by_rows = true)
-INGOT_OP("scale", ElementwiseArgs, ingot::bind_elementwise, .shares_by_rows = true)
 INGOT_OP("softcap", ElementwiseArgs, ingot::bind_elementwise, .shares_by_rows = true)

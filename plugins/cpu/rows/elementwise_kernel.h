@@ -36,10 +36,10 @@ void softcap(const ElementwiseArgs& args, const Team& team) {
 }
 
 template <typename S>
-void scale(const ElementwiseArgs& args, const Team& team) {
-  const typename S::V factor = S::set1(args.cap);
+void scale(const ElementsArgs<1>& args, const Team& team) {
+  const typename S::V factor = S::set1(args.numbers[0]);
   for_share<S>(args, team, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
-    store_lanes<S>(args.y + i, S::mul(load_lanes<S>(args.a + i, n), factor), n);
+    store_lanes<S>(args.y + i, S::mul(load_lanes<S>(args.inputs[0] + i, n), factor), n);
   });
 }
 

@@ -3,5 +3,5 @@
 
 INGOT_KERNEL("activation.f32." INGOT_LEVEL, ElementwiseArgs, ingot::activation<ingot::Simd>)
 INGOT_KERNEL("add.f32." INGOT_LEVEL, ElementsArgs<2>, ingot::add<ingot::Simd>)
-INGOT_KERNEL("scale.f32." INGOT_LEVEL, ElementwiseArgs, ingot::scale<ingot::Simd>)
+INGOT_KERNEL("scale.f32." INGOT_LEVEL, ElementsArgs<1>, ingot::scale<ingot::Simd>, {"factor"})
 INGOT_KERNEL("softcap.f32." INGOT_LEVEL, ElementwiseArgs, ingot::softcap<ingot::Simd>)

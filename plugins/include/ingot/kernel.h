@@ -49,21 +49,31 @@ struct WeightSlice {
 using KernelFn = void (*)(const void* args, const Team& team);
 using ScratchFn = size_t (*)(const void* args);  // bytes of Team::shared for args with the largest rows
 
-void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch);
+void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch,
+                     const char* const* numbers, size_t num_numbers);
 
 template <typename Args, void (*kRun)(const Args&, const Team&)>
 struct KernelEntry {
   explicit KernelEntry(const char* name, ScratchFn scratch = nullptr) {
-    register_kernel(
-        name, typeid(Args), [](const void* args, const Team& team) { kRun(*static_cast<const Args*>(args), team); },
-        scratch);
+    register_kernel(name, typeid(Args), run, scratch, nullptr, 0);
   }
+
+  // numbers: the attributes that the session puts into `numbers` of ElementsArgs, in this order.
+  template <size_t kCount>
+  KernelEntry(const char* name, const char* const (&numbers)[kCount]) {
+    static_assert(kCount <= sizeof(Args::numbers) / sizeof(float), "more than kMostNumbers of rows/elements_args.h");
+    register_kernel(name, typeid(Args), run, nullptr, numbers, kCount);
+  }
+
+ private:
+  static void run(const void* args, const Team& team) { kRun(*static_cast<const Args*>(args), team); }
 };
 
 }  // namespace ingot
 
 // Last line of a kernel file: INGOT_KERNEL("matmul.bf16.avx2", MatmulArgs, matmul_bf16_avx2) or, with scratch,
-// INGOT_KERNEL("matmul.bf16.amx", MatmulArgs, matmul_bf16_amx, matmul_bf16_amx_scratch)
+// INGOT_KERNEL("matmul.bf16.amx", MatmulArgs, matmul_bf16_amx, matmul_bf16_amx_scratch) or, of an elementwise op with
+// attributes, INGOT_KERNEL("scale.f32.avx2", ElementsArgs<1>, scale, {"factor"})
 #define INGOT_JOIN2(a, b) a##b
 #define INGOT_JOIN(a, b) INGOT_JOIN2(a, b)
 #define INGOT_KERNEL(name, Args, fn, ...)                                                                           \

@@ -1,11 +1,15 @@
 """What kernels that compute each number from one number of every input are tried with."""
 
-from collections.abc import Iterator
+import importlib
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ingot.dtypes import DType
+from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
+from ingot.plugins.registry import find_op
 from tests.plugins.cpu.column_cases import ROWS, WIDTHS, Case, random_rows
 from tests.plugins.cpu.one_step import plain_batch
 
@@ -23,9 +27,22 @@ def softcap(dtype: DType) -> Iterator[Case]:
         yield [wide], {"cap": cap}, plain_batch(131)
 
 
-def scale(dtype: DType) -> Iterator[Case]:
-    for index, (rows, cols) in enumerate(zip(ROWS, WIDTHS[:5], strict=True)):
-        yield [random_rows(index, rows, cols)], {"factor": (0.22, -3.0)[index % 2]}, plain_batch(rows)
+def elements(op: str, dtype: DType) -> Iterator[Case]:
+    """Of an op that `tries` knows: with each of its attributes on all sizes."""
+    count = len(find_op(op).inputs)
+    for attrs, (rows, cols) in itertools.product(tries(op), zip(ROWS, WIDTHS[:5], strict=True)):
+        yield [random_rows(index, rows, cols) for index in range(count)], attrs, plain_batch(rows)
+
+
+def tries(op: str) -> Sequence[dict[str, Attr]]:
+    """The attributes to try of an op that needs no cases of its own, because each element of its output follows from
+    the same one of every input and from attributes: ATTRS of tests/plugins/ops/test_<op>.py. None of any other op."""
+    spec = find_op(op)
+    weights = (*spec.tables, *spec.vectors) or spec.packed is not None
+    if not spec.is_step or weights or spec.of_tokens or spec.rows:
+        return ()
+    attrs: Sequence[dict[str, Attr]] = getattr(importlib.import_module(f"tests.plugins.ops.test_{op}"), "ATTRS", ())
+    return attrs if spec.attrs else ({},)
 
 
 def add_gated(dtype: DType) -> Iterator[Case]:

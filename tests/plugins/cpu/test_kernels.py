@@ -11,7 +11,6 @@ from ingot.plan import Attr, CacheGroup
 from ingot.plugins.activations import ACTIVATIONS
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
-from ingot.plugins.registry import find_op
 from ingot.step_io import StepBatch
 from tests.plugins.cpu import column_cases, elementwise_cases
 from tests.plugins.cpu.one_step import (
@@ -84,18 +83,6 @@ def _norm(inputs: int) -> Iterator[Case]:
         yield [x, weight, *[None] * (inputs - 2)], {"eps": 1e-6}, plain_batch(rows)
 
 
-def _elements(count: int, dtype: DType) -> Iterator[Case]:
-    for rows, cols in zip(ROWS, WIDTHS[:5], strict=True):
-        yield [_normal(index, rows, cols) for index in range(count)], {}, plain_batch(rows)
-
-
-def _is_elementwise(name: str) -> bool:
-    """Whether an op needs no cases of its own: each element of its output follows from the same one of every input."""
-    op = find_op(name)
-    weights = (*op.tables, *op.vectors) or op.packed is not None
-    return op.is_step and not (op.attrs or weights or op.of_tokens or op.rows)
-
-
 def _gather_rows(dtype: DType) -> Iterator[Case]:
     for rows in ROWS:
         yield [_normal(1, rows, 17)], {}, plain_batch(rows, range(0, rows, 3))
@@ -156,16 +143,15 @@ def _moe_route(dtype: DType) -> Iterator[Case]:
 
 CASES: dict[str, Callable[[DType], Iterator[Case]]] = {
     **{
-        op: functools.partial(_elements, len(find_op(op).inputs))
+        op: functools.partial(elementwise_cases.elements, op)
         for op in sorted({name.split(".")[0] for name in kernel_table()})
-        if _is_elementwise(op)
+        if elementwise_cases.tries(op)
     },
     "add_gated": elementwise_cases.add_gated,
     "embedding": _embedding,
     "rms_norm": lambda dtype: _norm(3),
     "layer_norm": lambda dtype: _norm(4),
     "activation": elementwise_cases.activation,
-    "scale": elementwise_cases.scale,
     "softcap": elementwise_cases.softcap,
     "gather_rows": _gather_rows,
     "take_columns": column_cases.take_columns,
@@ -247,8 +233,8 @@ OPS = sorted({name.split(".")[0] for name in kernel_table()})
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_of_the_table_is_tested(op: str) -> None:
     assert op in CASES or op in ELSEWHERE, (
-        f"write what kernels of {op} are tried with, as elementwise_cases.py does, and add that to CASES; or write a "
-        f"test of its own, and add {op} to ELSEWHERE"
+        f"write what kernels of {op} are tried with: ATTRS in tests/plugins/ops/test_{op}.py if they take ElementsArgs"
+        f", else a function as in elementwise_cases.py in CASES, or a test of its own and {op} in ELSEWHERE"
     )
 
 

@@ -3,7 +3,10 @@
 import numpy as np
 import torch
 
+from ingot.plan import Attr
 from tests.plugins.ops.calls import evaluate, make_batch, random_array
+
+ATTRS: tuple[dict[str, Attr], ...] = ({"factor": 0.22}, {"factor": -3.0})  # which kernels are tried with
 
 
 def test_against_torch() -> None:
