@@ -11,6 +11,8 @@ from ingot.dtypes import DType
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
+from ingot.plugins.layouts import PANEL
+from ingot.weight_formats import KEPT
 
 BESIDE_LIBRARY = 128  # rows up to which these kernels are faster than cuBLASLt
 _ANY = 1 << 30
@@ -18,23 +20,25 @@ _THREADS, _SUM_THREADS, _SUM_STRIP = 384, 256, 4 * 256
 _LINES, _LINE, _STEP, _ALIGN = 128, 128, 64, 1024  # rows of the weight, bytes of a row of x and k of a step; bytes
 _BLOCKS, _MOST_PARTS, _LEAST_STEPS = 132, 8, 4  # of a large GPU at once; of K; of a part
 _PARTED = 256  # rows of x up to which K is cut
+_MOST_GROUPS, _BESIDE_PANEL = 4, 64  # of columns in a step; bytes between panels of kept codes in shared memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Kernel:
-    """tokens: rows of x in a tile; stages: steps in shared memory, with so many bytes of the weight each; most: rows of
-    x for which it is taken."""
+    """tokens: rows of x in a tile; stages: steps in shared memory, with so many bytes of the weight each; beside: bytes
+    beside the steps; most: rows of x for which it is taken."""
 
     tokens: int
     stages: int
     weight: int
+    beside: int = 0
     most: int = _ANY
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: steps, or the sums of a tile."""
         stage = -(-(self.tokens * _LINE + self.weight) // _ALIGN) * _ALIGN
-        return max(self.stages * stage, 4 * (_LINES + 4) * self.tokens)
+        return max(self.stages * stage + self.beside, 4 * (_LINES + 4) * self.tokens)
 
 
 _BYTES = 8 << 10  # of codes in a step: 8 panels
@@ -55,7 +59,28 @@ def _of_codes(groups: int) -> tuple[_Kernel, ...]:
     )
 
 
-_KERNELS = {DType.BF16: _of_floats(), DType.F16: _of_floats(), DType.W8: _of_codes(0), DType.W4: _of_codes(64)}
+def _of_kept_codes(dtype: DType) -> tuple[_Kernel, ...]:
+    """Beside steps of x: three tiles of numbers, and steps of codes, which come earlier than x."""
+    described = dtype.weight_format
+    assert described is not None, "a format of codes"
+    panel = _STEP * PANEL * described.bits // 8 + _BESIDE_PANEL + _MOST_GROUPS * PANEL * described.group_bytes
+    few, more, many = (5, 8, 6) if described.bits == 4 else (3, 6, 4)
+    numbers, step = 3 * _LINES * 2 * _STEP, _LINES // PANEL * panel
+    return (
+        _Kernel(tokens=64, stages=4, weight=0, beside=numbers + few * step, most=64),
+        _Kernel(tokens=128, stages=5, weight=0, beside=numbers + more * step, most=128),
+        _Kernel(tokens=256, stages=4, weight=0, beside=numbers + many * step),
+    )
+
+
+_KEPT_TYPES = tuple(dict.fromkeys(DType(each.partition("g")[0]) for each in KEPT))
+_KERNELS = {
+    DType.BF16: _of_floats(),
+    DType.F16: _of_floats(),
+    DType.W8: _of_codes(0),
+    DType.W4: _of_codes(64),
+    **{each: _of_kept_codes(each) for each in _KEPT_TYPES},
+}
 TYPES = tuple(_KERNELS)  # of weights that these kernels multiply
 
 

@@ -257,7 +257,7 @@ def test_kernels_of_a_kind(driver: ctypes.CDLL, tmp_path: Path, monkeypatch: pyt
     assert [each["name"] for each in results if each["ok"] is False] == ["wrong"]
     seen = {each["name"]: each["figures"]["kernel"] for each in results if each["ok"] is not False}
     assert seen["floats: kernels of 1: qkv"] == "matmul.bf16.sm80.cublaslt"
-    assert seen["codes: kernels of a prompt of 40: down"] == "matmul.w4ts.sm80"
+    assert seen["codes: kernels of a prompt of 40: down"] == "matmul.w4ts.sm90a"
 
 
 def test_decode_is_judged_by_steps_of_all_sequences(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.use_many_rows import UseManyRows
 from ingot.builder.pipeline import many_row_passes
 from ingot.plugins.registry import find_target
+from ingot.weight_formats import FORMATS
 from tests.passes.test_use_library import PROGRAM, step
 
 GATED = dataclasses.replace(step("matmul.bf16.sm80"), attrs={"gated": 1})
@@ -23,6 +24,15 @@ def test_warpgroups_multiply_codes_and_gated_floats() -> None:
     assert kernels == ["matmul.bf16.sm80", "matmul.w8.sm90a", "add.f32.sm80", "matmul.bf16.sm90a"]
     assert (report.name, report.fired) == ("use_many_rows", 2)
     assert report.refused == {"no kernel of many rows is faster than matmul.bf16.sm80": 1}
+
+
+def test_warpgroups_multiply_codes_of_every_format_but_those_of_experts() -> None:
+    (use,) = many_row_passes(find_target("cuda/sm90"), wanted=True)
+    names = [f"{op}.{each}.sm80" for each in FORMATS for op in ("matmul", "moe_gate_up")]
+    program, _ = use(dataclasses.replace(PROGRAM, steps=tuple(map(step, names))))
+    found = [each.kernel for each in program.steps]
+    assert found[::2] == [f"matmul.{each}.sm90a" for each in FORMATS]
+    assert found[1::2] == names[1::2]
 
 
 def test_a_build_may_want_the_same_bits_in_any_batch() -> None:

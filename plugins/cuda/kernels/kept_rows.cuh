@@ -35,6 +35,7 @@ struct TableCodes {
   uint32_t table[4];
   bool more;  // numbers have more bits
 
+  INGOT_DEVICE TableCodes of_eight_bits() const { return {{table[0], table[1], table[2], table[3]}, false}; }
   INGOT_DEVICE static TableCodes of(const unsigned char* panel) {
     TableCodes found;
     found.more = panel[81] != 0;
@@ -77,7 +78,9 @@ struct TableCodes {
 // Signed bytes.
 struct ByteCodes {
   static constexpr int kBits = 8, kWords = 2, kBlock = 128;
+  static constexpr bool more = false;
 
+  INGOT_DEVICE ByteCodes of_eight_bits() const { return {}; }
   INGOT_DEVICE static ByteCodes of(const unsigned char*) { return {}; }
   // A line holds four k of the panel's 16 rows.
   INGOT_DEVICE static void load(uint32_t (&words)[2], const unsigned char* lines, int eight, int column) {
@@ -96,6 +99,8 @@ template <bool kWideRows, class Codes, bool kShifts>
 struct GroupRow {
   static constexpr bool kWide = kWideRows, kScaled = true;
   static constexpr int kAhead = Codes::kBits == 8 && !kShifts ? 4 : 3, kNumbers = kShifts ? 2 : 1;
+  static constexpr int kBits = Codes::kBits;
+  static constexpr int kGroupLine = 32 * kNumbers;  // bytes of what a panel's rows have of a group
   struct Raw {
     uint32_t words[Codes::kWords];
     uint32_t scale;  // the shift in its upper half
@@ -168,7 +173,7 @@ using RowW8ts = GroupRow<kWide, ByteCodes, true>;
 template <bool kWideRows>
 struct RowF8 {
   static constexpr bool kWide = kWideRows, kScaled = true;
-  static constexpr int kAhead = 4;
+  static constexpr int kAhead = 4, kBits = 8, kGroupLine = 64;
   struct Raw {
     uint32_t words[2];
     float scale;
@@ -235,9 +240,9 @@ struct RowF8 {
 };
 
 // Calls each(name, rows) for the formats of the engine's codes.
-#define INGOT_FOR_CODES(each) \
-  INGOT_IF_W8(each)           \
-  INGOT_IF_W4(each) INGOT_IF_W4T(each) INGOT_IF_W4TS(each) INGOT_IF_W8T(each) INGOT_IF_W8TS(each) INGOT_IF_F8(each)
+#define INGOT_FOR_CODES(each) INGOT_IF_W8(each) INGOT_IF_W4(each) INGOT_FOR_KEPT_CODES(each)
+#define INGOT_FOR_KEPT_CODES(each) \
+  INGOT_IF_W4T(each) INGOT_IF_W4TS(each) INGOT_IF_W8T(each) INGOT_IF_W8TS(each) INGOT_IF_F8(each)
 #ifdef INGOT_CODES_W8
 #define INGOT_IF_W8(each) each(w8, RowW8)
 #else
@@ -276,4 +281,5 @@ struct RowF8 {
 
 #else
 #define INGOT_FOR_CODES(each)
+#define INGOT_FOR_KEPT_CODES(each)
 #endif

@@ -3,8 +3,9 @@
 // A block computes 128 rows of the weight, which are factor a, and kTokens rows of x, which are factor b. Steps of 64 k
 // of both are copied to shared memory as they lie in memory, kStages of them. One warpgroup copies: warps that multiply
 // wait in each instruction until the matrix units take it. Two warpgroups multiply 64 rows of the weight each. Floats
-// come straight from shared memory; of codes a lane makes its part of a in registers: whole numbers, which bf16 holds
-// exactly. Behind the last step the sums go through shared memory, so that a thread finishes four neighbouring columns.
+// come straight from shared memory; of w8 and w4 a lane makes its part of a in registers: whole numbers, which bf16
+// holds exactly. Kept codes become numbers in shared memory (wide_kept.cuh). Behind the last step the sums go through
+// shared memory, so that a thread finishes four neighbouring columns.
 //
 // Rows of the weight lie in a tile so that lines j and j + 8 of 16 are rows i and i + 16 of a pair: then one thread
 // holds the sums of gate and up.
@@ -163,26 +164,29 @@ struct ProductTile {
   static constexpr int kStage = (kWeight + Rows::kBytes + Rows::kGroups + kWideAlign - 1) / kWideAlign * kWideAlign;
 };
 
-// Sums → y, or → the sums of a part.
+// Sums of a thread that multiplies → shared memory.
 template <class Rows, int kTokens>
-INGOT_DEVICE void finish_wide(const Product& p, const float (&sum)[kTokens / 2], float* sums, float* parts) {
+INGOT_DEVICE void gather_sums(const Product& p, const float (&sum)[kTokens / 2], float* sums) {
+  const bool gated = p.of.half != 0;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int pair = warp / 2, i = warp % 2 * 8 + lane / 4, panel = blockIdx.y * kWidePanels + 2 * pair;
+  const int first = gated ? pair * 16 + i : pair * kPairRows + i;
+  const int second = gated ? kWideRows / 2 + first : first + 16;
+  const float scale = Rows::scale(p, panel, i), scale16 = Rows::scale(p, panel + 1, i);
+#pragma unroll
+  for (int at = 0; at < kTokens / 2; ++at) {
+    const int token = at / 4 * 8 + lane % 4 * 2 + at % 2;
+    const bool upper = at % 4 >= 2;
+    const float value = Rows::kCodes ? __fmul_rn(sum[at], upper ? scale16 : scale) : sum[at];
+    sums[token * kWideSums + (upper ? second : first)] = value;
+  }
+}
+
+// All sums of a block → y, or → the sums of a part.
+template <int kTokens>
+INGOT_DEVICE void finish_wide(const Product& p, const float* sums, float* parts) {
   const bool gated = p.of.half != 0;
   const int top = blockIdx.x * kTokens;
-  if (threadIdx.x < kMultiplying) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const int pair = warp / 2, i = warp % 2 * 8 + lane / 4, panel = blockIdx.y * kWidePanels + 2 * pair;
-    const int first = gated ? pair * 16 + i : pair * kPairRows + i;
-    const int second = gated ? kWideRows / 2 + first : first + 16;
-    const float scale = Rows::scale(p, panel, i), scale16 = Rows::scale(p, panel + 1, i);
-#pragma unroll
-    for (int at = 0; at < kTokens / 2; ++at) {
-      const int token = at / 4 * 8 + lane % 4 * 2 + at % 2;
-      const bool upper = at % 4 >= 2;
-      const float value = Rows::kCodes ? __fmul_rn(sum[at], upper ? scale16 : scale) : sum[at];
-      sums[token * kWideSums + (upper ? second : first)] = value;
-    }
-  }
-  __syncthreads();
   const int block_cols = gated ? kWideRows / 2 : kWideRows, cols = gated ? p.of.half : p.of.n;
   for (int at = threadIdx.x; at < kTokens * block_cols / 4; at += kWideThreads) {
     const int token = at / (block_cols / 4), column = at % (block_cols / 4) * 4;
@@ -261,7 +265,19 @@ struct WideCopies {
   }
 };
 
-// sum += a step's product. The last products may still be under way, those of earlier steps are not.
+// sum += a step's product, of tiles of the weight and of x. The last products may still be under way, those of earlier
+// steps are not.
+template <int kTokens>
+INGOT_DEVICE void multiply_tiles(float (&sum)[kTokens / 2], const unsigned char* weight, const unsigned char* inputs) {
+  const unsigned char* own = weight + threadIdx.x / kGroup * 64 * kWideLine;
+  group_begin();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) group_multiply<Weight, kTokens>(sum, describe_rows(own, i), describe_rows(inputs, i));
+  group_commit();
+  group_wait<1>();
+}
+
+// The same, of a stage.
 template <class Rows, int kTokens, int kStages>
 INGOT_DEVICE void multiply_step(float (&sum)[kTokens / 2], uint32_t (&a)[2][4], const unsigned char* stage, int step,
                                 int group) {
@@ -277,12 +293,7 @@ INGOT_DEVICE void multiply_step(float (&sum)[kTokens / 2], uint32_t (&a)[2][4], 
       group_commit();
     }
   } else {
-    tile += threadIdx.x / kGroup * 64 * kWideLine;
-    group_begin();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) group_multiply<Weight, kTokens>(sum, describe_rows(tile, i), describe_rows(stage, i));
-    group_commit();
-    group_wait<1>();
+    multiply_tiles<kTokens>(sum, tile, stage);
   }
 }
 
@@ -306,8 +317,15 @@ INGOT_DEVICE void wide_product(const Product& p, unsigned char* tiles, float* pa
     wait_for_previous();  // of whose results the epilogue reads some
   }
   __syncthreads();  // nobody needs the stages any more
-  finish_wide<Rows, kTokens>(p, sum, reinterpret_cast<float*>(tiles), parts);
+  float* sums = reinterpret_cast<float*>(tiles);
+  if (threadIdx.x < kMultiplying) gather_sums<Rows, kTokens>(p, sum, sums);
+  __syncthreads();
+  finish_wide<kTokens>(p, sums, parts);
 }
+
+#ifdef INGOT_CODES
+#include "wide_kept.cuh"
+#endif
 
 // Adds `parts` sums of each row, [parts][rows][n], and finishes it. Grid: (rows, strips of kSumStrip columns)
 constexpr int kSumThreads = 256, kSumStrip = 4 * kSumThreads;
@@ -363,5 +381,6 @@ INGOT_WIDE_PRODUCT(product_w4_wide_64, 64, 6, 2, WideCodes<WideW4>)
 INGOT_WIDE_PRODUCT(product_w4_wide_128, 128, 8, 1, WideCodes<WideW4>)
 INGOT_WIDE_PRODUCT(product_w4_wide_256, 256, 5, 1, WideCodes<WideW4>)
 #endif
+INGOT_FOR_KEPT_CODES(INGOT_KEPT_PRODUCTS)
 
 #endif

@@ -19,7 +19,7 @@ CODES = tuple(DType(each) for each in sorted(FORMATS))
 ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
 CODES_OF_KV = dataclasses.replace(USUAL, kv_codes=True, alone=True)
 WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
-OF_WARPGROUPS = dataclasses.replace(USUAL, codes=(DType.W4, DType.W8), wide=True)  # whose other kernels are in ALL
+OF_WARPGROUPS = dataclasses.replace(USUAL, codes=CODES, wide=True)  # whose other kernels are in ALL
 PROMPTS = tuple(dataclasses.replace(USUAL, head_dim=dim, alone=True, warpgroups=True) for dim in (64, 128))
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 

@@ -71,6 +71,7 @@ def test_experts(checked: ctypes.CDLL) -> None:
 def test_kept_codes(checked: ctypes.CDLL, precision: str) -> None:
     own_products.check_numbers(checked, precision, 3)
     own_products.check_numbers(checked, precision, 20)
+    own_products.check_numbers(checked, precision, 20, "sm90a")
 
 
 @pytest.mark.slow

@@ -155,3 +155,7 @@ def test_machine_code_has_the_formats_of_the_engine_alone(tmp_path: Path) -> Non
         assert kernel.startswith(f"product_{step.kernel.split('.')[1]}_8")
         nbytes = weights[step.inputs[1]].nbytes
         assert nbytes <= each.nbytes <= nbytes + 4 * 6 * write.INNER, "the panels, and a few rows of activations"
+    prompt = Load(sequences=[(0, 20)], logit_rows=1)
+    seen = {name for each in step_ops(plan, device, prompt) for name in each.kernels if name.startswith("product_")}
+    assert {"product_w4t_wide_64"} <= seen, "warpgroups compute more than a few rows"
+    assert not {"product_w4t_64", "product_w4t_128"} & seen

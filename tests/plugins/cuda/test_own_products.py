@@ -132,9 +132,10 @@ def kept(precision: str, n: int, k: int) -> Iterator[WeightRows]:
             yield dataclasses.replace(each, scale=np.ones(n, np.float32))
 
 
-def check_numbers(driver: ctypes.CDLL, precision: str, rows: int) -> None:
-    """Each row of x takes one column of the weight, so that a sum has one number."""
-    n, k = 37, 150
+def check_numbers(driver: ctypes.CDLL, precision: str, rows: int, needs: str = "sm80") -> None:
+    """Each row of x takes one column of the weight, so that a sum has one number. needs: at the end of the kernel's
+    name; kernels of warpgroups copy whole pieces of 16 bytes."""
+    n, k = 37, 150 if needs == "sm80" else 152
     for index, weight in enumerate(kept(precision, n, k)):
         x = np.zeros((rows, k), np.float32)
         columns = (np.arange(rows) + 29 * index) % k
@@ -142,7 +143,7 @@ def check_numbers(driver: ctypes.CDLL, precision: str, rows: int) -> None:
         attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "bf16", "group": weight.group}
         inputs: list[Input] = [x, Quantised.of(weight), None, None]
         (found,) = run_step(
-            driver, f"matmul.{precision}.sm80", inputs, attrs, plain_batch(rows), kv=layout_of(DType.BF16)
+            driver, f"matmul.{precision}.{needs}", inputs, attrs, plain_batch(rows), kv=layout_of(DType.BF16)
         )
         np.testing.assert_array_equal(found, round_to_bf16(weight.values)[:, columns].T, f"group {weight.group}")
         np.testing.assert_array_equal(found, specified_product(x, weight, "bf16"))

@@ -14,8 +14,8 @@ from ingot.plan import Rows
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.own_products import OwnProduct
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, multiplies, part_sums, parts_of, wide_launches
-from tests.plugins.cuda.test_own_products import product
+from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, TYPES, multiplies, part_sums, parts_of, wide_launches
+from tests.plugins.cuda.test_own_products import KEPT_TYPES, check_numbers, product
 from tests.spanning import often
 
 ROWS = (17, 64, 65, 130, 300)
@@ -41,9 +41,20 @@ def test_values(gpu: ctypes.CDLL) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", often(("bf16", "f16", "w8", "w4g32", "w4g64", "w4g128"), ("bf16", "w4g32")))
+@pytest.mark.parametrize(
+    "precision",
+    often(("bf16", "f16", "w8", "w4g32", "w4g64", "w4g128", *KEPT_TYPES), ("bf16", "w4g32", "w4ts", "w8t", "f8")),
+)
 def test_all_values(gpu: ctypes.CDLL, precision: str) -> None:
     check_all(gpu, precision, 1 if precision == "bf16" else 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", KEPT_TYPES)
+@pytest.mark.parametrize("rows", [20, 150])
+def test_kept_codes_are_the_numbers_of_the_specification(gpu: ctypes.CDLL, precision: str, rows: int) -> None:
+    """To the bit."""
+    check_numbers(gpu, precision, rows, "sm90a")
 
 
 def own(n: int, k: int, *, gated: bool = False) -> OwnProduct:
@@ -80,6 +91,12 @@ def test_one_kernel_computes_each_number_of_rows() -> None:
         *["product_w4_wide_256"] * 2,
     ]
     assert run_for(200, codes)[1] == ("product_sum", (200, 2, 1))
+    kept = dataclasses.replace(whole, dtype=DType.W4TS)
+    assert [run_for(rows, kept) for rows in (64, 128, 2048)] == [
+        [("product_w4ts_wide_64", (1, 224, 1))],
+        [("product_w4ts_wide_128", (1, 224, 1))],
+        [("product_w4ts_wide_256", (8, 224, 1))],
+    ]
 
 
 def test_parts_have_room_for_their_sums() -> None:
@@ -90,27 +107,59 @@ def test_parts_have_room_for_their_sums() -> None:
 
 
 def test_tiles_fit_shared_memory() -> None:
-    products = [own(128, 64), *(dataclasses.replace(own(128, 64), dtype=each) for each in (DType.W8, DType.W4))]
-    for each in (launch for one in products for launch in wide_launches(one, 0)):
-        assert each.shared <= 227 << 10, each.kernel
+    """Of codes, two tiles of 64 rows of x fit a multiprocessor: each takes 1 KiB more."""
+    for dtype in TYPES:
+        for each in wide_launches(dataclasses.replace(own(128, 64), dtype=dtype), 0):
+            assert each.shared <= 227 << 10, each.kernel
+            if dtype.is_quantised and each.kernel.endswith("_64"):
+                assert 2 * (each.shared + 1024) <= 228 << 10, each.kernel
 
 
 def test_rows_of_odd_lengths_keep_the_other_kernels(gpu: ctypes.CDLL) -> None:
     """Copies move 16 bytes at a time."""
     assert [multiplies(k, DType.W8) for k in (8, 300, 304)] == [True, False, True]
     assert not multiplies(64, DType.F32)
-    assert not multiplies(64, DType.F8)
+    assert not multiplies(64, DType.I8)
     check(gpu, "bf16", 20, (33, 12, 0), 0)
 
 
-WIDE_FAULTS = {  # what → (the right text, the wrong one, what is said)
+WIDE_FAULTS = {  # what → (weights, file, the right text, the wrong one, what is said)
     "no barrier before a step": (
+        "bf16",
+        "wide_products.cuh",
         "meet_groups<kWideThreads>();  // this step is there",
         "// this step is there",
         "elsewhere",
     ),
-    "no wait for a copy": ("copy_wait<Shape::kAhead - 1>();", "copy_wait<Shape::kAhead>();", ""),
-    "no wait for the sums": ("    group_wait<0>(sum);\n", "", "nobody waits for"),
+    "no wait for a copy": (
+        "bf16",
+        "wide_products.cuh",
+        "copy_wait<Shape::kAhead - 1>();",
+        "copy_wait<Shape::kAhead>();",
+        "",
+    ),
+    "no wait for the sums": ("bf16", "wide_products.cuh", "    group_wait<0>(sum);\n", "", "nobody waits for"),
+    "no wait for codes": (
+        "w4ts",
+        "wide_kept.cuh",
+        "copy_wait<Tile::kAhead - 1>();",
+        "copy_wait<Tile::kAhead + 1>();",
+        "",
+    ),
+    "codes of the step that is read": (
+        "w4ts",
+        "wide_kept.cuh",
+        "if (step + kCodeStages < end) copy_codes(step + kCodeStages);",
+        "if (step + kCodeStages + 1 < end) copy_codes(step + kCodeStages + 1);",
+        "",
+    ),
+    "tiles that are still read": (
+        "w4ts",
+        "wide_kept.cuh",
+        "    meet_groups<kWideThreads>();  // nobody needs the tiles any more\n",
+        "",
+        "elsewhere",
+    ),
 }
 
 
@@ -120,12 +169,13 @@ def test_faults_are_seen(
     gpu: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
     """By an error, or by wrong values."""
-    right, wrong, said = WIDE_FAULTS[fault]
+    gpu.emulated_set_devices(1)  # a real GPU would not say what is wrong
+    precision, file, right, wrong, said = WIDE_FAULTS[fault]
     sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
-    text = (sources / "wide_products.cuh").read_text()
+    text = (sources / file).read_text()
     assert text.count(right) == 1, "the place of the fault"
-    (sources / "wide_products.cuh").write_text(text.replace(right, wrong))
+    (sources / file).write_text(text.replace(right, wrong))
     monkeypatch.setattr(compiler, "SOURCES", sources)
     with pytest.raises((TargetError, AssertionError)):
-        check(gpu, "bf16", 20, (70, 520, 0), 3)
+        check(gpu, precision, 20, (70, 520, 0), 3)
     assert said in capfd.readouterr().err

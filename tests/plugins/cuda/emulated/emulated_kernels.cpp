@@ -39,6 +39,8 @@ struct Entry {
 #define PRODUCTS(format, rows)                                                                 \
   ENTRY(product_##format##_8), ENTRY(product_##format##_8_half), ENTRY(product_##format##_16), \
       ENTRY(product_##format##_16_half), ENTRY(product_##format##_64), ENTRY(product_##format##_128),
+#define KEPT_PRODUCTS(format, rows) \
+  ENTRY(product_##format##_wide_64), ENTRY(product_##format##_wide_128), ENTRY(product_##format##_wide_256),
 #define EXPERTS(format, rows) ENTRY(experts_##format##_8), ENTRY(experts_##format##_64), ENTRY(experts_##format##_128),
 const Entry kEntries[] = {
 #ifdef EMULATED_draw
@@ -99,12 +101,13 @@ const Entry kEntries[] = {
     ENTRY(product_w4_wide_128),
     ENTRY(product_w4_wide_256),
 #endif
+    INGOT_FOR_KEPT_CODES(KEPT_PRODUCTS)
 #endif
 #ifdef INGOT_EXPERTS
 #ifdef INGOT_WEIGHT_IS_F32
-    ENTRY(experts_f32),
+        ENTRY(experts_f32),
 #else
-    ENTRY(experts_8),
+        ENTRY(experts_8),
     ENTRY(experts_64),
     ENTRY(experts_128),
 #endif

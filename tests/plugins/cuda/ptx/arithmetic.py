@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType, to_float32
+
 Values = npt.NDArray[Any]
 
 _KINDS = {"u": np.uint64, "b": np.uint64, "s": np.int64, "f": np.float64}
@@ -40,6 +42,8 @@ def find(op: tuple[str, ...]) -> Operation | None:
     name, kind = op[0], op[-1]
     if op in (("cvt", "rn", "bf16x2", "f32"), ("cvt", "rn", "f16x2", "f32")):
         return Operation(("f32", "f32"), "b32", lambda high, low: _pack(high, low, op[2]))
+    if op == ("cvt", "rn", "f16x2", "e4m3x2"):
+        return Operation(("b16",), "b32", _fp8_pairs)
     if name == "cvt":
         return Operation((op[-1],), op[-2], lambda x: _convert(x, op))
     if name == "setp":
@@ -99,6 +103,13 @@ def _pack(high: Values, low: Values, kind: str) -> Values:
         for each in np.broadcast_arrays(high, low)
     )
     return first << np.uint32(16) | second
+
+
+def _fp8_pairs(x: Values) -> Values:
+    """The number of the lower byte goes to the lower half."""
+    words = np.ascontiguousarray(x).astype(np.uint32)
+    low, high = (to_float32((words >> np.uint32(by)).astype(np.uint8), DType.F8) for by in (0, 8))
+    return _pack(high, low, "f16x2")
 
 
 def _fused_pairs(x: Values, y: Values, z: Values) -> Values:

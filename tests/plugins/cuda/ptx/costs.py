@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
+from ingot.plan import Rows
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
-from ingot.plugins.cuda.own_products import FEW_ROWS
+from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
+from ingot.plugins.cuda.wide_products import wide_launches
 from ingot.weight_formats import FORMATS
 from tests.plugins.cuda.emulated.units import unit_of
 from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
@@ -116,7 +118,31 @@ def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
 
-def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[str]:
+WIDE_PRODUCTS = {  # kernel of warpgroups → type of the weight, rows of x in a block
+    f"product_{'' if dtype is DType.BF16 else f'{dtype.value}_'}wide_{rows}": (dtype, rows)
+    for dtype in (DType.BF16, *map(DType, FORMATS))
+    for rows in (64, 128, 256)
+    if (dtype, rows) != (DType.BF16, 256)
+}
+WIDE_GROUP = 64  # columns of a group of codes
+
+
+def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
+    """A slab's instructions by name, of all warps of a block that computes 128 rows of the weight. A step has two."""
+    dtype, rows = WIDE_PRODUCTS[kernel]
+    codes = (dtype,) if dtype.is_quantised else ()
+    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes, wide=True)
+    entry, least = kernel_of(nvcc, types, kernel), 32
+    zeros = dict.fromkeys(("y", "x", "weight", "bias", "residual", "counts", "kind"), 0)
+    own = OwnProduct(n=128, k=64, gated=False, narrow=False, dtype=dtype, rows=Rows.TOKENS, group=WIDE_GROUP, **zeros)
+    launch = next(each for each in wide_launches(own, 0) if each.kernel == kernel)
+    short, long = (
+        _multiply(entry, rows, 128, 32 * slabs, launch.shared, launch.threads) for slabs in (least, 2 * least)
+    )
+    return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
+
+
+def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int, threads: int = 256) -> Counter[str]:
     machine = Machine()
 
     def place(nbytes: int) -> int:
@@ -124,8 +150,8 @@ def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int) -> Counter[
 
     y, x, weight, counts = (place(size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k, 256))
     next(iter(machine.memory.find(np.array([counts], np.uint64), 4)))[1].data[:4].view(np.int32)[0] = rows
-    given = struct.pack("<6Q6i", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, 128)
-    return machine.launch(entry, (1, 1, 1), 256, shared, given)
+    given = struct.pack("<6Q6iQ", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, 128 if threads == 256 else WIDE_GROUP, 0)
+    return machine.launch(entry, (1, 1, 1), threads, shared, given)
 
 
 HIDDEN, GATED, HEADS, KV_HEADS, HEAD_DIM = 2048, 8192, 32, 8, 64  # of Llama-3.2-1B
@@ -197,6 +223,10 @@ def main() -> None:
     assert nvcc is not None, "this needs nvcc"
     for kernel in PRODUCTS:
         names = product_cost(nvcc, kernel)
+        print(f"{kernel}: {names.total()} instructions a slab")
+        print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
+    for kernel in WIDE_PRODUCTS:
+        names = wide_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
     for kernel in ROW_KERNELS:

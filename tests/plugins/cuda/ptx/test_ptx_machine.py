@@ -154,6 +154,7 @@ def test_shuffles(way: str) -> None:
         ("cvt.rzi.s32.f32", [[2.9, -2.9, 3e9, float("nan")]], [2, -2, 2**31 - 1, 0]),
         ("cvt.rni.f32.f32", [[0.5, 1.5, -2.5]], [0, 2, -2]),
         ("cvt.rn.bf16.f32", [[1.0, 1.00390625, 1.01171875]], [0x3F80, 0x3F80, 0x3F82]),
+        ("cvt.rn.f16x2.e4m3x2", [[0x3880, 0x7E01]], [0x3C008000, 0x5F001800]),
         ("cvt.sat.f32.f32", [[-1.0, 0.25, 7.0]], [0, 0.25, 1]),
         ("setp.geu.f32", [[1.0, float("nan"), 0.0], [1.0, 1.0, 1.0]], [True, True, False]),
         ("setp.gt.and.s32", [[3, 3, -1], [2, 2, 2], [True, False, True]], [True, False, False]),

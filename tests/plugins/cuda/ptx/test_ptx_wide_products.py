@@ -1,22 +1,84 @@
 """The PTX of the matrix products of warpgroups, as nvcc makes it, against the references."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from ingot.plugins.cuda import compiler
+from ingot.plugins.cuda.compiler import Compiler
+from tests.plugins.cuda.ptx.costs import WIDE_PRODUCTS, wide_cost
 from tests.plugins.cuda.ptx.launches import Interpreted
+from tests.plugins.cuda.ptx.memory import KernelError
+from tests.plugins.cuda.ptx.test_ptx_kernels import CONTAINED, but_long
+from tests.plugins.cuda.test_own_products import KEPT_TYPES, check_numbers
 from tests.plugins.cuda.test_wide_products import check
-from tests.spanning import often
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", often(("bf16", "f16", "w8", "w4g32", "w4g128"), ("bf16", "w4g32")))
+@pytest.mark.parametrize("precision", but_long(("bf16", "f16", "w8", "w4g32", "w4g128", *KEPT_TYPES), CONTAINED))
 def test_products_of_warpgroups(interpreted: Interpreted, precision: str) -> None:
     """Tiles of each size, and parts of K."""
     cases = ((17, (70, 520, 0), 3), (65, (66, 176, 1), 7), (130, (33, 304, 0), 2))
-    for rows, shape, which in cases[:: 1 if precision == "bf16" else 2]:
+    for rows, shape, which in cases[:: 1 if precision in ("bf16", *KEPT_TYPES) else 2]:
         check(interpreted.driver, precision, rows, shape, which)
     kind = "product_" if precision in ("bf16", "f16") else f"product_{precision.partition('g')[0]}_"
+    if precision in KEPT_TYPES:
+        assert f"{kind}wide_128" in {name for name, _ in interpreted.counted}
     assert {name for name, _ in interpreted.counted} >= {
         f"{kind}wide_64",
         f"{kind}wide_{128 if kind == 'product_' else 256}",
         "product_sum",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", but_long(KEPT_TYPES, CONTAINED))
+def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interpreted, precision: str) -> None:
+    """To the bit."""
+    check_numbers(interpreted.driver, precision, 20, "sm90a")
+    assert f"product_{precision}_wide_64" in {name for name, _ in interpreted.counted}
+
+
+FAULTS = {  # what → the right text of wide_kept.cuh, the wrong one
+    "numbers that are still read": ("kNumberStages = 3;", "kNumberStages = 2;"),
+    "no fence behind the numbers": ("      let_units_see();\n", ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_that_a_gpu_may_show_are_seen(
+    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    """Between the warps that make numbers and the matrix units."""
+    right, wrong = FAULTS[fault]
+    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
+    text = (sources / "wide_kept.cuh").read_text()
+    assert text.count(right) == 1, "the place of the fault"
+    (sources / "wide_kept.cuh").write_text(text.replace(right, wrong))
+    monkeypatch.setattr(compiler, "SOURCES", sources)
+    with pytest.raises(KernelError):
+        check(interpreted.driver, "w4ts", 20, (70, 520, 0), 3)
+
+
+SLAB_BUDGETS = {  # of a block's warps
+    **{"product_w4t_wide_64": 1430, "product_w4t_wide_128": 1300, "product_w4t_wide_256": 1330},
+    **{"product_w4ts_wide_64": 1720, "product_w4ts_wide_128": 1600, "product_w4ts_wide_256": 1630},
+    **{"product_w8t_wide_64": 1250, "product_w8t_wide_128": 1140, "product_w8t_wide_256": 1170},
+    **{"product_w8ts_wide_64": 1550, "product_w8ts_wide_128": 1430, "product_w8ts_wide_256": 1460},
+    **{"product_f8_wide_64": 1510, "product_f8_wide_128": 1330, "product_f8_wide_256": 1360},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kernel", but_long(SLAB_BUDGETS, [each for each in SLAB_BUDGETS if each.split("_")[1] in CONTAINED])
+)
+def test_a_slab_of_kept_codes_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
+    """And takes no matrix instruction more than floats do. Numbers are stored eight at a time."""
+    cost, (_, rows) = wide_cost(nvcc, kernel), WIDE_PRODUCTS[kernel]
+    floats = wide_cost(nvcc, f"product_wide_{min(rows, 128)}")
+    assert cost["wgmma"] == floats["wgmma"]
+    assert cost["st"] == 128 * 32 // 8 // 32
+    assert cost.total() <= SLAB_BUDGETS[kernel]

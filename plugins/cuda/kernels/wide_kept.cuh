@@ -1,0 +1,300 @@
+// Products of more than a few rows on sm_90a with a weight that keeps the codes of a quantised checkpoint.
+//
+// The warpgroup that copies also makes the numbers of a step, which the two others multiply as they multiply floats:
+//
+//   global memory ─ cp.async ▶ codes ─ unpack ▶ numbers ─ wgmma ▶ sums
+//                   cp.async ▶ x ──────────────────┘
+//
+// Codes come kCodeStages steps ahead. While the matrix units multiply a step, the next one's numbers are made. A thread
+// makes 64 numbers of a step, so a block makes each number once for all of its rows of x.
+#pragma once
+
+// What a block keeps of a step of eight panels of codes.
+template <class Row>
+struct KeptStep {
+  static constexpr int kPanel = Row::kBits * 128;  // bytes of a panel's codes
+  static constexpr int kPanelLine = kPanel + 64;   // from a panel to the next: the halves of a warp meet other banks
+  static constexpr int kGroupLine = Row::kGroupLine, kGroups = 4 * kGroupLine;  // bytes of a group, of all at most
+  static constexpr int kBytes = kWidePanels * (kPanelLine + kGroups);
+
+  INGOT_DEVICE static const unsigned char* panel(const unsigned char* codes, int number) {
+    return codes + number * kPanelLine;
+  }
+  INGOT_DEVICE static const unsigned char* groups(const unsigned char* codes, int number) {
+    return codes + kWidePanels * kPanelLine + number * kGroups;
+  }
+};
+
+// Shared memory: kStages steps of x, then the tiles of numbers, then the codes of kCodeStages steps.
+template <class Row, int kTokens, int kStages, int kCodeStages>
+struct KeptTile {
+  static constexpr int kAhead = kStages - 2;  // steps of x under way
+  static constexpr int kInputs = kTokens * kWideLine, kNumbers = kWideRows * kWideLine;
+  static constexpr int kNumberStages = 3;  // being made, multiplied, and perhaps still read by the matrix units
+  static_assert(kCodeStages > kAhead, "the codes of the next step are there when x of this one is");
+
+  INGOT_DEVICE static unsigned char* inputs(unsigned char* tiles, int step) { return tiles + step % kStages * kInputs; }
+  INGOT_DEVICE static unsigned char* numbers(unsigned char* tiles, int step) {
+    return tiles + kStages * kInputs + step % kNumberStages * kNumbers;
+  }
+  INGOT_DEVICE static unsigned char* codes(unsigned char* tiles, int step) {
+    constexpr int kFirst = kStages * kInputs + kNumberStages * kNumbers;
+    return tiles + kFirst + step % kCodeStages * KeptStep<Row>::kBytes;
+  }
+};
+
+// Where a row of a panel lies in a tile of numbers.
+INGOT_DEVICE int kept_line(int panel, int column) {
+  return panel / 2 * kPairRows + column / 8 * 16 + panel % 2 * 8 + column % 8;
+}
+
+struct alignas(16) EightAtOnce {
+  Eight of;
+};
+INGOT_DEVICE void store_numbers(unsigned char* to, const Eight& numbers) {
+  *reinterpret_cast<EightAtOnce*>(to) = EightAtOnce{numbers};
+}
+
+// Where 16 bytes of a panel's codes go.
+template <class Row>
+INGOT_DEVICE int kept_place(int piece) {
+  return piece * 16;
+}
+// Of FP8 these are one k of 16 rows: threads that read the same k of several eights meet other banks.
+template <>
+INGOT_DEVICE int kept_place<RowF8<true>>(int piece) {
+  return wide_place(piece / 8, piece % 8);
+}
+
+// A thread makes the 64 numbers of one row, kAtOnce times eight of them side by side.
+template <int kAtOnce, class Codes, bool kShifts>
+INGOT_DEVICE void unpack_row(const GroupRow<true, Codes, kShifts>& row, unsigned char* numbers,
+                             const unsigned char* codes) {
+  using Row = GroupRow<true, Codes, kShifts>;
+  const int panel = threadIdx.x % kGroup / 16, line = kept_line(panel, row.column);
+  const unsigned char* lines = KeptStep<Row>::panel(codes, panel);
+  const uint16_t* groups = reinterpret_cast<const uint16_t*>(KeptStep<Row>::groups(codes, panel)) + row.column;
+#pragma unroll kAtOnce
+  for (int eight = 0; eight < 8; ++eight) {
+    typename Row::Raw raw;
+    Codes::load(raw.words, lines, eight, row.column);
+    const uint16_t* group = groups + (eight / 2 * 2 >> row.eights) * 16 * Row::kNumbers;  // two eights share it
+    raw.scale = group[0];
+    if constexpr (kShifts) raw.scale |= static_cast<uint32_t>(group[16]) << 16;
+    store_numbers(numbers + wide_place(line, eight), row.value(raw));
+  }
+}
+
+// What kind of numbers a row has is asked once for all of them.
+template <class Codes, bool kShifts>
+INGOT_DEVICE void unpack_step(const GroupRow<true, Codes, kShifts>& row, unsigned char* numbers,
+                              const unsigned char* codes) {
+  if (row.codes.more) {
+    unpack_row<1>(row, numbers, codes);
+    return;
+  }
+  GroupRow<true, Codes, kShifts> usual = row;
+  usual.codes = row.codes.of_eight_bits(), usual.offsets = false;
+  if (kShifts && row.offsets) {
+    usual.offsets = true;
+    unpack_row<8>(usual, numbers, codes);
+  } else {
+    unpack_row<8>(usual, numbers, codes);
+  }
+}
+
+// Numbers of FP8 (E4M3), a byte each, of which none is NaN: two in a word, the first in its low half. Exact.
+#ifdef __CUDACC__
+INGOT_DEVICE void fp8_to_f16(uint32_t& first, uint32_t& second, uint32_t four) {
+  asm("{\n.reg .b16 %%low;\n.reg .b16 %%high;\nmov.b32 {%%low, %%high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, %%low;\ncvt.rn.f16x2.e4m3x2 %1, %%high;\n\t}\n"
+      : "=r"(first), "=r"(second)
+      : "r"(four));
+}
+#else
+inline void fp8_to_f16(uint32_t& first, uint32_t& second, uint32_t four) {
+  uint32_t half[4];
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t byte = four >> 8 * i & 255, exponent = byte >> 3 & 15;
+    const float fraction = static_cast<float>(byte & 7) / 8 + (exponent ? 1.f : 0.f);
+    const float number = fraction * exp2f(static_cast<float>(exponent ? exponent : 1) - 7);
+    half[i] = float_to_f16(byte & 128 ? -number : number);
+  }
+  first = half[0] | half[1] << 16, second = half[2] | half[3] << 16;
+}
+#endif
+
+// Columns of a square of four words of four bytes become words.
+INGOT_DEVICE void turn_bytes(uint32_t (&words)[4]) {
+  const uint32_t low = __byte_perm(words[0], words[1], 0x5140), high = __byte_perm(words[0], words[1], 0x7362);
+  const uint32_t low2 = __byte_perm(words[2], words[3], 0x5140), high2 = __byte_perm(words[2], words[3], 0x7362);
+  words[0] = __byte_perm(low, low2, 0x5410), words[1] = __byte_perm(low, low2, 0x7632);
+  words[2] = __byte_perm(high, high2, 0x5410), words[3] = __byte_perm(high, high2, 0x7632);
+}
+
+// A thread makes the numbers of four rows, eight k of each at a time: a word has one k of all four.
+INGOT_DEVICE void unpack_step(const RowF8<true>& row, unsigned char* numbers, const unsigned char* codes) {
+  using Step = KeptStep<RowF8<true>>;
+  const int thread = threadIdx.x % kGroup, panel = thread / 16, first = (thread % 2 + thread / 8 % 2 * 2) * 4;
+  const int eight = thread / 2 % 4;  // the first one; the second is four behind, which turns places around
+  const unsigned char* from = Step::panel(codes, panel) + eight * kWideLine + first;
+  unsigned char* to = numbers + kept_line(panel, first) * kWideLine;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t words[2][4];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const int place = (eight ^ k ^ 4 * half) * 16;
+      words[k / 4][k % 4] = *reinterpret_cast<const uint32_t*>(from + 4 * half * kWideLine + place);
+    }
+    turn_bytes(words[0]), turn_bytes(words[1]);
+    Four<float> scales{{1.f, 1.f, 1.f, 1.f}};
+    if (row.eights) {
+      const unsigned char* group = Step::groups(codes, panel) + (eight + 4 * half >> row.eights) * Step::kGroupLine;
+      scales = load_four(reinterpret_cast<const float*>(group) + first);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t halves[4];
+      fp8_to_f16(halves[0], halves[1], words[0][i]);
+      fp8_to_f16(halves[2], halves[3], words[1][i]);
+      float number[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        number[k] = __fmul_rn(f16_to_float(static_cast<uint16_t>(halves[k / 2] >> 16 * (k % 2))), scales.at[i]);
+      }
+      const int place = (eight ^ i ^ first % 8 ^ 4 * half) * 16;  // of line `first + i`
+      store_numbers(to + i * kWideLine + place, rounded(number));
+    }
+  }
+}
+
+// Copies codes and x, and makes numbers, by one warpgroup.
+template <class Row, int kTokens, int kStages, int kCodeStages>
+struct KeptCopies {
+  using Step = KeptStep<Row>;
+  using Tile = KeptTile<Row, kTokens, kStages, kCodeStages>;
+
+  const Product& p;
+  unsigned char* tiles;
+  int begin;                    // the first step
+  Row row;                      // of this thread
+  const unsigned char* groups;  // of the block's first panel
+  int bytes;                    // from a panel to the next
+  int codes;                    // where they lie behind the groups
+  int pieces;                   // of 16 bytes of a panel's groups in a step
+  int last_panel;               // of the block
+
+  INGOT_DEVICE static KeptCopies of(const Product& p, unsigned char* tiles, int begin) {
+    const int panel = threadIdx.x % kGroup / 16, first = blockIdx.y * kWidePanels;
+    const int bytes = static_cast<int>(Row::panel_bytes(p.of)), behind = Row::group_bytes(p.of);
+    const unsigned char* groups =
+        static_cast<const unsigned char*>(p.weight) + static_cast<int64_t>(first) * bytes + kPanelHeader;
+    const Row row = Row::at(p.weight, p.of, first / 2 + panel / 2, panel % 2 * 16 + threadIdx.x % 16);
+    const int lines = row.eights == 0 ? 0 : row.eights >= 3 ? 1 : 8 >> row.eights;
+    return {p, tiles, begin, row, groups, bytes, behind, lines * Row::kGroupLine / 16, panels_of(p.of) - first - 1};
+  }
+  // Of a panel or a row of x behind the last, the last one stands in the place: nobody reads these sums.
+  INGOT_DEVICE const unsigned char* panel(int number) const {
+    return groups + static_cast<int64_t>(min(number, last_panel)) * bytes;
+  }
+  INGOT_DEVICE void copy_codes(int step) const {
+    constexpr int kEach = Step::kPanel / 16, kAtOnce = kGroup / kEach;  // pieces of a panel, panels
+    const int thread = threadIdx.x % kGroup, first = thread / kEach, piece = thread % kEach;
+    unsigned char* to = Tile::codes(tiles, step - begin);
+    const int from = codes + step * Step::kPanel + piece * 16;
+#pragma unroll
+    for (int i = 0; i < kWidePanels; i += kAtOnce) {
+      copy_async(to + (first + i) * Step::kPanelLine + kept_place<Row>(piece), panel(first + i) + from, true);
+    }
+    if (thread % 16 < pieces) {
+      copy_async(to + kWidePanels * Step::kPanelLine + thread / 16 * Step::kGroups + thread % 16 * 16,
+                 panel(thread / 16) + (8 * step >> row.eights) * Row::kGroupLine + thread % 16 * 16, true);
+    }
+  }
+  INGOT_DEVICE void copy_inputs(int step) const {
+    const int column = step * kStep + threadIdx.x % 8 * 8, first = threadIdx.x % kGroup / 8;
+    const bool valid = column < p.of.k;
+    const unsigned char* from = reinterpret_cast<const unsigned char*>(p.x + (valid ? column : 0));
+    const int line = p.of.k * static_cast<int>(sizeof(Weight));
+    unsigned char* to = Tile::inputs(tiles, step - begin) + wide_place(first, threadIdx.x % 8);
+#pragma unroll
+    for (int i = 0; i < kTokens; i += 16) {
+      const int row = min(static_cast<int>(blockIdx.x) * kTokens + first + i, p.rows - 1);
+      copy_async(to + i * kWideLine, from + static_cast<int64_t>(row) * line, valid);
+    }
+  }
+  // A barrier for each step, behind which its numbers and x are there, and one before, for the first codes.
+  INGOT_DEVICE void run(int end) const {
+    for (int i = 0; i < kCodeStages - 1; ++i) {
+      if (begin + i < end) copy_codes(begin + i);
+    }
+    copy_commit();
+    wait_for_previous();
+    for (int i = 0; i < Tile::kAhead - 1; ++i) {
+      if (begin + i < end) copy_inputs(begin + i);
+      copy_commit();
+    }
+    for (int step = begin - 1; step < end; ++step) {
+      copy_wait<Tile::kAhead - 1>();  // x of this step and the codes of the next are there
+      let_units_see();
+      meet_groups<kWideThreads>();
+      if (step + Tile::kAhead < end) copy_inputs(step + Tile::kAhead);
+      if (step + kCodeStages < end) copy_codes(step + kCodeStages);
+      copy_commit();
+      if (step + 1 < end) {
+        unpack_step(row, Tile::numbers(tiles, step + 1 - begin), Tile::codes(tiles, step + 1 - begin));
+      }
+    }
+  }
+};
+
+// For gather_sums.
+template <class Row>
+struct KeptScale {
+  static constexpr bool kCodes = true;
+
+  INGOT_DEVICE static float scale(const Product& p, int number, int column) {
+    return Row::at(p.weight, p.of, number / 2, number % 2 * 16 + column).scale();
+  }
+};
+
+// parts: as in wide_product.
+template <class Row, int kTokens, int kStages, int kCodeStages>
+INGOT_DEVICE void kept_product(const Product& p, unsigned char* tiles, float* parts) {
+  using Tile = KeptTile<Row, kTokens, kStages, kCodeStages>;
+  const int steps = (p.of.k + kStep - 1) / kStep;
+  const int begin = static_cast<int>(static_cast<int64_t>(blockIdx.z) * steps / gridDim.z);
+  const int end = static_cast<int>((static_cast<int64_t>(blockIdx.z) + 1) * steps / gridDim.z);
+  float* sums = reinterpret_cast<float*>(tiles);
+  if (threadIdx.x >= kMultiplying) {
+    KeptCopies<Row, kTokens, kStages, kCodeStages>::of(p, tiles, begin).run(end);
+    meet_groups<kWideThreads>();
+  } else {
+    float sum[kTokens / 2] = {};
+    meet_groups<kWideThreads>();  // the first codes are there
+    for (int step = 0; step < end - begin; ++step) {
+      meet_groups<kWideThreads>();  // this step is there, and all are done with the one before the last
+      multiply_tiles<kTokens>(sum, Tile::numbers(tiles, step), Tile::inputs(tiles, step));
+    }
+    group_wait<0>(sum);
+    wait_for_previous();          // of whose results the epilogue reads some
+    meet_groups<kWideThreads>();  // nobody needs the tiles any more
+    gather_sums<KeptScale<Row>, kTokens>(p, sum, sums);
+  }
+  __syncthreads();
+  finish_wide<kTokens>(p, sums, parts);
+}
+
+// kOfFour, kOfBytes: stages of codes of four bits, and of bytes.
+#define INGOT_KEPT_PRODUCT(name, kTokens, kStages, kOfFour, kOfBytes, kBlocks, Row)                         \
+  INGOT_KERNEL_TO_SHARE(kWideThreads, kBlocks)                                                              \
+  name(INGOT_PRODUCT_PARAMETERS, float* parts) {                                                            \
+    INGOT_SHARED_WIDE(tiles);                                                                               \
+    if (kTokens <= 64) let_next_begin();                                                                    \
+    kept_product<Row, kTokens, kStages, Row::kBits == 4 ? kOfFour : kOfBytes>(INGOT_PRODUCT, tiles, parts); \
+  }
+#define INGOT_KEPT_PRODUCTS(format, Row)                                      \
+  INGOT_KEPT_PRODUCT(product_##format##_wide_64, 64, 4, 5, 3, 2, Row<true>)   \
+  INGOT_KEPT_PRODUCT(product_##format##_wide_128, 128, 5, 8, 6, 1, Row<true>) \
+  INGOT_KEPT_PRODUCT(product_##format##_wide_256, 256, 4, 6, 4, 1, Row<true>)
