@@ -198,19 +198,43 @@ def fp4(codes: str, group: int, *, factor: str = "", divides: bool = False) -> P
     return pack
 
 
+def with_columns(packer: Packer) -> Packer:
+    """Of ModelOpt: factors of the input's columns."""
+
+    def pack(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
+        tensors, weight = packer(rng, n, k)
+        stored, columns = floats(rng, (k,), DType.BF16, 1.0)
+        idle: Tensors = {"input_scale": (DType.F32, np.array([3], np.float32))}
+        return {**tensors, "pre_quant_scale": (DType.BF16, stored), **idle}, weight * columns
+
+    return pack
+
+
 def modelopt_int4(group: int) -> Packer:
     def pack(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
         codes = rng.integers(-8, 8, (n, k))
         stored, scales = floats(rng, (n, k // group), DType.F32)
-        before, columns = floats(rng, (k,), DType.BF16, 1.0)
         nibble = (codes & 15).astype(np.uint8)
+        tensors: Tensors = {"weight": (DType.U8, nibble[0::2] | nibble[1::2] << 4), "weight_scale": (DType.F32, stored)}
+        return tensors, codes * scales.repeat(group, 1)
+
+    return with_columns(pack)
+
+
+def int8_groups(group: int) -> Packer:
+    """int-quantized of compressed-tensors with zero points, in an order of columns."""
+
+    def pack(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
+        codes, zeros = (rng.integers(-128, 128, (n, size)).astype(np.int8) for size in (k, k // group))
+        stored, scales = floats(rng, (n, k // group), DType.F32, 0.001)
+        owner = rng.permutation(np.arange(k) // group)
         tensors: Tensors = {
-            "weight": (DType.U8, nibble[0::2] | nibble[1::2] << 4),
+            "weight": (DType.I8, codes),
             "weight_scale": (DType.F32, stored),
-            "pre_quant_scale": (DType.BF16, before),
-            "input_scale": (DType.F32, np.array([3], np.float32)),
+            "weight_zero_point": (DType.I8, zeros),
+            "weight_g_idx": (DType.I32, owner.astype(np.int32)),
         }
-        return tensors, codes * scales.repeat(group, 1) * columns
+        return tensors, (codes.astype(int) - zeros[:, owner]) * scales[:, owner]
 
     return pack
 

@@ -23,6 +23,7 @@ class Format:
     """names   as `quant_method` says
     marks   a module that has one of these tensors is quantised
     parts   all tensors that such a module may have, but for its bias
+    idle    those of them that change no weight: scales of inputs and of the KV cache, notes of the writer
     read    makes its weight
     skipped the modules that the configuration leaves unquantised, as it spells them
     joint   what stands between a module's name and a part's
@@ -33,17 +34,19 @@ class Format:
     parts: tuple[str, ...]
     read: "Callable[[Module], Quantised]"
     skipped: Callable[[Section], tuple[str, ...]]
+    idle: tuple[str, ...] = ()
     joint: str = "."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
-    """name: without the name of a tensor. parts: name within the module → tensor."""
+    """name: without the name of a tensor. parts: name within the module → tensor. used: parts that were asked for."""
 
     name: str
     format: str
     parts: Mapping[str, StoredTensor]
     settings: Section
+    used: set[str] = dataclasses.field(default_factory=set)
 
     def where(self, part: str = "") -> str:
         """For errors."""
@@ -61,6 +64,7 @@ class Module:
                 got=", ".join(sorted(self.parts)),
                 hint="download the model again; if it is complete, it was made by a writer that ingot does not know",
             )
+        self.used.add(name)
         tensor = self.parts[name]
         if tensor.dtype_name not in dtypes or (ndim is not None and len(tensor.shape) != ndim):
             raise CheckpointError(

@@ -20,7 +20,7 @@ from ingot.tensor_file import StoredTensor
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 MODELOPT_FILE = "hf_quant_config.json"
-_CACHE = ("k_scale", "v_scale", "q_scale")  # of attention: a KV cache is rounded as the engine says
+_CACHE = ("k_scale", "v_scale", "q_scale", "kv_scale")  # of attention: a KV cache is rounded as the engine says
 _ORIGINAL = "convert the model's original weights, or a version of it in AWQ, GPTQ, FP8 or compressed-tensors"
 
 # What ingot does not read, by quant_method: why.
@@ -102,7 +102,9 @@ def read_quantised(config: Section, folder: Path, tensors: Mapping[str, StoredTe
                 got=", ".join(sorted(parts)),
                 hint="correct the list of modules that are not quantised",
             )
-        weight = form.read(Module(name=module, format=name, parts=parts, settings=settings))
+        read = Module(name=module, format=name, parts=parts, settings=settings)
+        weight = form.read(read)
+        _refuse_unused(form, read)
         quantised[weight.name] = weight
     _refuse_leftovers(form, plain, settings)
     extra = (folder / MODELOPT_FILE,) if (folder / MODELOPT_FILE).is_file() else ()
@@ -159,6 +161,18 @@ def _modules(
     taken = {tensor.name for parts in found.values() for tensor in parts.values()}
     taken |= {parts[each].name for parts in groups.values() for each in _CACHE if each in parts}
     return found, {name: tensor for name, tensor in tensors.items() if name not in taken}
+
+
+def _refuse_unused(form: Format, module: Module) -> None:
+    """Raise UnsupportedModelError where the format has a meaning for a tensor in other modules only."""
+    if unused := sorted(module.parts.keys() - module.used - set(form.idle)):
+        raise UnsupportedModelError(
+            "a quantised module has tensors that modules of its format do not have",
+            where=module.name,
+            expected=", ".join(sorted(module.used)),
+            got=", ".join(unused),
+            hint=_ORIGINAL,
+        )
 
 
 def _refuse_leftovers(form: Format, plain: Mapping[str, StoredTensor], settings: Section) -> None:

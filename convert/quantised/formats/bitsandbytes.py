@@ -157,4 +157,5 @@ FORMAT = Format(
     ),
     read=read,
     skipped=_skipped,
+    idle=("weight_format",),
 )

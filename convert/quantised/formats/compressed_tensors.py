@@ -9,6 +9,8 @@ nvfp4-pack-quantized   weight_packed U8 [N, K/2], weight_scale F8_E4M3 [N, K/16]
 mxfp4-pack-quantized   weight_packed U8 [N, K/2], weight_scale U8 [N, K/32]
 """
 
+import math
+
 import numpy as np
 
 from ingot.configs.read import Section
@@ -31,7 +33,18 @@ _FORMATS = (
     "mxfp4-pack-quantized",
     "mxfp8-quantized",
 )
+_ROWS = 1 << 16  # of codes, which are looked at to tell how they are packed
 _EXPONENTS = ("U8", "F8_E8M0")
+_IDLE = (
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "output_scale",
+    "output_zero_point",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+)
 
 
 def read(module: Module) -> Quantised:
@@ -41,6 +54,7 @@ def read(module: Module) -> Quantised:
         raise unsupported(
             "compressed-tensors with sparse weights are not supported", settings, "sparsity_config", "format dense"
         )
+    _refuse_rotated_inputs(settings)
     scheme = _scheme(settings, module.name)
     weights = scheme.section("weights")
     place = scheme if scheme.has("format") else settings
@@ -59,6 +73,23 @@ def read(module: Module) -> Quantised:
         blocks = weights.text("strategy") == "block"
         return read_fp8(module, "weight_scale", read_block(weights, "block_structure") if blocks else None)
     return _read_packed(module, weights) if form == "pack-quantized" else _read_bytes(module, weights)
+
+
+def _refuse_rotated_inputs(settings: Section) -> None:
+    """Raise UnsupportedModelError for matrices that multiply inputs, results or the KV cache while the model runs.
+
+    Those of weights are part of the stored weights.
+    """
+    transforms = settings.section("transform_config") if settings.has("transform_config") else Section({}, "")
+    for scheme in sections(transforms, "config_groups").values():
+        for applied in scheme.tables("apply"):
+            if not applied.text("location").startswith("weight_"):
+                raise unsupported(
+                    "compressed-tensors with rotated inputs are not supported",
+                    applied,
+                    "location",
+                    "weight_input, weight_output",
+                )
 
 
 def _scheme(settings: Section, name: str) -> Section:
@@ -90,13 +121,25 @@ def _group(module: Module, weights: Section, columns: int) -> int:
 def _read_bytes(module: Module, weights: Section) -> Quantised:
     n, k = module.part("weight", ("I8",), 2).shape
     scale: Piece
+    order = None
     if weights.text("strategy", "channel") == "group":
         group = _group(module, weights, k)
         scale = module.scale_piece("weight_scale", (n, -(-k // group)))
+        order = column_order(module, "weight_g_idx", k, group) if module.has("weight_g_idx") else None
     else:
         scale, group = module.blocks_piece("weight_scale", n, k, None)
-    pieces = {"scale": scale, "zero": _zero_bytes(module, scale.shape)}
-    return module.made((n, k), Code.I8, group, module.stored_codes("weight"), pieces, codes="weight")
+    stored = module.stored_codes("weight")
+
+    def load() -> Rows:
+        rows = stored()
+        return rows if order is None else lambda begin, end: rows(begin, end)[:, order]
+
+    pieces = {
+        "scale": scale,
+        "zero": _zero_bytes(module, scale.shape),
+        "order": order_piece(order, module.where("weight_g_idx")),
+    }
+    return module.made((n, k), Code.I8, group, load, pieces, codes="weight")
 
 
 def _read_packed(module: Module, weights: Section) -> Quantised:
@@ -111,10 +154,8 @@ def _read_packed(module: Module, weights: Section) -> Quantised:
     module.require("weight_scale", (n, scale.shape[1]))
     group = _group(module, weights, k)
     order = column_order(module, "weight_g_idx", k, group) if module.has("weight_g_idx") else None
-    dense = (n, -(-k * bits // 32))
-    if words.shape != (n, -(-k // (32 // bits))):
-        module.require("weight_packed", dense)
-    unpack = fields if words.shape == dense else fields_per_word  # words of whole fields: before 0.20
+    whole = _has_whole_fields(module, k, bits)
+    unpack = fields_per_word if whole else fields
     centre = np.uint8(1 << bits - 1)
 
     def rows(begin: int, end: int) -> Bytes:
@@ -128,7 +169,7 @@ def _read_packed(module: Module, weights: Section) -> Quantised:
     code = Code.integers(bits, k, signed=True)
     pieces = {
         "scale": module.scale_piece("weight_scale", shape),
-        "zero": _zero_points(module, shape, bits),
+        "zero": _zero_points(module, shape, bits, whole=whole),
         "order": order_piece(order, module.where("weight_g_idx")),
     }
     return module.made((n, k), code, group, load, pieces, codes="weight_packed")
@@ -150,7 +191,20 @@ def _shape(module: Module) -> tuple[int, int]:
     return n, k
 
 
-def _zero_points(module: Module, shape: tuple[int, int], bits: int) -> Piece | None:
+def _has_whole_fields(module: Module, columns: int, bits: int) -> bool:
+    """Whether the highest bits of each word are left empty, as before 0.20. Where rows have as many words in both
+    ways, the bits themselves tell.
+    """
+    words, whole, dense = module.parts["weight_packed"], -(-columns // (32 // bits)), -(-columns * bits // 32)
+    if words.shape[1] not in (whole, dense):
+        module.require("weight_packed", (words.shape[0], dense))
+    if whole != dense or 32 % bits == 0:
+        return whole != dense and words.shape[1] == whole
+    spare = np.uint32((1 << 32) - (1 << 32 // bits * bits))
+    return not (read_rows(words, 0, min(words.shape[0], _ROWS)).view(np.uint32) & spare).any()
+
+
+def _zero_points(module: Module, shape: tuple[int, int], bits: int, *, whole: bool) -> Piece | None:
     """Packed along the rows, or a byte each. Where a file of an asymmetric weight has none, all were 0."""
     if not module.has("weight_zero_point"):
         return None
@@ -158,10 +212,9 @@ def _zero_points(module: Module, shape: tuple[int, int], bits: int) -> Piece | N
     if tensor.dtype_name == "I8":
         return _zero_bytes(module, shape, 1 << bits - 1)
     n, groups = shape
-    dense = (-(-n * bits // 32), groups)
-    if tensor.shape != (-(-n // (32 // bits)), groups):
-        module.require("weight_zero_point", dense)
-    unpack = fields if tensor.shape == dense else fields_per_word
+    rows = -(-n // (32 // bits)) if whole else -(-n * bits // 32)
+    module.require("weight_zero_point", (rows, groups))
+    unpack = fields_per_word if whole else fields
 
     def load() -> Bytes:
         words = np.ascontiguousarray(read_rows(tensor).view(np.int32).T)
@@ -175,11 +228,12 @@ def _zero_bytes(module: Module, shape: tuple[int, ...], limit: int = 128) -> Pie
     if not module.has("weight_zero_point"):
         return None
     tensor = module.part("weight_zero_point", ("I8",))
-    if tensor.shape not in (shape, shape[:1]):
+    count = math.prod(tensor.shape)
+    if tensor.shape != shape and (shape[1] > 1 or count not in (1, shape[0])):
         module.require("weight_zero_point", shape)
 
     def load() -> Bytes:
-        found = read_rows(tensor).reshape(shape).astype(np.int16)
+        found = np.broadcast_to(read_rows(tensor).reshape(-1, shape[1]), shape).astype(np.int16)
         if (found < -limit).any() or (found >= limit).any():
             raise CheckpointError(
                 "zero points lie outside the codes",
@@ -207,15 +261,9 @@ FORMAT = Format(
         "weight_zero_point",
         "weight_g_idx",
         "weight_global_scale",
-        "input_scale",
-        "input_zero_point",
-        "input_global_scale",
-        "output_scale",
-        "output_zero_point",
-        "k_scale",
-        "v_scale",
-        "q_scale",
+        *_IDLE,
     ),
     read=read,
     skipped=_skipped,
+    idle=_IDLE,
 )

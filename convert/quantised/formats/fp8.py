@@ -11,6 +11,7 @@ from ingot.convert.quantised.form import Code, Quantised
 from ingot.convert.quantised.module import FLOATS, Format, Module, unsupported
 
 _SCALES = (*FLOATS, "F8_E8M0")
+_IDLE = ("input_scale", "activation_scale", "input_scale_ub", "output_scale", "k_scale", "v_scale", "kv_scale")
 
 
 def read(module: Module) -> Quantised:
@@ -51,7 +52,8 @@ def _skipped(settings: Section) -> tuple[str, ...]:
 FORMAT = Format(
     names=("fp8", "fbgemm_fp8"),
     marks=("weight_scale_inv", "weight_scale"),
-    parts=("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale", "input_scale_ub"),
+    parts=("weight", "weight_scale_inv", "weight_scale", *_IDLE),
     read=read,
     skipped=_skipped,
+    idle=_IDLE,
 )

@@ -22,6 +22,20 @@ from ingot.tensor_file import read_rows
 
 _INTEGERS = ("I64", "I32", "U8")
 _BITS = (1, 2, 3, 4, 8)
+_IDLE = (
+    "group_size",
+    "packing",
+    "round_zero",
+    "optimize",
+    "channel_wise",
+    "compute_dtype",
+    "encoded_state_dict",
+    "offload_meta",
+    "quant_scale",
+    "quant_zero",
+    "stores_quant_config",
+    "unpack_view_dtype",
+)
 
 
 def read(module: Module) -> Quantised:
@@ -130,27 +144,8 @@ def _skipped(settings: Section) -> tuple[str, ...]:
 FORMAT = Format(
     names=("hqq",),
     marks=("W_q",),
-    parts=(
-        "W_q",
-        "scale",
-        "zero",
-        "nbits",
-        "axis",
-        "group_size",
-        "shape",
-        "packing",
-        "view_as_float",
-        "round_zero",
-        "optimize",
-        "channel_wise",
-        "compute_dtype",
-        "encoded_state_dict",
-        "offload_meta",
-        "quant_scale",
-        "quant_zero",
-        "stores_quant_config",
-        "unpack_view_dtype",
-    ),
+    parts=("W_q", "scale", "zero", "nbits", "axis", "shape", "view_as_float", *_IDLE),
     read=read,
     skipped=_skipped,
+    idle=_IDLE,
 )

@@ -96,6 +96,11 @@ CASES: dict[str, tuple[dict[str, object], write.Packer, bool]] = {
         write.bytes_with_scale(INT8, "weight_scale", (1, 0)),
         False,
     ),
+    "ct int8 asymmetric, actorder": (
+        compressed("int-quantized", num_bits=8, strategy="group", group_size=32, symmetric=False),
+        write.int8_groups(32),
+        False,
+    ),
     "ct fp8 tensor": (
         fp8("float-quantized", "tensor"),
         write.bytes_with_scale(DType.F8, "weight_scale", None, flat=True),
@@ -140,6 +145,16 @@ CASES: dict[str, tuple[dict[str, object], write.Packer, bool]] = {
     "modelopt int4": (
         {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 16},
         write.modelopt_int4(16),
+        True,
+    ),
+    "modelopt nvfp4 with factors of columns": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ", "group_size": 16},
+        write.with_columns(write.fp4("weight", 16, factor="weight_scale_2")),
+        True,
+    ),
+    "modelopt fp8 with factors of columns": (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        write.with_columns(write.bytes_with_scale(DType.F8, "weight_scale", None, flat=True)),
         True,
     ),
     "bnb nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, write.bnb4(64), False),
@@ -195,6 +210,22 @@ def test_a_format(tmp_path: Path, name: str) -> None:
     )
     build(BuildConfig(target="ref", precision="f32"), tmp_path / "checkpoint", tmp_path / "engine")
     np.testing.assert_allclose(engine_logits(tmp_path / "engine", IDS), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+@pytest.mark.parametrize("bits", [3, 5])
+@pytest.mark.parametrize("dense", [True, False])
+def test_rows_of_as_many_words_in_both_packings(tmp_path: Path, bits: int, *, dense: bool) -> None:
+    """Words of whole fields, or a dense stream: the bits that only one of them leaves empty tell them apart."""
+    size = 24
+    shape = {"hidden_size": size, "intermediate_size": size, "num_attention_heads": 2, "num_key_value_heads": 2}
+    settings = compressed("pack-quantized", num_bits=bits, strategy="group", group_size=8, symmetric=False)
+    packer = write.packed(bits, 8, symmetric=False, dense=dense)
+    products = dict.fromkeys(write.PRODUCTS, (size, size))
+    config = {**shape, "head_dim": size // 2}
+    weights = write.write_model(tmp_path / "model", settings, packer, config=config, products=products)
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
+    for product, got in zip(write.PRODUCTS, product_weights(tmp_path / "checkpoint"), strict=False):
+        np.testing.assert_array_equal(got, weights[f"model.layers.0.{product}.weight"])
 
 
 def test_inspect_says_where_an_engine_came_from(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def as_they_are(tensors: write.Tensors) -> None:
     """No change."""
 
 
-@pytest.mark.daily(29)
+@pytest.mark.daily(30)
 @pytest.mark.parametrize(
     ("settings", "packer", "change", "words"),
     [
@@ -158,6 +158,18 @@ def as_they_are(tensors: write.Tensors) -> None:
             write.packed(4, 32),
             as_they_are,
             "sparse weights(.|\n)*sparse-24",
+        ),
+        (
+            {**CT, "transform_config": {"config_groups": {"R4": {"apply": [{"location": "input"}]}}}},
+            write.packed(4, 32),
+            as_they_are,
+            r"rotated inputs(.|\n)*apply\[0\].location",
+        ),
+        (
+            CT,
+            write.packed(4, 32),
+            lambda tensors: tensors.update({f"{Q}.weight_global_scale": (DType.F32, np.ones(1, np.float32))}),
+            f"do not have(.|\n)*{Q}(.|\n)*got: weight_global_scale",
         ),
         (
             {"load_in_4bit": True},
