@@ -19,6 +19,7 @@ Fields = Mapping[int, list[int | bytes]]
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _BPE = 2
 _MAX_MODEL = 16 << 20  # bytes: three times the largest vocabularies
+_MAX_PIECE = 1_000  # characters: ten times the longest runs of spaces
 _SPACE = "\u2581"
 HINT = "save the tokenizer as tokenizer.json with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
 
@@ -127,11 +128,22 @@ def _check(path: Path, trainer: Fields, normalizer: Fields) -> None:
 
 
 def _merges(pieces: list[TokenPiece], vocab: Mapping[str, int]) -> list[list[str]]:
-    """Every pair of pieces whose join is a piece: joins by falling score, pairs by the ids of their parts."""
+    """Every pair of pieces whose join is a piece: joins by falling score, pairs by the ids of their parts.
+
+    Raises CheckpointError for a piece so long that trying all its cuts would take very long.
+    """
     ranked = []
-    for piece in pieces:
+    for index, piece in enumerate(pieces):
         if piece.kind not in (_NORMAL, _USER_DEFINED):
             continue
+        if len(piece.text) > _MAX_PIECE:
+            raise CheckpointError(
+                "a token is too long",
+                where=f"token {index}: {piece.text[:20]}...",
+                expected=f"at most {_MAX_PIECE:,} characters",
+                got=f"{len(piece.text):,}",
+                hint="download the model again: its vocabulary is damaged",
+            )
         for cut in range(1, len(piece.text)):
             left, right = vocab.get(piece.text[:cut]), vocab.get(piece.text[cut:])
             if left is not None and right is not None:

@@ -133,6 +133,13 @@ def model_files(path: Path) -> list[Path]:
     paths = [first]
     if part is not None:
         count = int(part["count"])
+        if not count:
+            raise CheckpointError(
+                "the file's name says that the model has no parts",
+                where=str(path),
+                expected="-00001-of-00003.gguf and the like",
+                hint="give the file its own name again",
+            )
         paths = [first.with_name(f"{part['name']}-{n:05d}-of-{count:05d}{SUFFIX}") for n in range(1, count + 1)]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise CheckpointError(

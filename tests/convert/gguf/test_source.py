@@ -62,6 +62,13 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
         convert(ConvertOptions(model_dir=first, output_dir=tmp_path / "checkpoint"))
 
 
+def test_a_part_of_none(tmp_path: Path) -> None:
+    path, _ = write_case(tmp_path, "llama", CASES["llama"])
+    wrong = path.rename(path.with_name("m-00001-of-00000.gguf"))
+    with pytest.raises(CheckpointError, match="has no parts"):
+        convert(ConvertOptions(model_dir=wrong, output_dir=tmp_path / "checkpoint"))
+
+
 def test_a_directory(tmp_path: Path) -> None:
     """One model is taken, of several none; a directory with safetensors is not a GGUF model."""
     path, model = write_case(tmp_path, "qwen3", CASES["qwen3"])

@@ -193,6 +193,10 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         ({"tokenizer.ggml.eos_token_id": 5000}, "not a token of the vocabulary"),
         ({"tokenizer.ggml.remove_extra_whitespaces": True}, "remove_extra_whitespaces"),
         ({"tokenizer.ggml.scores": [float("nan")] * 259}, "finite numbers"),
+        (
+            {"tokenizer.ggml.tokens": ["x" * 1001, *map(str, range(258))], "tokenizer.ggml.token_type": [1] * 259},
+            "token is too long(.|\n)*token 0: xxxx(.|\n)*1,001",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(tmp_path: Path, change: dict[str, object], words: str) -> None:
