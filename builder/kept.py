@@ -98,8 +98,8 @@ def kept_precision(*tensors: gs.Tensor) -> Precision | None:
     found = [grid for grid in grids if grid is not None]
     if len(found) < len(grids) or not panels_alike(*tensors):
         return None
-    if all(w8_parts(each.tensor) for each in pieces):
-        return None  # w8 holds these codes
+    if held_by_w8(*tensors):
+        return None
     group = min(grid.engine_group for grid in found)
     floats = {grid.floats for grid in found}
     if group == 0 or len(floats) > 1:
@@ -268,6 +268,11 @@ def w8_parts(tensor: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:
     one = node.attrs.get("block_size", 0) >= shape[1] and weight_shape(scale) == (shape[0], 1)
     signed_bytes = _code_of(codes) == _Code(bits=8, signed=True)
     return (codes, scale) if one and signed_bytes and node.attrs.get("axis", 1) in (1, -1) else None
+
+
+def held_by_w8(*tensors: gs.Tensor) -> bool:
+    """Whether w8 keeps the codes of weights whose rows lie one below the other."""
+    return all(w8_parts(each.tensor) for each in _all_pieces(*tensors))
 
 
 @functools.cache

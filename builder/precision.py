@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import stored_dtypes
 from ingot.builder.graph import Graph, weight_shape
-from ingot.builder.kept import kept_precision
+from ingot.builder.kept import held_by_w8, kept_precision
 from ingot.builder.node_kinds import decides, is_matmul, is_monotone, is_of_heads, is_product, reads_table, specs
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import PRECISIONS, DType, Precision
@@ -109,7 +109,8 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
     for node in products:
         values[kept.get(node.name, Precision(dtype=DType.W8))] += math.prod(weight_shape(product_weight(node)))
     ((most, _),) = values.most_common(1)
-    found = f"{len(kept)} of {len(products)} matmuls keep their codes" if kept else "no matmul can keep its codes"
+    count = sum(node.name in kept or held_by_w8(product_weight(node)) for node in products)
+    found = f"{count} of {len(products)} matmuls keep their codes" if count else "no matmul can keep its codes"
     lacking = sorted({Precision.parse(each).dtype.value for each in KEPT} - _offered(target))
     why = f"; {target.name} computes no {', '.join(lacking)}" if lacking else ""
     notes.append(f"chose --precision {most}: the checkpoint is quantised; {found}{why}")

@@ -55,7 +55,9 @@ KEPT: dict[str, tuple[set[str], float]] = {
     "gptq, bits by module": ({"w8tg32"}, 0),
     "ct 8 bits": ({"w8"}, 0),
     "ct int8": ({"w8"}, 0),
+    "ct int8 asymmetric, actorder": ({"w8tsg32"}, HALF),
     "torchao int4": ({"w8tsg32"}, 0),
+    "bnb int8": ({"w8"}, 2.0**-23),
 }
 # type → (group of its products, what packing may change of one); one block is a row of some, whose group is 128
 GGUF: dict[int, tuple[str, float]] = {2: ("w4t", 0), 3: ("w4ts", 0), 20: ("w4t", 0), 39: ("w4t", 0)}
@@ -93,8 +95,10 @@ def test_a_format(tmp_path: Path, name: str) -> None:
     """What cannot be kept is w8: groups of odd sizes, scales of columns."""
     settings, packer, _ = CASES[name]
     write.write_model(tmp_path / "model", settings, packer)
-    found = products(built(tmp_path, tmp_path / "model"))
+    report = built(tmp_path, tmp_path / "model")
+    found = products(report)
     wanted, bound = KEPT.get(name, ({"w8"}, 0.02))
+    assert ("no matmul can keep its codes" in " ".join(report.notes)) == (name not in KEPT)
     assert {precision for precision, _ in found.values()} == wanted
     assert max(error for _, error in found.values()) <= bound
 
