@@ -35,7 +35,11 @@ def windows_of(
     found: list[list[int]] = []
     left = count
     for text in texts:
+        if left == 0:
+            break
         ids = tokenizer.encode(text, add_special_tokens=False).ids
+        if ids[:1] == first:  # a chat template has written it
+            ids = ids[1:]
         if any(each >= vocab_size for each in ids):
             raise UsageError(
                 "the tokenizer gives tokens that the model does not have",

@@ -38,7 +38,7 @@ def read_calibration(name: str, model: Path) -> list[str]:
 
 def _lines(text: str, path: Path, model: Path) -> Iterator[str]:
     templates: ChatTemplates | None = None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a JSON text may hold other ends of lines
         if not line.strip():
             continue
         where = f"{path}:{number}"

@@ -15,6 +15,8 @@ def test_texts_and_chats(tmp_path: Path) -> None:
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"text": "one"}\n\n{"messages": [{"role": "user", "content": "two"}]}\n')
     assert read_calibration(str(lines), tmp_path) == ["one", "<|im_start|>user\ntwo<|im_end|>\n"]
+    lines.write_text('{"text": "one\u2028two\x85three"}\r\n{"text": "four"}\n', encoding="utf-8")
+    assert read_calibration(str(lines), tmp_path) == ["one\u2028two\x85three", "four"]
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,8 @@ def _absmax(module: Module, state: Section) -> Bits:
     outer = read_rows(module.parts["weight.nested_absmax"]).view(np.float32)
     values = read_rows(module.parts["weight.nested_quant_map"]).view(np.float32)[stored.view(np.uint8)]
     owners = np.arange(len(stored)) // state.integer("nested_blocksize")
-    found: Bits = values * outer[owners] + np.float32(state.number("nested_offset"))
+    with np.errstate(over="ignore"):  # an offset that float32 does not hold is refused as an infinite scale
+        found: Bits = values * outer[owners] + np.float32(state.number("nested_offset"))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.builder.build import build
 from ingot.builder.calibrated.quantize import CALIBRATION, QUANTISING, WEIGHTS_FILE, QuantizeReport, quantize
-from ingot.builder.calibrated.text import text_hash
+from ingot.builder.calibrated.text import text_hash, windows_of
 from ingot.builder.expressions import WeightReader
 from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
@@ -53,6 +53,14 @@ def checkpoint_of(folder: Path, config: dict[str, object] = LLAMA) -> Path:
     write_tokenizer(model)
     convert(ConvertOptions(model_dir=model, output_dir=folder / "c"))
     return folder / "c"
+
+
+def test_windows_begin_with_the_first_token_once(tmp_path: Path) -> None:
+    """A chat template may have written it; texts behind the last token that counts are not looked at."""
+    checkpoint = checkpoint_of(tmp_path)
+    (checkpoint / "generation_config.json").write_text('{"bos_token_id": 4}')  # a
+    found = windows_of(Checkpoint.open(checkpoint), ["a" + "b" * 9, "c" * 9, "d"], 99, 10_000, 18)
+    assert found == [[4, *[5] * 9], [4, *[6] * 9]]
 
 
 def quantised(
