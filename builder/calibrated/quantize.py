@@ -280,9 +280,9 @@ def _write(
             factors[product.fold.tied] = fold
             if product.fold.divided is not None:
                 divisors[product.fold.divided] = factors
-            for name in product.fold.vectors:
+            for name, offset in ((each.name, np.float32(each.offset)) for each in product.fold.vectors):
                 check_sources(vectors[name], work.checkpoint)
-                values = reader.read_rows(vectors[name], 0, len(factors))[:, 0] / factors
+                values = (reader.read_rows(vectors[name], 0, len(factors))[:, 0] + offset) / factors - offset
                 vectors_made[name] = f"{name}/folded"
                 spec = TensorSpec(name=vectors_made[name], dtype=DType.F32, shape=(len(factors),))
                 tensors.append(NewTensor(spec=spec, read=functools.partial(iter, [values.astype(np.float32)])))

@@ -53,6 +53,14 @@ class Leaf:
         return math.prod(self.shape) // self.columns
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Vector:
+    """offset: a number that the Graph adds to the stored ones."""
+
+    name: str
+    offset: float = 0.0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fold:
     """What takes the inverse of a fold of a product's columns.
@@ -63,7 +71,7 @@ class Fold:
     """
 
     tied: npt.NDArray[np.intp]
-    vectors: tuple[str, ...]
+    vectors: tuple[Vector, ...]
     divided: str | None = None
 
 
@@ -105,9 +113,9 @@ class StoredGraph:
         if node is None or len(self._users[value]) != len(products):
             return None
         if node.op_type in _NORMS:
-            vectors = tuple(node.input[1:])
-            alone = all(len(self._users[each]) == 1 for each in vectors)
-            return Fold(tied=np.arange(columns), vectors=vectors) if alone else None
+            vectors = [self._own_vector(each) for each in node.input[1:]]
+            known = tuple(each for each in vectors if each is not None)
+            return Fold(tied=np.arange(columns), vectors=known) if len(known) == len(vectors) else None
         if node.op_type == "Mul":
             found = (self._linear(each, columns, np.arange(columns)) for each in node.input)
             return next((each for each in found if each is not None), None)
@@ -145,18 +153,39 @@ class StoredGraph:
         node = self._producers.get(value)
         if node is None or len(self._users[value]) != 1:
             return None
-        biases: tuple[str, ...] = ()
+        biases: tuple[Vector, ...] = ()
         if node.op_type == "Add":
             vectors = [name for name in map(self._vector, node.input) if name is not None]
             others = [name for name in node.input if self._vector(name) is None]
             if len(vectors) != 1 or len(self._users[others[0]]) != 1 or len(self._users[vectors[0]]) != 1:
                 return None
-            biases, node = tuple(vectors), self._producers.get(others[0])
+            biases, node = (Vector(name=vectors[0]),), self._producers.get(others[0])
         if node is None or node.op_type != "MatMul":
             return None
         leaf = self.leaf(self._stored_name(node.input[1]))
         fits = leaf is not None and len(leaf.shape) == 2 and leaf.rows == weight_rows and self._products(leaf) == [node]
         return Fold(tied=tied, vectors=biases, divided=leaf.name) if leaf is not None and fits else None
+
+    def _own_vector(self, value: str) -> Vector | None:
+        """What a norm multiplies with or adds: a stored vector that nobody else reads, maybe with a number added."""
+        if len(self._users[value]) != 1:
+            return None
+        node, offset = self._producers.get(value), 0.0
+        if node is not None and node.op_type == "Add":
+            numbers = [found for found in map(self._number, node.input) if found is not None]
+            others = [each for each in node.input if self._number(each) is None]
+            if len(numbers) != 1 or len(self._users[others[0]]) != 1:
+                return None
+            value, offset = others[0], numbers[0]
+        name = self._vector(value)
+        return Vector(name=name, offset=offset) if name is not None and len(self._users[name]) == 1 else None
+
+    def _number(self, value: str) -> float | None:
+        """A constant without dimensions."""
+        proto = self.initializers.get(value)
+        if proto is None or proto.dims or proto.data_location == TensorProto.EXTERNAL:
+            return None
+        return float(numpy_helper.to_array(proto))
 
     def _vector(self, value: str) -> str | None:
         """The initialiser of one axis that a value is, maybe cast."""

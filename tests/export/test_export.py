@@ -18,6 +18,7 @@ from ingot.configs.quantize import QuantizeOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.convert.gguf.header import read_gguf_header
+from ingot.dtypes import DType, from_float32
 from ingot.errors import UnsupportedModelError, UsageError
 from ingot.export.export import export
 from ingot.export.gguf_tokenizer import gguf_tokenizer
@@ -29,7 +30,7 @@ from tests.convert.test_golden import TOLERANCE
 from tests.e2e.same_bits import random_checkpoint
 from tests.gguf_files import BLOCKS
 from tests.graph_logits import logits_of_graph
-from tests.handmade import TINY_GPT2, TINY_LLAMA, write_model
+from tests.handmade import TINY_GPT2, TINY_LLAMA, random_tensors, write_model
 from tests.tiny import load_model
 
 TEXT = ["Once upon a time there was a fox, who lived in a wood; the fox was quick and brown. " * 6]
@@ -282,6 +283,29 @@ def test_transformers_read_the_directory(tmp_path: Path, name: str) -> None:
     ids = IDS % 50
     ours = logits_of_graph(checkpoint, ids)
     assert np.abs(load_model(tmp_path / "x").logits(ids) - ours).max() < TOLERANCE * np.ptp(ours)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama", DType.BF16), ("gemma2", DType.F32)])
+def test_norms_that_took_a_fold(tmp_path: Path, name: str, dtype: DType) -> None:
+    """Of a model whose norms are cast to float32, and of one that adds 1 to them."""
+    head = {"head_dim": 32, "query_pre_attn_scalar": 32} if name == "gemma2" else {}
+    config = {**LLAMA, **(family_config(name, {**LLAMA, **head, "model_type": name}) if head else {})}
+    tensors = random_tensors(config, dtype=dtype)
+    for key, (_, bits) in tensors.items():
+        if "input_layernorm" in key:
+            bits[::16] = from_float32(np.full(len(bits[::16]), 20, np.float32), dtype)
+    model = write_model(tmp_path / "m", config, tensors=tensors)
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copyfile(SHIPPED / file, model / file)
+    convert(ConvertOptions(model_dir=model, output_dir=tmp_path / "c"))
+    report = quantize(QuantizeOptions(output_dir=tmp_path / "q", precision="w8"), tmp_path / "c", TEXT)
+    assert "folded" in {each.name: each.method for each in report.products}["layers.0/qkv"]
+    exact, found = (logits_of_graph(tmp_path / each, IDS) for each in "cq")
+    assert np.sqrt(np.square(found - exact).mean()) < 0.2 * exact.std()
+    export(tmp_path / "q", tmp_path / "x.gguf", "gguf", as_floats=True)
+    assert_same(tmp_path / "q", tmp_path / "x.gguf", tmp_path / "from_gguf")
+    export(tmp_path / "q", tmp_path / "x", "compressed-tensors")
+    assert_same(tmp_path / "q", tmp_path / "x", tmp_path / "from_directory")
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_a_fold_changes_no_logits(tmp_path: Path, config: dict[str, object], exp
         taker = stored.leaf(fold.divided)
         assert taker is not None
         changes.append((taker.name, 1 / factors, not taker.transposed))
-        changes += [(name, 1 / factors, False) for name in fold.vectors]
+        changes += [(each.name, 1 / factors, False) for each in fold.vectors]
         for name, factor, by_row in changes:
             each = numpy_helper.to_array(values[name])
             values[name].CopyFrom(numpy_helper.from_array(each * (factor[:, None] if by_row else factor), name))
