@@ -99,6 +99,7 @@ def test_compressed_tensors_have_the_same_values(tmp_path: Path, precision: str,
     checkpoint = quantised(tmp_path, precision, codes)
     report = export(checkpoint, tmp_path / "x", "compressed-tensors")
     assert report.floats == ()
+    assert report.kinds[{"w8": "int8", "f8": "f8"}.get(precision, "int4")] == 7 * 2
     assert_same(checkpoint, tmp_path / "x", tmp_path / "back")
     config = json.loads((tmp_path / "x" / "config.json").read_text())["quantization_config"]
     assert config["format"] == {"w8": "int-quantized", "f8": "float-quantized"}.get(precision, "pack-quantized")

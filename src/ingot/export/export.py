@@ -117,7 +117,8 @@ def _to_directory(
             raise unsaid(name, reason, "compressed-tensors")
         floats += [names[name]] if reason else []
         codes = None if reason else weight.codes
-        kind = (weight.dtype or DType.F32).value if codes is None else f"int{codes.bits}"
+        coded = "" if codes is None else DType.F8.value if codes.floats else f"int{codes.bits}"
+        kind = coded or (weight.dtype or DType.F32).value
         kinds[kind] = kinds.get(kind, 0) + 1
     total = sum(_nbytes(weight, names[name] in floats) for name, weight in weights.items())
     parts = ("config.json", "model.safetensors", *COMPANION_FILES)
