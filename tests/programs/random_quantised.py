@@ -163,7 +163,8 @@ def _fp4(draw: random.Random, sizes: Sizes) -> Drawn:
             settings=settings, packer=write.fp4("weight_packed", 16, factor="weight_global_scale", divides=True)
         )
     settings = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
-    return Drawn(settings=settings, packer=write.fp4("weight", 16, factor="weight_scale_2"))
+    packer, columns = write.fp4("weight", 16, factor="weight_scale_2"), draw.random() < 0.5
+    return Drawn(settings=settings, packer=write.with_columns(packer) if columns else packer, twice=columns)
 
 
 def _fp8(draw: random.Random, sizes: Sizes) -> Drawn:
