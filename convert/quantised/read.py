@@ -20,6 +20,8 @@ from ingot.tensor_file import StoredTensor
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 MODELOPT_FILE = "hf_quant_config.json"
+# Of writers that left config.json as it was: file → quant_method.
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _CACHE = ("k_scale", "v_scale", "q_scale", "kv_scale")  # of attention: a KV cache is rounded as the engine says
 _ORIGINAL = "convert the model's original weights, or a version of it in AWQ, GPTQ, FP8 or compressed-tensors"
 
@@ -76,13 +78,19 @@ def settings_of(config: Section, folder: Path | None) -> Section | None:
                     section.section(key)  # says what is wrong
                 elif values:
                     return Section(values, section.place(key))
-    file = None if folder is None else folder / MODELOPT_FILE
-    if file is None or not file.is_file():
-        return None
-    values = read_object(file).get("quantization")
-    if not isinstance(values, dict) or values.get("quant_algo") is None:
-        return None  # the KV cache alone, or nothing
-    return Section({"quant_method": "modelopt", **values}, f"{file}:quantization")
+    return None if folder is None else _beside(folder)
+
+
+def _beside(folder: Path) -> Section | None:
+    """What other files than config.json say."""
+    if (file := folder / MODELOPT_FILE).is_file():
+        values = read_object(file).get("quantization")
+        if isinstance(values, dict) and values.get("quant_algo") is not None:  # not of the KV cache alone
+            return Section({"quant_method": "modelopt", **values}, f"{file}:quantization")
+    for name, method in _OLD_FILES.items():
+        if (file := folder / name).is_file():
+            return Section({"quant_method": method, **read_object(file)}, str(file))
+    return None
 
 
 def read_quantised(config: Section, folder: Path, tensors: Mapping[str, StoredTensor]) -> Weights:
@@ -107,8 +115,8 @@ def read_quantised(config: Section, folder: Path, tensors: Mapping[str, StoredTe
         _refuse_unused(form, read)
         quantised[weight.name] = weight
     _refuse_leftovers(form, plain, settings)
-    extra = (folder / MODELOPT_FILE,) if (folder / MODELOPT_FILE).is_file() else ()
-    return Weights(tensors=plain, quantised=quantised, files=extra)
+    extra = (folder / name for name in (MODELOPT_FILE, *_OLD_FILES))
+    return Weights(tensors=plain, quantised=quantised, files=tuple(file for file in extra if file.is_file()))
 
 
 def require_known_format(config: Section, folder: Path) -> None:

@@ -24,6 +24,7 @@ from ingot.errors import CheckpointError, ConfigError, IngotError, UnsupportedMo
 from ingot.inspect import inspect
 from tests import quantised as write
 from tests.builder.engines import engine_logits
+from tests.convert.quantised.test_formats import product_weights
 from tests.graph_logits import logits_of_graph
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "checkpoint_format": "gptq"}
@@ -236,6 +237,36 @@ def test_config_of_modelopt_beside_the_model(tmp_path: Path) -> None:
     assert "hf_quant_config.json" in config.sources
     assert set(config.quantised.values()) == {"modelopt f8"}
     assert len(weights) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "packer", "kind"),
+    [
+        (
+            "quantize_config.json",
+            {"bits": 4, "group_size": 32, "sym": False},
+            write.gptq(4, 32),
+            "gptq u4g32 with zero",
+        ),
+        (
+            "quant_config.json",
+            {"w_bit": 4, "q_group_size": 32, "version": "GEMM"},
+            write.awq(32),
+            "awq u4g32 with zero",
+        ),
+    ],
+)
+def test_old_files_beside_the_model(
+    tmp_path: Path, name: str, settings: dict[str, object], packer: write.Packer, kind: str
+) -> None:
+    weights = write.write_model(tmp_path / "model", {}, packer)
+    (tmp_path / "model" / name).write_text(json.dumps(settings))
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
+    config = Checkpoint.open(tmp_path / "checkpoint").config
+    assert name in config.sources
+    assert set(config.quantised.values()) == {kind}
+    for product, got in zip(write.PRODUCTS, product_weights(tmp_path / "checkpoint"), strict=False):
+        np.testing.assert_array_equal(got, weights[f"model.layers.0.{product}.weight"])
 
 
 @pytest.mark.daily(1)
