@@ -10,9 +10,14 @@ namespace ingot {
 struct Int8Avx512 : SimdAvx512 {
   // What lies ahead in codes that few rows read once. Also a CPU that reads streams by itself reads codes faster if it
   // is asked for L2, since work on them leaves it less room to look ahead.
-  INGOT_INLINE void prefetch_codes_once(const void* p) {
+  INGOT_INLINE void prefetch_codes_once(const void* p, int64_t beside) {
     prefetch(static_cast<const char*>(p) + ahead_of_reading(4096));
-    prefetch_far(static_cast<const char*>(p) + 16384);
+    prefetch_beside_codes(p, beside);
+  }
+  // beside: the bytes of scales that the codes before p have had. They shift what L2 is asked for, by one more line now
+  // and then: else each panel would have as many bytes of codes that it was never asked for.
+  INGOT_INLINE void prefetch_beside_codes(const void* p, int64_t beside) {
+    prefetch_far(static_cast<const char*>(p) + 16384 + beside);
   }
   // Likewise where several panels are read at once: what is read after this one lies elsewhere.
   INGOT_INLINE void prefetch_streams(const void* p, const void* next) {

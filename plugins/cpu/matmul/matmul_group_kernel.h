@@ -106,6 +106,9 @@ struct GroupProducts {
       }
       shifted = said != std::byte{0};
     }
+    // one row of one panel reads codes once, one after the other
+    static constexpr bool kOnce = (kValues == kLookedUp || kValues == kStored) && kR == 1 && kP == 1;
+    static constexpr int64_t kGroupBytes = kPanel * Format::kValues * static_cast<int64_t>(sizeof(uint16_t));
     const int8_t* x = t.x;
     [[maybe_unused]] bool more = false;  // whether the further bits are multiplied
     for (int64_t g = 0; g < groups; g += kTwice && more ? 0 : 1) {
@@ -145,22 +148,24 @@ struct GroupProducts {
         }
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
-          if constexpr (kValues == kLookedUp && kR == 1 && kP == 1) {
-            prefetch_codes_once<I, kR>(line[p]);
+          if constexpr (kOnce) {
+            prefetch_codes_once<I, kR>(line[p], g * kGroupBytes);
+            if constexpr (kBytes) prefetch_codes_once<I, kR>(line[p] + kLineBytes, g * kGroupBytes);
           } else {
             if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(line[p]);
             I::prefetch_far(next[p]);
           }
           next[p] += next_step;
           if constexpr (kBytes) {
-            if constexpr (kValues == kStored) prefetch_panel<I, kR>(line[p] + kLineBytes);
-            I::prefetch_far(next[p]);
+            if constexpr (kValues == kStored && !kOnce) prefetch_panel<I, kR>(line[p] + kLineBytes);
+            if constexpr (!kOnce) I::prefetch_far(next[p]);
             next[p] += next_step;
           }
           line[p] += kBytes || kValues == kFound ? 2 * kLineBytes : kLineBytes;
           to[p] += 2 * kLineBytes;
         }
       }
+      if constexpr (kOnce) prefetch_beside_codes<I, kR>(line[0], g * kGroupBytes);
       for_each(std::make_integer_sequence<int, kVectors>(), [&]<int kVector>() __attribute__((always_inline)) {
         for_each(std::make_integer_sequence<int, kP>(), [&]<int p>() __attribute__((always_inline)) {
           join<kVector * I::kWidth, kTwice>(t, g, p, more, shifted, [&](auto joined) __attribute__((always_inline)) {

@@ -35,14 +35,22 @@ template <typename S, int kRows>
   }
 }
 
-// The same of int8 and int4, where the CPU wants to be asked for them in another way.
+// The same of int8 and int4, where the CPU wants to be asked for them in another way. beside: bytes of scales that the
+// codes of the panel before `line` have had, where they have a scale for each group.
 template <typename I, int kRows>
-[[gnu::always_inline]] inline void prefetch_codes_once(const std::byte* line) {
-  if constexpr (requires { I::prefetch_codes_once(line); } && kRows <= I::kReadingRows) {
-    I::prefetch_codes_once(line);
+[[gnu::always_inline]] inline void prefetch_codes_once(const std::byte* line, int64_t beside = 0) {
+  if constexpr (requires { I::prefetch_codes_once(line, beside); } && kRows <= I::kReadingRows) {
+    I::prefetch_codes_once(line, beside);
   } else {
     prefetch_panel<I, kRows>(line);
   }
+}
+
+// Behind the codes of a group whose scales are not among `beside` yet.
+template <typename I, int kRows>
+[[gnu::always_inline]] inline void prefetch_beside_codes(const std::byte* line, int64_t beside) {
+  if constexpr (requires { I::prefetch_beside_codes(line, beside); } && kRows <= I::kReadingRows)
+    I::prefetch_beside_codes(line, beside);
 }
 
 inline const std::byte* panel_at(const MatmulArgs& args, int64_t panel, int64_t panel_bytes) {
