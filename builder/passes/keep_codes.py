@@ -196,14 +196,18 @@ class KeepCodes:
 
 def may_order(node: gs.Node, parts: int) -> bool:
     """Whether a product may get its columns in another order where sums have parts: ranks that divide its input must
-    have equal shares of whole heads, which they put together (`split_sums.py`)."""
+    have equal shares of whole heads, which share key heads evenly, and put them together (`split_sums.py`)."""
     source = producer(node.inputs[0])
     while source is not None and any(op.name in FOLLOWED for op in specs(source)):
         source = producer(source.inputs[0])
     if source is None or not (attends(source) or ours(source, "Activation") or not is_plain(source)):
         return True
-    unit = int(source.attrs.get("head_dim", 1)) if attends(source) else 1
-    return is_plain(node) and weight_shape(node.inputs[1])[-1] % (unit * parts) == 0
+    unit = shared = 1
+    if attends(source):
+        heads, kv_heads, unit = (int(source.attrs[key]) for key in ("heads", "kv_heads", "head_dim"))
+        shared = heads // kv_heads * unit
+    own, rest = divmod(weight_shape(node.inputs[1])[-1], parts)
+    return is_plain(node) and rest == own % unit == max(own, shared) % min(own, shared) == 0
 
 
 def is_plain(node: gs.Node) -> bool:

@@ -133,13 +133,14 @@ class _Work:
         heads, kv_heads, dim = (int(attention.attrs[key]) for key in ("heads", "kv_heads", "head_dim"))
         begin, end = share[0] // dim, share[1] // dim
         low, high = begin * kv_heads // heads, -(-end * kv_heads // heads)
-        own, keys = end - begin, high - low
-        group = heads // kv_heads
-        if own % keys or (keys > 1 and own // keys != group):
+        own, keys, group = end - begin, high - low, heads // kv_heads
+        shares = {min(end, (key + 1) * group) - max(begin, key * group) for key in range(low, high)}
+        if len(shares) > 1:
             raise _refused(
                 attention.name,
                 f"{heads} query heads of {kv_heads} key heads: a rank would have heads {begin} to {end}, which share "
                 f"their {keys} key heads unevenly",
+                "leave --sum_parts out, or give a smaller quantisation group",
             )
         if own != keys * group and not self._sums.target.limits().shared_heads:
             raise _refused(
@@ -262,10 +263,10 @@ def rows_of(lowering: Lowering, name: str, ranges: list[Range]) -> str:
     )
 
 
-def _refused(where: str, got: str) -> BuildError:
+def _refused(where: str, got: str, hint: str = f"try another {OPTION}") -> BuildError:
     return BuildError(
         f"{OPTION} is not supported for a layer of this model",
         where=f"{OPTION}: {where}",
         got=got,
-        hint=f"leave {OPTION} out, since an engine of one rank can be built of every model; or try another {OPTION}",
+        hint=f"leave {OPTION} out, since an engine of one rank can be built of every model; or {hint}",
     )

@@ -16,7 +16,6 @@ such a weight's rows, and all columns of its input.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping
 
@@ -29,6 +28,7 @@ from ingot.builder.pack import WeightUse
 from ingot.builder.passes.base import PassReport
 from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
+from ingot.builder.sum_bounds import OPTION, Whole, part_bounds
 from ingot.errors import BuildError, NoKernelError
 from ingot.plan import Attr
 from ingot.plugins.ops import add, all_gather, all_reduce, gather_columns, take_columns
@@ -37,7 +37,6 @@ from ingot.plugins.target import CompilesGraph, Target
 from ingot.weight_formats import KEPT
 
 NAME = "split_sums"
-OPTION = "--sum_parts"
 FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
 _UNCUT = {
     "linear_attention": "linear attention",
@@ -83,8 +82,8 @@ class SplitSums:
         writers = {value: step for step in program.steps for value in step.outputs if value is not None}
         made = _Parts(self, program.values)
         for step in program.steps:
-            if (unit := _unit(step, writers)) is not None:
-                made.cut(step, unit)
+            if (whole := _whole(step, writers)) is not None:
+                made.cut(step, whole)
             elif _puts_in_order(step, writers):
                 made.put_together(step)
             elif _is_in_order(step, writers):
@@ -113,12 +112,12 @@ class _Parts:
         self.count = 0
         self._split = split
 
-    def cut(self, step: Draft, unit: int) -> None:
-        """The steps that take the place of a product. unit: columns of its input that stay together."""
+    def cut(self, step: Draft, whole: Whole) -> None:
+        """The steps that take the place of a product. whole: columns of its input that stay together."""
         parts, op = self._split.parts, find_op(step.op)
         use = self._split.lowering.use(_weight(step))
         k, weight_at = use.shape[-1], step.inputs.index(use.name)
-        use = dataclasses.replace(use, group=_group_of(use, parts, unit))
+        use = dataclasses.replace(use, group=_group_of(use, parts, whole.unit))
         attrs = {**step.attrs, "group": use.group} if use.group else step.attrs
         x, out = step.inputs[0], step.outputs[0]
         assert isinstance(x, int), "a product reads an activation"
@@ -126,7 +125,7 @@ class _Parts:
         residual = None if op.residual is None else step.inputs[op.residual]
         sums: list[int] = []
         each = parts // self._split.ranks
-        bounds = _bounds(step.name, k, parts, unit, use.group)
+        bounds = part_bounds(step.name, k, parts, whole, use.group)
         own = range(self._split.rank * each, (self._split.rank + 1) * each)
         low, high = bounds[own[0]][0], bounds[own[-1]][1]
         for part in own:
@@ -256,13 +255,13 @@ def _weight(step: Draft) -> str:
     return name
 
 
-def _unit(step: Draft, writers: Mapping[int, Draft]) -> int | None:
+def _whole(step: Draft, writers: Mapping[int, Draft]) -> Whole | None:
     """Columns of a product's input that must stay together, where ranks would divide its sum; else None."""
     if step.op == "moe_down":
-        return 1
+        return Whole()
     if not _is_plain(step):
         return None
-    return _unit_behind(step, writers)
+    return _whole_behind(step, writers)
 
 
 def _is_plain(step: Draft) -> bool:
@@ -271,7 +270,7 @@ def _is_plain(step: Draft) -> bool:
 
 def _puts_in_order(step: Draft, writers: Mapping[int, Draft]) -> bool:
     """Whether a step puts columns in order that ranks divide."""
-    return step.op == gather_columns.OP.name and _unit_behind(step, writers) is not None
+    return step.op == gather_columns.OP.name and _whole_behind(step, writers) is not None
 
 
 def _is_in_order(step: Draft, writers: Mapping[int, Draft]) -> bool:
@@ -280,15 +279,16 @@ def _is_in_order(step: Draft, writers: Mapping[int, Draft]) -> bool:
     return source is not None and _puts_in_order(source, writers)
 
 
-def _unit_behind(step: Draft, writers: Mapping[int, Draft]) -> int | None:
+def _whole_behind(step: Draft, writers: Mapping[int, Draft]) -> Whole | None:
     """Columns that stay together of the heads or activated numbers that a step reads; None where it reads others."""
     source = _source(step, writers)
     if source is None:
         return None
     if source.op == "paged_attention":
-        return int(source.attrs["head_dim"])
+        heads, kv_heads, dim = (int(source.attrs[key]) for key in ("heads", "kv_heads", "head_dim"))
+        return Whole(unit=dim, shared=heads // kv_heads * dim)
     narrow = source.op == "matmul" and (source.attrs["gated"] or source.attrs["activation"] != "none")
-    return 1 if narrow or source.op == "activation" else None
+    return Whole() if narrow or source.op == "activation" else None
 
 
 def _source(step: Draft, writers: Mapping[int, Draft]) -> Draft | None:
@@ -307,23 +307,6 @@ def _group_of(use: WeightUse, parts: int, unit: int) -> int:
     smaller = (group for group in described.groups if group <= use.group)  # descending
     fitting = (group for group in smaller if -(-use.shape[-1] // math.lcm(unit, group)) >= parts)
     return next(fitting, use.group)
-
-
-def _bounds(name: str, k: int, parts: int, unit: int, group: int) -> list[tuple[int, int]]:
-    """(first column, last and one) of each part: no part cuts a head or a group, and the first ones have more of them.
-    Raises BuildError where there are fewer of these than parts."""
-    size = math.lcm(unit, group or 1)
-    count = -(-k // size)
-    if count < parts:
-        raise BuildError(
-            f"{OPTION} {parts} is too large for a matmul of this model",
-            where=f"{OPTION}: {name}",
-            expected=f"at least {parts} x {size} columns: a part must hold whole heads and quantisation groups",
-            got=f"{k} columns",
-            hint=f"give a smaller {OPTION}" + (", or a smaller group" if group else ""),
-        )
-    ends = [min(k, -(-count * part // parts) * size) for part in range(parts + 1)]
-    return list(itertools.pairwise(ends))
 
 
 def _share(columns: int, rank: int, ranks: int) -> tuple[int, int]:

@@ -82,10 +82,12 @@ def built(config: BuildConfig, checkpoint: Path, folder: Path, layouts: Sequence
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layouts", [((2, 2),), ((2, 1), (1, 2), (4, 1))])
-def test_the_reference(layouts: Sequence[Layout], tmp_path: Path) -> None:
-    """Of 2 key heads, which 4 ranks have twice."""
-    checkpoint = test_tensor_parallel.made(tmp_path, "llama")
+@pytest.mark.parametrize(
+    ("name", "layouts"), [("llama", ((2, 2),)), ("llama", ((2, 1), (1, 2), (4, 1))), ("smollm3", ((2, 1), (4, 1)))]
+)
+def test_the_reference(name: str, layouts: Sequence[Layout], tmp_path: Path) -> None:
+    """Of 2 key heads, which 4 ranks have twice, and of 3, of which 2 ranks have one and two."""
+    checkpoint = test_tensor_parallel.made(tmp_path, name)
     config = BuildConfig(target="ref", sum_parts=4, tokens_per_block=SIZE)
     build(config, checkpoint, tmp_path / "whole")
     with ModelRunner.from_dir(tmp_path / "whole") as runner:

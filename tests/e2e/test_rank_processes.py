@@ -34,6 +34,8 @@ CASES = [
     ("mixtral", "w4g32", "bf16", "cpu", 2),
     ("gpt_oss", "f32", "auto", "cpu/avx2", 2),
     ("gpt2", "w8", "int8", "cpu", 4),
+    ("smollm3", "bf16", "auto", "cpu", 4),
+    ("smollm3", "w4g32", "int8", "cpu/avx2", 2),
 ]
 
 

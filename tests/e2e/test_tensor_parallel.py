@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_key_value_heads": 2},
     "gpt2": {"n_head": 4},
     "gpt_oss": {"num_key_value_heads": 2},  # sinks, experts with biases
+    "smollm3": {"num_attention_heads": 6, "num_key_value_heads": 3},  # which ranks have unevenly
 }
 CASES = [
     *((name, "f32", "auto") for name in ("llama", "gpt2", "gpt_oss")),
@@ -97,19 +98,21 @@ def test_any_number_of_ranks_gives_the_same_bits(name: str, precision: str, acti
     ],
 )
 def test_quantised_checkpoints(name: str, precision: str, activations: str, tmp_path: Path) -> None:
-    """Each rank keeps the codes of its rows and of its columns, which are whole groups."""
+    """Each rank keeps the codes of its rows and of its columns, which are whole groups. Two of four ranks have the same
+    key head."""
     settings, packer, _ = FORMATS[name]
     write.write_model(tmp_path / "m", settings, packer)
     convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c"))
-    config = BuildConfig(target="ref", activations=activations, sum_parts=2, tokens_per_block=16, autotune=False)
+    config = BuildConfig(target="ref", activations=activations, sum_parts=4, tokens_per_block=16, autotune=False)
     found = []
-    for ranks in (1, 2):
+    for ranks in (1, 2, 4):
         build(dataclasses.replace(config, tp_size=ranks), tmp_path / "c", tmp_path / f"e{ranks}")
         manifest = read_manifest(tmp_path / f"e{ranks}")
         assert manifest.precision == precision
         with ModelRunner.from_dir(tmp_path / f"e{ranks}") as runner:
             found.append(bits(runner, [[token % write.VOCAB for token in prompt] for prompt in PROMPTS]))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
+    assert [read_plan(tmp_path / "e4", rank).caches[0].kv_heads for rank in range(4)] == [1] * 4
 
 
 @pytest.mark.daily(1)
@@ -136,6 +139,62 @@ def test_columns_in_an_order_of_their_own(kind: str, tmp_path: Path) -> None:
             assert shapes[f"layers.0/{name}.weight"] == ((write.HIDDEN // 2, columns), DType.W4TS)
     verified = ingot("verify", tmp_path / "e", "--against", tmp_path / "c", "--tokens", 8).succeeds()
     assert "every weight, kernel and layer is within its tolerance" in verified.out
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize(
+    ("heads", "precision", "activations", "of_two", "of_four"),
+    [
+        ((6, 3), "f32", "auto", [1, 2], [1, 1, 1, 1]),  # the first key head is two ranks'
+        ((6, 2), "bf16", "auto", [1, 1], [1, 1, 1, 1]),  # of three query heads, ranks have two and one
+        ((10, 5), "w4g32", "int8", [3, 2], [2, 1, 1, 1]),
+        ((4, 1), "w8", "int8", [1, 1], [1, 1, 1, 1]),
+    ],
+)
+def test_key_heads_that_ranks_cannot_share_evenly(
+    heads: tuple[int, int], precision: str, activations: str, of_two: list[int], of_four: list[int], tmp_path: Path
+) -> None:
+    """Each rank holds those of its query heads, and has room for them alone. of_two, of_four: how many."""
+    shape = {**SHAPE, "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "vocab_size": 67}
+    checkpoint = random_checkpoint(tmp_path, {**find_family("llama").tiny, **shape})
+    config = BuildConfig(
+        target="ref", precision=precision, activations=activations, sum_parts=4, tokens_per_block=16, autotune=False
+    )
+    found = []
+    for ranks, held in ((1, [heads[1]]), (2, of_two), (4, of_four)):
+        engine = tmp_path / f"e{ranks}"
+        build(dataclasses.replace(config, tp_size=ranks), checkpoint, engine)
+        groups = [read_plan(engine, rank).caches[0] for rank in range(ranks)]
+        assert [group.kv_heads for group in groups] == held
+        one = read_plan(tmp_path / "e1").caches[0].block_bytes // heads[1]
+        assert [group.block_bytes for group in groups] == [one * each for each in held]
+        with ModelRunner.from_dir(engine) as runner:
+            found.append(bits(runner, PROMPTS))
+    assert found[1] == found[2] == found[0]
+
+
+@pytest.mark.slow
+def test_columns_in_an_order_of_their_own_whose_key_heads_are_uneven(tmp_path: Path) -> None:
+    """Three query heads each would be one key head and half of the next one: such a weight is stored in another way,
+    for any number of ranks."""
+    settings, packer, _ = FORMATS["gptq v1 asymmetric, desc_act"]
+    sizes = {**write.PRODUCTS, "self_attn.q_proj": (96, 64), "self_attn.o_proj": (64, 96)}
+    sizes |= {f"self_attn.{name}_proj": (48, 64) for name in "kv"}
+    config = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    write.write_model(tmp_path / "m", settings, packer, config=config, products=sizes)
+    convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "c"))
+    found = []
+    for ranks in (1, 2):
+        build(
+            BuildConfig(target="ref", activations="int8", tokens_per_block=16, sum_parts=2, tp_size=ranks),
+            tmp_path / "c",
+            tmp_path / "e",
+        )
+        assert list(read_manifest(tmp_path / "e").lost_codes) == ["layers.0/attention_out"]
+        with ModelRunner.from_dir(tmp_path / "e") as runner:
+            found.append(bits(runner, [[token % write.VOCAB for token in prompt] for prompt in PROMPTS]))
+    assert found[0] == found[1]
+    assert [read_plan(tmp_path / "e", rank).caches[0].kv_heads for rank in range(2)] == [2, 1]
 
 
 def test_ranks_hold_shares_of_weights_and_cache(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -210,6 +269,21 @@ def test_models_that_are_not_divided(name: str, words: str, tmp_path: Path) -> N
     with pytest.raises(BuildError, match=words):
         build(BuildConfig(target="ref", tp_size=2), checkpoint, tmp_path / "e")
     assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize(
+    ("heads", "parts", "ranks", "precision"),
+    [((6, 2), 2, 2, "w4g64"), ((12, 3), 8, 4, "f32")],  # a group has two heads; a rank has parts of two key heads
+)
+def test_key_heads_that_cannot_be_divided(
+    heads: tuple[int, int], parts: int, ranks: int, precision: str, tmp_path: Path
+) -> None:
+    shape = {**SHAPE, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    checkpoint = random_checkpoint(tmp_path, {**find_family("llama").tiny, **shape})
+    config = BuildConfig(target="ref", precision=precision, sum_parts=parts, tp_size=ranks, dry_run=True)
+    words = r"share their 2 key heads unevenly(.|\n)*leave --sum_parts out, or give a smaller quantisation group"
+    with pytest.raises(BuildError, match=words):
+        build(config, checkpoint, tmp_path / "e")
 
 
 def test_refused_options() -> None:
