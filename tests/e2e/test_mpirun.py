@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,35 @@ def test_benchmarks(name: str, ops: set[str], engine: Path, tmp_path: Path) -> N
     found = ingot("bench", "serve", "--offline", *args, *trace)
     assert found.returncode == 0, found.stderr
     assert all(run["good_share"] == 0 for mode in json.loads(found.stdout)["modes"] for run in mode["rates"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["e", "stages"])
+def test_a_full_dev_shm_does_no_harm(name: str, engine: Path) -> None:
+    """As in a container whose /dev/shm has 64 KiB left, or none."""
+    full = "mount -t tmpfs -o size=64k none /dev/shm && ! head -c 100000 /dev/zero 2>&- > /dev/shm/full"
+    launcher = ("unshare", "--mount", "sh", "-c", f'{full} && exec "$@"', "sh")
+    tried = subprocess.run([*launcher, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"mounts are not permitted here: {tried.stderr}")
+    expected = ingot("run", "--engine_dir", engine.with_name("whole"), *PROMPT)
+    found = ingot("run", "--engine_dir", engine.with_name(name), *PROMPT, launcher=launcher)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == expected.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("poor", [0, 1])
+def test_a_rank_without_memory_ends_all(poor: int, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In words, and within seconds; the other one waits for it at that time."""
+    monkeypatch.setenv("OMPI_MCA_btl", "self,tcp")  # as users are told to set it where they start mpirun
+    before = set(os.listdir("/dev/shm"))
+    run = [sys.executable, "-m", "ingot", "run", "--engine_dir", str(engine), *PROMPT, "--kv_cache_memory", "2GiB"]
+    ranks = [run, run]
+    ranks[poor] = ["sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh", *run]
+    command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "1", *ranks[0], ":", "-n", "1", *ranks[1]]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert found.returncode == 1
+    assert "error: there is not enough memory for the engine" in found.stderr
+    assert found.stdout == ""
+    assert set(os.listdir("/dev/shm")) <= before
