@@ -27,7 +27,7 @@ from ingot.builder.select import choose_kernel
 from ingot.errors import BuildError
 from ingot.plan import Attr
 from ingot.plugins.layouts import PANEL
-from ingot.plugins.ops import activation, all_gather, join_columns
+from ingot.plugins.ops import activation, all_gather, join_columns, rope_query, sigmoid_gate, take_columns
 from ingot.plugins.registry import find_op
 from ingot.weight_formats import KEPT
 
@@ -51,6 +51,7 @@ class SplitRanks:
             work.divide(value, share)
         assert program.logits is not None, "stages are cut after this"
         work.divide_logits(program.logits)
+        work.require_no_others()
         return work.program(program), PassReport(name=NAME, fired=work.count)
 
 
@@ -65,6 +66,19 @@ def own_heads(shape: ModelShape, ranks: Sequence[SplitRanks]) -> ModelShape:
     return dataclasses.replace(shape, layers=tuple(layers))
 
 
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Taken:
+    """Rows of a weight in its place, of which they may be several steps': slopes are those of all layers.
+
+    name     of these rows
+    readers  steps that have them
+    """
+
+    ranges: list[Range]
+    name: str
+    readers: set[str] = dataclasses.field(default_factory=set)
+
+
 class _Work:
     """Steps and values while they change."""
 
@@ -75,13 +89,15 @@ class _Work:
         self._values = list(program.values)
         self._writers = {value: step.name for step in program.steps for value in step.outputs if value is not None}
         self._readers = Counter(ref for step in program.steps for ref in step.inputs)
+        self._before: dict[str, list[Draft]] = {}  # step → those that come right before it
         self._after: dict[str, Draft] = {}  # step → one that comes right behind it
+        self._taken: dict[str, _Taken] = {}  # by the name of a weight
 
     def program(self, whole: Program) -> Program:
         """What has become of the whole."""
         steps: list[Draft] = []
         for step in whole.steps:
-            steps.append(self._steps[step.name])
+            steps += [*self._before.get(step.name, ()), self._steps[step.name]]
             if step.name in self._after:
                 steps.append(self._after[step.name])
         return dataclasses.replace(whole, steps=tuple(steps), values=tuple(self._values))
@@ -102,12 +118,9 @@ class _Work:
             self._divide(source, share)
         elif op.reads_kv and not op.latent:
             self._divide_heads(step, share)
-        elif op is activation.OP:  # of a gate, and an up beside it
-            for ref in step.inputs:
-                if isinstance(ref, int):
-                    self._require_readers(ref, 1)
-                    self._divide(ref, share)
-        elif op.is_matmul:
+        elif op in (activation.OP, sigmoid_gate.OP):  # of a gate, and an up beside it; of heads, and their gate
+            self._divide_operands(step, share)
+        elif op.is_matmul and (op.residual is None or step.inputs[op.residual] is None):
             rows = _rows(share, self._weight(step).shape[0], gated=op.gated(step.attrs))
             self._take_rows(step, 1, rows)
             self._take_rows(step, 2, rows)
@@ -122,6 +135,31 @@ class _Work:
         else:
             raise _refused(step.name, f"what is added up comes from {step.op}")
         self.count += 1
+
+    def _divide_operands(self, step: Draft, share: Range) -> None:
+        """What cannot be divided, such as a number that depends on all columns of a row, is computed by every rank,
+        which takes its columns."""
+        for at, ref in enumerate(step.inputs):
+            if not isinstance(ref, int):
+                continue
+            if self._readers[ref] == 1 and _divides(self._steps[self._writers[ref]]):
+                self._divide(ref, share)
+            else:
+                self._take_columns(step, at, ref, share)
+
+    def _take_columns(self, step: Draft, at: int, ref: int, share: Range) -> None:
+        """Right before a step, whose input `at` has these columns from now on."""
+        whole, (begin, end) = self._values[ref], share
+        self._values.append(dataclasses.replace(whole, cols=end - begin, tensor=""))
+        taken, op = len(self._values) - 1, take_columns.OP.name
+        attrs: dict[str, Attr] = {"of": whole.cols, "first": begin, "count": end - begin}
+        kernel = choose_kernel(self._sums.target, op, "f32")
+        name = f"{step.name}.columns{at}"
+        draft = Draft(name=name, op=op, kernel=kernel, inputs=(ref,), outputs=(taken,), attrs=attrs)
+        self._before.setdefault(step.name, []).append(draft)
+        given = list(self._steps[step.name].inputs)
+        given[at] = taken
+        self._steps[step.name] = dataclasses.replace(self._steps[step.name], inputs=tuple(given))
 
     def _require_readers(self, value: int, count: int) -> None:
         """Nobody else may read what is divided."""
@@ -151,9 +189,9 @@ class _Work:
         query = attention.inputs[0]
         assert isinstance(query, int), "attention reads queries"
         write = self._steps[self._writers[query]]
-        made = write.attrs.get("value_norm") or write.attrs.get("keys_as_values")
-        if not find_op(write.op).writes_kv or made:
-            raise _refused(attention.name, "keys and values are another layer's, or not parts of one matmul")
+        writes = find_op(write.op).writes_kv
+        if not writes and find_op(write.op) is not rope_query.OP:
+            raise _refused(attention.name, f"its queries come from {write.op}")
         self._require_readers(query, 1)
         norms = [self._sums.lowering.use(ref).shape for ref in write.inputs[2:4] if isinstance(ref, str)]
         if any(shape != (dim,) for shape in norms):
@@ -161,16 +199,18 @@ class _Work:
         qkv = write.inputs[0]
         assert isinstance(qkv, int), "of an activation"
         self._require_readers(qkv, 1)
-        starts = (heads, heads + kv_heads)
-        ranges = [(begin, end), *((start + low, start + high) for start in starts)]
+        count = 0 if not writes else 1 if write.attrs.get("keys_as_values") else 2
+        ranges = [(begin, end), *((start + low, start + high) for start in (heads, heads + kv_heads)[:count])]
         self._divide_joined(qkv, [(first * dim, last * dim) for first, last in ranges], attention.name)
         for at in (1, 2):  # its sinks and slopes
             self._take_rows(attention, at, [(begin, end)])
         self._narrow(query, own * dim)
         for step in (attention, write):
-            attrs = {**step.attrs, "heads": own, "kv_heads": keys}
+            attrs = {**step.attrs, "heads": own, **({"kv_heads": keys} if "kv_heads" in step.attrs else {})}
             self._steps[step.name] = dataclasses.replace(self._steps[step.name], attrs=attrs)
-        self._split.kv_heads[int(attention.attrs["layer"])] = low, high, kv_heads
+        held = self._split.kv_heads.setdefault(int(attention.attrs["layer"]), (low, high, kv_heads))
+        if held != (low, high, kv_heads):
+            raise _refused(attention.name, "a rank would need other key heads of this layer than of the layer it reads")
 
     def _divide_joined(self, value: int, ranges: list[Range], attention: str) -> None:
         """Queries, keys and values, which one product makes, or several side by side."""
@@ -225,15 +265,35 @@ class _Work:
         name = given[at]
         if not isinstance(name, str):
             return
-        if self._readers[name] > 1:
-            raise _refused(step.name, f"weight {name} is also another kernel call's")
-        given[at] = rows_of(self._sums.lowering, name, ranges)
+        if name not in self._taken:
+            self._taken[name] = _Taken(ranges=ranges, name=rows_of(self._sums.lowering, name, ranges))
+        taken = self._taken[name]
+        if taken.ranges != ranges:
+            raise _refused(step.name, f"weight {name} is also another kernel call's, which needs other rows of it")
+        taken.readers.add(step.name)
+        given[at] = taken.name
         self._steps[step.name] = dataclasses.replace(self._steps[step.name], inputs=tuple(given))
+
+    def require_no_others(self) -> None:
+        """Nobody may read all rows of a weight that is divided."""
+        for name, taken in self._taken.items():
+            if len(taken.readers) < self._readers[name]:
+                raise _refused(
+                    min(taken.readers), f"weight {name} is also another kernel call's, which needs all of it"
+                )
 
     def _weight(self, step: Draft, at: int = 1) -> WeightUse:
         name = step.inputs[at]
         assert isinstance(name, str), "of a weight"
         return self._sums.lowering.use(name)
+
+
+def _divides(step: Draft) -> bool:
+    """Whether a rank can make columns of what this step makes."""
+    op = find_op(step.op)
+    if op.is_matmul:
+        return op.residual is None or step.inputs[op.residual] is None
+    return op.copies_rows or op is activation.OP or (op.reads_kv and not op.latent)
 
 
 def _rows(share: Range, n: int, *, gated: bool) -> list[Range]:

@@ -36,6 +36,10 @@ CASES = [
     ("gpt2", "w8", "int8", "cpu", 4),
     ("smollm3", "bf16", "auto", "cpu", 4),
     ("smollm3", "w4g32", "int8", "cpu/avx2", 2),
+    ("bloom", "bf16", "auto", "cpu", 2),
+    ("afmoe", "f32", "auto", "cpu", 4),
+    ("gemma3n_text", "w8", "int8", "cpu", 4),
+    ("gemma4_text", "bf16", "auto", "cpu", 4),
 ]
 
 

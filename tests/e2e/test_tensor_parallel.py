@@ -39,7 +39,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_head": 4},
     "gpt_oss": {"num_key_value_heads": 2},  # sinks, experts with biases
     "smollm3": {"num_attention_heads": 6, "num_key_value_heads": 3},  # which ranks have unevenly
+    "bloom": {"n_head": 4},  # slopes that layers share
+    "afmoe": {"num_key_value_heads": 2},  # gates of heads
+    "gemma3n_text": {"num_key_value_heads": 2},  # keys of an earlier layer, a gate that needs all columns
+    "gemma4_text": {"num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
 }
+OWN_SIZES = ("gpt2", "bloom")
 CASES = [
     *((name, "f32", "auto") for name in ("llama", "gpt2", "gpt_oss")),
     pytest.param("qwen2", "f32", "auto", marks=pytest.mark.slow),
@@ -48,12 +53,16 @@ CASES = [
     ("gemma3_text", "w4g32", "int8"),
     ("mixtral", "w4g32", "bf16"),
     pytest.param("mixtral", "w8", "int8", marks=pytest.mark.slow),
+    ("bloom", "w8", "int8"),
+    ("afmoe", "bf16", "auto"),
+    ("gemma3n_text", "f32", "auto"),
+    ("gemma4_text", "bf16", "auto"),
 ]
 PROMPTS = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in (1, 18)]
 
 
 def made(folder: Path, name: str) -> Path:
-    shape = {} if name == "gpt2" else SHAPE
+    shape = {} if name in OWN_SIZES else SHAPE
     return random_checkpoint(folder, {**find_family(name).tiny, **shape, **MODELS[name]})
 
 
@@ -222,8 +231,9 @@ def test_the_command_line(checkpoint: Path, tmp_path: Path) -> None:
     )
 
 
-def test_the_same_bytes_every_time(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
-    build(BuildConfig(target="ref", tp_size=2), checkpoint, tmp_path / "e")
+@pytest.mark.parametrize("workers", [None, 1, 5])
+def test_the_same_bytes_every_time(workers: int | None, engine: Path, checkpoint: Path, tmp_path: Path) -> None:
+    build(BuildConfig(target="ref", tp_size=2, workers=workers), checkpoint, tmp_path / "e")
     for path in engine.iterdir():
         assert path.read_bytes() == (tmp_path / "e" / path.name).read_bytes()
 

@@ -65,3 +65,53 @@ def test_what_another_step_reads_is_not_divided() -> None:
     lowering = lowered(g, g.linear(g.node("Add", x, branch), HIDDEN, VOCAB))
     with pytest.raises(BuildError, match="another kernel call reads what is added up"):
         split(lowering, 0)
+
+
+def with_weight(g: GraphMaker, x: str, weight: str) -> str:
+    return g.node("MatMul", x, g.node("Transpose", weight, perm=[1, 0]))
+
+
+def test_layers_may_share_a_weight() -> None:
+    """Each of them has the same rows of it, once."""
+    g = GraphMaker()
+    x, weight = g.input(), g.weight(WIDE, HIDDEN)
+    for _ in range(2):
+        x = g.node("Add", x, g.linear(g.node("Relu", with_weight(g, x, weight)), WIDE, HIDDEN))
+    lowering = lowered(g, g.linear(x, HIDDEN, VOCAB))
+    program = split(lowering, 1)
+    read = [step.inputs[1] for step in program.steps if step.op == "matmul" and step.attrs["activation"] == "relu"]
+    assert len(read) == 2
+    assert read[0] == read[1]
+    assert shapes(lowering)[str(read[0])] == (WIDE // RANKS, HIDDEN)
+
+
+def test_a_weight_that_another_step_needs_whole_is_not_divided() -> None:
+    g = GraphMaker()
+    x, weight = g.input(), g.weight(WIDE, HIDDEN)
+    whole = g.linear(with_weight(g, x, weight), WIDE, HIDDEN)
+    divided = g.linear(g.node("Relu", with_weight(g, x, weight)), WIDE, HIDDEN)
+    lowering = lowered(g, g.linear(g.node("Add", whole, divided), HIDDEN, VOCAB))
+    with pytest.raises(BuildError, match="is also another kernel call's, which needs all of it"):
+        split(lowering, 0)
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_what_cannot_be_divided_is_computed_whole(rank: int) -> None:
+    """A rank takes its columns of that, and divides what goes with it."""
+    g = GraphMaker()
+    x = g.input()
+    both = g.node("Add", g.linear(x, HIDDEN, WIDE), g.linear(x, HIDDEN, WIDE))
+    gated = g.node("Mul", g.node("Relu", g.linear(x, HIDDEN, WIDE)), both)
+    lowering = lowered(g, g.linear(g.node("Add", x, g.linear(gated, WIDE, HIDDEN)), HIDDEN, VOCAB))
+    program = split(lowering, rank, parts=2)
+    steps = {step.op: step for step in program.steps}
+    step = steps["activation"]
+    gate, taken = step.inputs
+    assert isinstance(gate, int)
+    assert isinstance(taken, int)
+    assert program.values[gate].cols == program.values[taken].cols == WIDE // RANKS
+    assert dict(steps["take_columns"].attrs) == {"of": WIDE, "first": rank * WIDE // RANKS, "count": WIDE // RANKS}
+    assert steps["take_columns"].outputs == (taken,)
+    order = [each.op for each in program.steps]
+    assert order.index("take_columns") == order.index("activation") - 1
+    assert [shape for name, shape in shapes(lowering).items() if shape[1:] == (HIDDEN,)].count((WIDE, HIDDEN)) == 2
