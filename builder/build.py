@@ -161,7 +161,9 @@ def build(
                     made |= {
                         record_name(each.files): make_record(each.lowering.uses, checkpoint) for each in rank_files
                     }
-                notes = _write(builds, rank_files, made, checkpoint, tokens, out.path, progress)
+                notes = _write(
+                    builds, rank_files, made, checkpoint, tokens, out.path, progress, config.workers or cores()
+                )
     reports = tuple(
         _target_report(target_build, _rank_file_of(target_build, rank_files), Path(output_dir), notes)
         for target_build in builds
@@ -215,15 +217,15 @@ def _resource_estimate(
 ) -> ResourceEstimate:
     """Memory before any work; disk as soon as the size of the engine is known. sample_memory: of a prediction."""
     tuning = TUNING_MEMORY if config.autotune else 0
-    memory = process_memory(checkpoint, max(tuning, sample_memory))
+    memory = process_memory(checkpoint, max(tuning, sample_memory), config.workers)
     carried = sum((checkpoint.path / name).stat().st_size for name in checkpoint.companions())
     memory += NETWORK_MEMORY if any(isinstance(target, CompilesGraph) for target in targets) else 0
     return ResourceEstimate.at(output_dir, memory=memory, disk=engine_bytes + MANIFEST_BYTES + carried)
 
 
-def process_memory(checkpoint: Checkpoint, other: int = 0) -> int:
-    """Bytes that packing needs. other: what is done before or after it."""
-    blocks = (cores() + 1) * BLOCK_COPIES * BLOCK_BYTES
+def process_memory(checkpoint: Checkpoint, other: int = 0, workers: int | None = None) -> int:
+    """Bytes that packing needs. other: what is done before or after it. workers: of a BuildConfig."""
+    blocks = ((workers or cores()) + 1) * BLOCK_COPIES * BLOCK_BYTES
     return base_memory(checkpoint) + max(blocks, other, tokenizer_memory(checkpoint.path))
 
 
@@ -275,8 +277,9 @@ def _write(
     tokens: TokenIds,
     directory: Path,
     progress: Progress,
+    workers: int,
 ) -> list[str]:
-    """Fill the engine directory; returns notes. made: further files, by name."""
+    """Fill the engine directory; returns notes. made: further files, by name. workers: threads that pack."""
     total, done = sum(use.nbytes for each in rank_files for use in each.lowering.uses), 0
 
     def advance(nbytes: int) -> None:
@@ -288,7 +291,7 @@ def _write(
 
     def content(reader: WeightReader, each: RankFilePlan) -> RankFile:
         weights = next(iter(each.plans.values())).weights
-        packers.append(Packer(reader, each.lowering.uses, weights, cores()))
+        packers.append(Packer(reader, each.lowering.uses, weights, workers))
         blocks = itertools.chain(packers[-1].blocks(advance), each.constant_blocks())
         return RankFile(files=each.files, plans=each.plans, blocks=blocks, rank=each.rank)
 

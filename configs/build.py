@@ -51,6 +51,7 @@ class BuildConfig:
     max_mem           bytes the build may use
     autotune          time matmuls where this machine can run the target; else the shipped choice
     timing_cache      file with times of earlier builds, read and then written
+    workers           threads that pack weights, each of which needs memory for its blocks. None: one for each core
     refit             store how weights are made of a Checkpoint's, so that `ingot refit` can put in others
     dry_run           decide everything, write nothing
     dump_passes       directory for the graph, and then the plan with its calls, after every pass
@@ -76,6 +77,7 @@ class BuildConfig:
     max_mem: int | None = None
     autotune: bool = True
     timing_cache: Path | None = None
+    workers: int | None = None
     refit: bool = False
     dry_run: bool = False
     dump_passes: Path | None = None
@@ -102,7 +104,7 @@ class BuildConfig:
             if rule.activations is not None:
                 _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)
-        counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "max_mem")
+        counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "max_mem", "workers")
         for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):

@@ -372,6 +372,10 @@ def test_memory_that_is_not_there_is_refused_at_once(llama: Path, tmp_path: Path
     with pytest.raises(CapacityError, match=r"more memory than --max_mem allows(.|\n)*64 MiB"):
         build_ref(llama, tmp_path / "e", max_mem=64 << 20)
     assert build_ref(llama, tmp_path / "e", max_mem=1 << 30).memory < 1 << 30
+    fewer, more = (build_ref(llama, tmp_path / "e", workers=workers, dry_run=True).memory for workers in (1, 99))
+    assert fewer < more, "each thread has blocks of its own"
+    with pytest.raises(UsageError, match="workers must be a whole number, at least 1"):
+        BuildConfig(workers=0)
 
 
 def test_an_unknown_target_is_refused(llama: Path, tmp_path: Path) -> None:

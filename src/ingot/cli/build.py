@@ -148,6 +148,12 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "and no speed is predicted.",
 )
 @click.option(
+    "--workers",
+    type=positive,
+    help="Pack weights in this many threads. Fewer need less memory; any number writes the same bytes. Default: one "
+    "for each core.",
+)
+@click.option(
     "--refit", is_flag=True, help="Build an engine that `ingot refit` can give new weights of the same shapes."
 )
 @click.option("--dry_run", is_flag=True, help="Plan the engine and print the result, but write nothing.")
@@ -222,6 +228,7 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
         "tokens_per_block",
         "kv_cache_dtype",
         "max_mem",
+        "workers",
         "refit",
         "dry_run",
         "dump_passes",

@@ -39,6 +39,7 @@ _SAME = {
     "precision: float32 is f32, bfloat16 is bf16, float16 runs as bf16 on CPUs and says so; auto and disable leave the "
     "choice to --precision, and with disable cuda targets use no cuBLASLt; beside quantised weights it is the type of "
     "the inputs: float16 and bfloat16 are --activations bf16",
+    "--workers N": "threads that pack weights, of one rank file after the other; by default one for each core",
     "--log_level": "how much is said on stderr",
 }
 

@@ -59,7 +59,7 @@ def _fused(name: str, way: str) -> Spelling:
     return dataclasses.replace(_switch(name, way), hidden=True)
 
 
-_NO_RANKS = "an engine for GPUs has one rank in this version, so GPUs exchange no data"
+_NCCL = "with several ranks, GPUs always exchange float32 numbers through NCCL; there is nothing to choose"
 _TYPES = ("auto", "enable", "float16", "float32", "bfloat16")
 
 SPELLINGS = (
@@ -86,7 +86,6 @@ SPELLINGS = (
         refused=("2 and more",),
         way="ingot has no beam search; num_return_sequences gives several samples of one prompt",
     ),
-    Spelling(name="workers", accepted=("1",), refused=("2 and more",), way="one process builds all ranks"),
     Spelling(
         name="profiling_verbosity",
         accepted=("layer_names_only", "detailed"),
@@ -147,12 +146,19 @@ SPELLINGS = (
     _fused("context_fmha_fp32_acc", "attention always adds in float32"),
     _fused("bert_context_fmha_fp32_acc", "attention always adds in float32"),
     _fused("paged_state", "states of recurrent layers are always kept in blocks, like the KV cache"),
-    _never("nccl_plugin", _NO_RANKS),
-    _never("use_custom_all_reduce", _NO_RANKS),
-    _never("reduce_fusion", _NO_RANKS),
-    _never("user_buffer", _NO_RANKS),
-    _never("gemm_allreduce_plugin", _NO_RANKS),
-    _never("pp_reduce_scatter", _NO_RANKS),
+    Spelling(
+        name="nccl_plugin",
+        accepted=("auto", "enable", "float32"),
+        refused=("disable", "float16", "bfloat16"),
+        bare="enable",
+        hidden=True,
+        way=_NCCL,
+    ),
+    _never("use_custom_all_reduce", _NCCL),
+    _never("reduce_fusion", _NCCL),
+    _never("user_buffer", _NCCL),
+    _never("gemm_allreduce_plugin", _NCCL),
+    _never("pp_reduce_scatter", _NCCL),
     _never("lora_plugin", LORA),
     _never("dora_plugin", LORA),
     _never("bert_attention_plugin", "encoder models are not supported: ingot runs decoder-only models"),
