@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,11 +18,12 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
 from ingot.errors import ConfigError, UsageError
-from ingot.planner.arrange import Candidate, Goals, arrangements
+from ingot.planner.arrange import Arrangement, Candidate, Goals, RatePoint, Simulation, arrangements
 from ingot.planner.clock import Clock, stages_clock
 from ingot.planner.cost import plan_cost
 from ingot.planner.device import Device, Float64, decode_seconds, read_devices, step_seconds
 from ingot.planner.make_plan import PlanOptions, _best, _candidate, _simulate
+from ingot.planner.plot import curves
 from ingot.planner.simulate import ReplicaOptions, simulate
 from ingot.planner.virtual import VirtualSession
 from ingot.plugins.plan_work import PlanWork
@@ -267,6 +269,40 @@ def test_the_command(checkpoint: Path) -> None:
     assert "misses the goals" in out
     out = ingot(*args, "--devices", "l4", "--precision", "w8").succeeds().out
     assert re.search(r"^l4 +w8 +2 +1 ", out, re.MULTILINE), "two ranks on two GPUs"
+
+
+@pytest.mark.slow
+def test_a_plot_over_rates(checkpoint: Path, tmp_path: Path) -> None:
+    """With more requests, tokens cost less and come later, until no more can be served."""
+    args = ("plan", "--checkpoint_dir", checkpoint, "--input_len", 40, "--output_len", 10, "--count", 2)
+    mine = ("--devices", checkpoint.with_name("mine.toml"), "--precision", "w8", "--ttft", 50, "--json")
+    with mock.patch.dict("sys.modules", {"matplotlib": None}):
+        ingot(*args, *mine, "--plot", tmp_path / "p.png").fails("--plot needs matplotlib", code=2)
+    report = json.loads(ingot(*args, *mine, "--plot", tmp_path / "p.png").succeeds().out)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    drawn = [each for each in report["arrangements"] if each["curve"]]
+    assert len(drawn) == 3
+    for each in drawn:
+        rates = [point["rate"] for point in each["curve"]]
+        most = each["output_tokens_per_second"] / 10
+        assert (rates[0], rates[-1]) == pytest.approx((0.1 * most, 1.2 * most))
+        first, last = each["curve"][0], each["curve"][-1]
+        assert first["simulation"]["ttft_ms_p90"] < last["simulation"]["ttft_ms_p90"]
+        assert first["cost"] > 2 * last["cost"]
+        for point in (first, last):
+            speed = point["simulation"]["output_tokens_per_second"]
+            assert point["cost"] * speed == pytest.approx(each["cost"] * each["output_tokens_per_second"])
+    made = [read_arrangement(each) for each in drawn]
+    assert [line for _, line in curves(made[0], "ttft")] == ["-", "--"]
+    assert [len(values) for values, _ in curves(made[0], "cost")] == [len(made[0].curve)]
+
+
+def read_arrangement(document: dict[str, Any]) -> Arrangement:
+    points = tuple(
+        RatePoint(rate=each["rate"], simulation=Simulation(**each["simulation"]), cost=each["cost"])
+        for each in document["curve"]
+    )
+    return Arrangement(**{**document, "simulation": None, "curve": points})
 
 
 @pytest.mark.slow

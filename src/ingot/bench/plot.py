@@ -1,6 +1,7 @@
 """A report of `ingot bench serve --url` → a PNG: how TTFT, TPOT and ITL are spread, one curve per run."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +20,16 @@ def check_plotting() -> None:
     matplotlib.use("agg")
 
 
-def plot(report: OnlineReport, path: Path) -> None:
-    """Write the picture."""
+def new_figure(panels: int) -> Any:
+    """An empty figure of matplotlib, for panels side by side."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4), layout="constrained")
+    return Figure(figsize=(4 * panels, 4), layout="constrained")
+
+
+def plot(report: OnlineReport, path: Path) -> None:
+    """Write the picture."""
+    figure = new_figure(len(_PANELS))
     limits = {"ttft": report.ttft_ms, "tpot": report.tpot_ms}
     for place, (name, title) in enumerate(_PANELS.items(), start=1):
         panel = figure.add_subplot(1, len(_PANELS), place)

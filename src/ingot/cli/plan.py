@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ingot.bench.plot import check_plotting
 from ingot.cli.console import LEVELS, CliConsole, wrapped
 from ingot.cli.values import as_json, log_level, positive
 from ingot.dtypes import PRECISIONS
@@ -14,8 +15,10 @@ from ingot.planner.arrange import Arrangement
 from ingot.planner.device import read_devices
 from ingot.planner.make_plan import PRECISIONS as TRIED
 from ingot.planner.make_plan import PlanOptions, PlanReport, make_plan
+from ingot.planner.plot import plot
 from ingot.step_table import aligned
 
+_RATES = 12  # of a plot, for each arrangement
 _above_zero = click.FloatRange(min=0, min_open=True)
 
 
@@ -51,6 +54,14 @@ _above_zero = click.FloatRange(min=0, min_open=True)
     help="Simulate this many seconds of requests on all replicas of the best arrangement. Needs --rate. Default: some "
     "requests on one replica of the three best arrangements.",
 )
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(path_type=Path),
+    metavar="PNG",
+    help="Simulate the best arrangements at several rates too, and write a plot of TTFT, TPOT and cost over the rate "
+    "to this PNG file.",
+)
 @as_json
 @log_level
 def command(
@@ -64,6 +75,7 @@ def command(
     tpot: float | None,
     precisions: tuple[str, ...],
     simulated_seconds: float | None,
+    plot_file: Path | None,
     as_json: bool,
     log_level: str,
 ) -> None:
@@ -80,6 +92,8 @@ def command(
     """
     if simulated_seconds is not None and rate is None:
         raise UsageError("--simulated_seconds needs --rate", hint="add --rate with the requests of a second")
+    if plot_file is not None:
+        check_plotting()
     options = PlanOptions(
         checkpoint_dir=checkpoint_dir,
         devices=tuple(read_devices(devices)),
@@ -91,9 +105,13 @@ def command(
         tpot=None if tpot is None else 1e-3 * tpot,
         precisions=precisions or TRIED,
         simulated_seconds=simulated_seconds,
+        rates=_RATES if plot_file is not None else 0,
     )
     with CliConsole(LEVELS[log_level]) as console:
         report = make_plan(options, console.progress)
+        if plot_file is not None:
+            plot(report, options, plot_file)
+            console.note(f"wrote the plot to {plot_file}")
     if as_json:
         print(json.dumps({**_asked(options), **dataclasses.asdict(report)}, indent=1))
     else:

@@ -51,6 +51,15 @@ class Simulation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RatePoint:
+    """What an arrangement gives at `rate` requests per second on all of its devices. cost: as of an arrangement."""
+
+    rate: float
+    simulation: Simulation
+    cost: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Arrangement:
     """One way to use the devices, at the batch that gives most tokens within the goals.
 
@@ -60,6 +69,7 @@ class Arrangement:
     bound       what takes most of a step: memory, compute, links or host; or prompts, of servers that compute them
     cost        of a million generated tokens, in the currency of the device's price; None without a price
     meets       the goals, by the formula
+    curve       what it gives at several rates, if that was asked for
     """
 
     device: str
@@ -77,6 +87,7 @@ class Arrangement:
     bound: str
     meets: bool
     simulation: Simulation | None = None
+    curve: tuple[RatePoint, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ Only what `ingot build` builds is offered: what it refuses is listed with its re
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import Precision
 from ingot.errors import BuildError, IngotError
-from ingot.planner.arrange import CHUNK, MOST_BATCH, Arrangement, Candidate, Goals, Simulation, arrangements
+from ingot.planner.arrange import CHUNK, MOST_BATCH, Arrangement, Candidate, Goals, RatePoint, Simulation, arrangements
 from ingot.planner.cost import plan_cost
 from ingot.planner.device import Device, Float64
 from ingot.planner.simulate import ReplicaOptions, Served, simulate
@@ -39,6 +39,7 @@ class PlanOptions:
     ttft, tpot  seconds that the median request may take to its first token, and for each token after it
     simulated_seconds  for so long requests come to all replicas of the best arrangement; None: some requests to one
                        replica of each of the best ones
+    rates              at how many rates the simulated arrangements are simulated as well, up to more than they serve
     """
 
     checkpoint_dir: Path
@@ -51,6 +52,7 @@ class PlanOptions:
     tpot: float | None = None
     precisions: tuple[str, ...] = PRECISIONS
     simulated_seconds: float | None = None
+    rates: int = 0
 
     @property
     def goals(self) -> Goals:
@@ -98,7 +100,8 @@ def make_plan(options: PlanOptions, progress: Progress) -> PlanReport:
     for number, (arrangement, candidate) in enumerate(found):
         if number < simulated:
             served = _simulate(options, arrangement, candidate, progress)
-            arrangement = dataclasses.replace(arrangement, simulation=served)
+            curve = tuple(_curve(options, arrangement, candidate, progress))
+            arrangement = dataclasses.replace(arrangement, simulation=served, curve=curve)
         made.append(arrangement)
     return PlanReport(
         arrangements=tuple(made), left_out=tuple(f"{what}: {reason}" for what, reason in left_out.items())
@@ -181,6 +184,19 @@ def _simulate(options: PlanOptions, arrangement: Arrangement, candidate: Candida
         served = simulate(lengths, arrivals.tolist(), candidate.clock(), own, replicas=count, progress=told)
     progress("simulated requests", len(arrivals), len(arrivals))
     return _percentiles(served, count, scale=servers if one else 1)
+
+
+def _curve(
+    options: PlanOptions, arrangement: Arrangement, candidate: Candidate, progress: Progress
+) -> Iterator[RatePoint]:
+    """At rates from a tenth of what the arrangement serves by the formula to a fifth more than that."""
+    most = arrangement.output_tokens_per_second / options.output_len
+    for rate in np.linspace(0.1, 1.2, options.rates) * most:
+        own = dataclasses.replace(options, rate=float(rate), simulated_seconds=None)
+        found = _simulate(own, arrangement, candidate, progress)
+        scale = arrangement.output_tokens_per_second / found.output_tokens_per_second
+        cost = None if arrangement.cost is None else arrangement.cost * scale
+        yield RatePoint(rate=float(rate), simulation=found, cost=cost)
 
 
 def _arrivals(options: PlanOptions, arrangement: Arrangement, share: float) -> Float64:
