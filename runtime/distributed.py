@@ -8,6 +8,7 @@ other by `RankLink.exchange` what they have found; after that the sessions thems
 """
 
 import atexit
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -119,8 +120,9 @@ def find_link() -> MpiLink | None:
 
 def end_with(code: int) -> None:
     """Let the launcher end with this exit code, if this process takes the other ranks along when it ends."""
-    if code and (link := find_link()) is not None:
-        link.exit_code = code
+    with contextlib.suppress(UsageError):  # without a library of MPI no launcher can be told; the command has said so
+        if code and (link := find_link()) is not None:
+            link.exit_code = code
 
 
 def require_link(ranks: int, directory: Path) -> MpiLink:

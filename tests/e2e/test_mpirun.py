@@ -69,6 +69,17 @@ def test_refusals(engine: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_library_of_mpi_that_does_not_load(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libmpi.so").write_bytes(b"no library")
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    found = ingot("run", "--engine_dir", engine, *PROMPT)
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: mpi4py cannot be used")
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ops"), OPS)
 def test_benchmarks(name: str, ops: set[str], engine: Path, tmp_path: Path) -> None:
     args = ("--engine_dir", engine.with_name(name), "--json")
