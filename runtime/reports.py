@@ -44,6 +44,7 @@ class StepReport:
 
     steps  how many; everything else is of each of them. Seconds by phase: choosing and laying out the tokens, the
            session, handing out the results
+    idle_stages  pipeline stages that had no step at that time: there were too few requests that no step had
     """
 
     steps: int = 1
@@ -52,18 +53,21 @@ class StepReport:
     schedule_seconds: float
     session_seconds: float
     finish_seconds: float
+    idle_stages: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """So far: steps, and the time they were in the session. The rest of a busy executor's time is the host's work.
 
-    overlapped  steps that pipeline stages began while another step was under way
+    overlapped   steps that pipeline stages began while another step was under way
+    idle_stages  those of all steps: see `StepReport`
     """
 
     steps: int = 0
     session_seconds: float = 0.0
     overlapped: int = 0
+    idle_stages: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

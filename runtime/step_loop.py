@@ -113,7 +113,7 @@ class StepLoop:
         start = time.perf_counter()
         step, ahead = (self._submitted, None) if self._submitted is not None else self._next_step()
         begin = self._result_at if self._submitted is not None else time.perf_counter()
-        kinds = step.kinds
+        kinds, idle = step.kinds, 0 if self._flight is None else self._flight.idle_stages
         outcomes = self._run(step, ahead)
         self._result_at = time.perf_counter()
         taken = self._result_at - begin
@@ -131,11 +131,13 @@ class StepLoop:
             schedule_seconds=max(begin - start, 0.0) / num_steps,
             session_seconds=taken / num_steps,
             finish_seconds=after / num_steps if self._submitted is None else 0.0,  # else the next step computes
+            idle_stages=idle,
         )
         self.work = Work(
             steps=self.work.steps + num_steps,
             session_seconds=self.work.session_seconds + taken,
             overlapped=0 if self._flight is None else self._flight.overlapped,
+            idle_stages=self.work.idle_stages + num_steps * idle,
         )
         self._account(report)
         if self._scheduler.tpot_budget is not None and len(outcomes) == 1:

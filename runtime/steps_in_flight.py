@@ -38,6 +38,11 @@ class StepsInFlight:
         return self._session.stages
 
     @property
+    def idle_stages(self) -> int:
+        """Those without a step while the step that has been popped runs, or one that was not announced."""
+        return self.stages - 1 - len(self.steps)
+
+    @property
     def requests(self) -> set[Request]:
         """Those of all steps."""
         return {request for step in self.steps for request in step.chunks}

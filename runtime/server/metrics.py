@@ -68,6 +68,11 @@ class Metrics:
         )
         self.registry.register(self._step_tokens)
         self.registry.register(self._step_seconds)
+        self._idle_stages = self._counter(
+            "ingot_idle_stages",
+            "Pipeline stages that had no step, added up over all steps. Divided by the number of steps and by the "
+            "number of stages, this is the share of the bubbles.",
+        )
         self._requests = self._counter(
             "ingot_requests",
             "Answers and refusals by route and status. Status 499: the client hung up before the answer.",
@@ -98,6 +103,7 @@ class Metrics:
         self._step_seconds.observe("schedule", report.schedule_seconds, report.steps)
         self._step_seconds.observe("session", report.session_seconds, report.steps)
         self._step_seconds.observe("finish", report.finish_seconds, report.steps)
+        self._idle_stages.inc(report.idle_stages * report.steps)
 
     def first_step(self, seconds: float, prompt_tokens: int) -> None:
         """A sequence waited so long, then its prompt was computed, or found in the cache."""

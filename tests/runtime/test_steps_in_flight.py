@@ -88,6 +88,7 @@ def test_every_stage_has_a_step(stages: int) -> None:
         assert request.num_generated == 20
     assert session.most == stages
     assert loop.work.overlapped > loop.work.steps // 2
+    assert loop.work.idle_stages < loop.work.steps // 4
     assert max(rows for _, rows in loop.step_log()) == -(-6 // stages), "each step has its part of the requests"
     assert not loop.has_work
 
@@ -98,6 +99,7 @@ def test_one_request_alone_has_no_company() -> None:
     loop.drain()
     check(request)
     assert (loop.work.overlapped, session.most) == (0, 0)
+    assert loop.work.idle_stages == loop.work.steps == 9, "a stage waits for the other one in each step"
 
 
 def test_a_request_that_leaves_while_its_step_is_under_way() -> None:
