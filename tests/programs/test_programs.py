@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -228,6 +229,20 @@ def test_moves_of_blocks_are_timed() -> None:
     first, *rows = run("block_times", "--rounds", 3, "--layers", 3, "--kv_heads", 4, "--head_dim", 16).splitlines()
     assert first.startswith("blocks of 24 KiB")
     assert [row.split(":")[0] for row in rows] == [f"tp {tp} x pp {pp}" for tp, pp in LAYOUTS]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_prompts_apart_are_compared_with_one_server(tmp_path: Path) -> None:
+    rows = [{"arrival": n / 10, "input_len": 40 + 60 * n, "output_len": 8} for n in range(4)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ("--trace", tmp_path / "t.jsonl", "--rate", 9, "--num_requests", 4, "--rounds", 1)
+    found = [line.rsplit(maxsplit=6) for line in run("apart_tails", *options).splitlines()]
+    names = [(form, name) for form in ("one server", "prefill apart") for name in ("ttft", "tpot")]
+    assert [(form, name) for form, name, *_ in found] == names
+    for _, _, *shares, _, count in found:
+        assert count == "4"
+        assert 0 < float(shares[0]) <= float(shares[1]) <= float(shares[2])
 
 
 @pytest.mark.slow
