@@ -92,6 +92,32 @@ def test_any_number_of_ranks_gives_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("gemma3n_text", {"num_key_value_heads": 4}),  # keys of an earlier layer, a gate that needs all columns
+        ("afmoe", {"num_key_value_heads": 4, "num_hidden_layers": 3}),  # gates of heads
+        ("smollm3", {"num_attention_heads": 6, "num_key_value_heads": 3}),  # ranks have two key heads, and one
+    ],
+)
+def test_layers_of_other_models(
+    gpus: ctypes.CDLL, processes: RankProcesses, name: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny = find_family(name).tiny
+    shape = {**tiny, **SHAPE, "num_hidden_layers": tiny["num_hidden_layers"], **more}
+    checkpoint = random_checkpoint(tmp_path, shape)
+    config = BuildConfig(
+        target="cuda/sm90", precision="bf16", sum_parts=2, tokens_per_block=16, max_batch_size=4, max_num_tokens=24
+    )
+    build(config, checkpoint, tmp_path / "whole")
+    build(dataclasses.replace(config, tp_size=2), checkpoint, tmp_path / "e")
+    with ModelRunner.from_dir(tmp_path / "whole") as runner:
+        expected = bits(runner)
+    with processes.runner(tmp_path / "e", 2) as runner:
+        assert bits(runner) == expected
+
+
+@pytest.mark.slow
 def test_contexts_that_are_cut(gpus: ctypes.CDLL, processes: RankProcesses, tmp_path: Path) -> None:
     """Attention of a long context works in as many parts as with one rank."""
     checkpoint = random_checkpoint(
