@@ -14,7 +14,7 @@ import numpy as np
 from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sizes import format_bytes
 from ingot.engine import Engine, open_engine, read_manifest, read_plan
-from ingot.errors import TargetError, UsageError
+from ingot.errors import CapacityError, TargetError, UsageError
 from ingot.plan import Limits, Plan
 from ingot.plugins.cpu.native import crc32 as native_crc32
 from ingot.plugins.cpu.native import detect_isa
@@ -153,7 +153,11 @@ def _load_rank(directory: Path, config: RuntimeConfig, target: JoinsRanks, link:
         shared_memory=share_memory(places, config.collectives),
         local=local,
     )
-    session = target.open_rank(engine.plan, engine.weights, options, link)
+    try:
+        session = target.open_rank(engine.plan, engine.weights, options, link)
+    except CapacityError as error:  # only this process says it
+        error.where = f"rank {link.rank}" if error.where is None else f"rank {link.rank}: {error.where}"
+        raise
     if link.rank > 0:
         _follow(session, engine)
     limits = lowered(engine.plan.limits, config)

@@ -124,6 +124,6 @@ def test_a_rank_without_memory_ends_all(poor: int, engine: Path, monkeypatch: py
     command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "1", *ranks[0], ":", "-n", "1", *ranks[1]]
     found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert found.returncode == 1
-    assert "error: there is not enough memory for the engine" in found.stderr
+    assert f"error: there is not enough memory for the engine\n  where: rank {poor}\n" in found.stderr
     assert found.stdout == ""
     assert set(os.listdir("/dev/shm")) <= before
