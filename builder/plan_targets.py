@@ -5,7 +5,7 @@ graph of plugins → precision, activations and limits → target passes → Pro
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot.builder.activations import SampleErrors, choose_activations
@@ -50,7 +50,7 @@ from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType, Precision
 from ingot.errors import BuildError, UsageError
 from ingot.lost_codes import lost_lines
-from ingot.plan import Limits, Plan
+from ingot.plan import Limits, Plan, Step
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import CompilesGraph, JoinsRanks, Progress, RunsRanks, Target, Tunable, WithLibrary
 
@@ -219,6 +219,8 @@ def _plan_target(
     notes.extend(_library_notes(plan, target))
     if isinstance(target, WithLibrary) and config.gemm_library and config.parts > 1:
         notes.append(f"ingot's own kernels compute all matmuls: with {target.library}, bits would depend on --tp_size")
+    if config.tp_size > 1 and not estimate:
+        notes.extend(_whole_notes([each for _, each in planned[:: config.tp_size]], whole, config.tp_size))
     lost = lost_codes(lowering.uses, config, target)
     notes.extend(f"codes of {line}" for line in lost_lines(lost))
     sample = _sample(config, checkpoint, plan, target, notes)
@@ -239,6 +241,24 @@ def _plan_target(
     )
     further = (dataclasses.replace(first, lowering=each, plan=its, sample=None) for each, its in planned[1:])
     return dataclasses.replace(first, further=tuple(further))
+
+
+def _whole_notes(stages: Sequence[Plan], whole: Plan, ranks: int) -> Iterator[str]:
+    """Layers whose attention or states every rank has as the whole model has them. stages: of one rank each."""
+    known = {step.name: step.attrs for step in whole.steps}
+
+    def alike(step: Step) -> bool:
+        own, its = ({**attrs, "layer": 0} for attrs in (step.attrs, known[step.name]))
+        return own == its
+
+    layers = {
+        step.name.rpartition("/")[0] for plan in stages for step in plan.steps if "layer" in step.attrs and alike(step)
+    }
+    if layers:
+        yield (
+            f"attention or states of {len(layers)} layers are not divided: each of {ranks} ranks computes and holds "
+            "them whole"
+        )
 
 
 def _plan_rank(

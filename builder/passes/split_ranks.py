@@ -142,10 +142,22 @@ class _Work:
         for at, ref in enumerate(step.inputs):
             if not isinstance(ref, int):
                 continue
-            if self._readers[ref] == 1 and _divides(self._steps[self._writers[ref]]):
+            if self._divides(ref):
                 self._divide(ref, share)
             else:
                 self._take_columns(step, at, ref, share)
+
+    def _divides(self, value: int) -> bool:
+        """Whether a rank can make columns of a value that only one step reads."""
+        step = self._steps[self._writers[value]]
+        op, source = find_op(step.op), step.inputs[0]
+        if self._readers[value] != 1:
+            return False
+        if op.is_matmul:
+            return op.residual is None or step.inputs[op.residual] is None
+        if op.copies_rows:
+            return isinstance(source, int) and self._divides(source)
+        return op is activation.OP or step.op == "paged_attention"
 
     def _take_columns(self, step: Draft, at: int, ref: int, share: Range) -> None:
         """Right before a step, whose input `at` has these columns from now on."""
@@ -286,14 +298,6 @@ class _Work:
         name = step.inputs[at]
         assert isinstance(name, str), "of a weight"
         return self._sums.lowering.use(name)
-
-
-def _divides(step: Draft) -> bool:
-    """Whether a rank can make columns of what this step makes."""
-    op = find_op(step.op)
-    if op.is_matmul:
-        return op.residual is None or step.inputs[op.residual] is None
-    return op.copies_rows or op is activation.OP or (op.reads_kv and not op.latent)
 
 
 def _rows(share: Range, n: int, *, gated: bool) -> list[Range]:

@@ -38,11 +38,6 @@ from ingot.weight_formats import KEPT
 
 NAME = "split_sums"
 FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
-_UNCUT = {
-    "linear_attention": "linear attention",
-    "causal_conv": "a short convolution",
-    "latent_attention": "attention over latents",
-}
 
 
 def split_passes(
@@ -70,16 +65,11 @@ class SplitSums:
     gathered: set[int] = dataclasses.field(default_factory=set)
 
     def __call__(self, program: Program) -> tuple[Program, PassReport]:
-        """Raises BuildError where the model or the target has what cannot be cut."""
+        """Raises BuildError where the model has nothing to cut, and where the target cannot."""
         _require_kernels(self.target)
-        for step in program.steps:
-            if step.op in _UNCUT:
-                raise BuildError(
-                    f"{OPTION} is not supported for models with {_UNCUT[step.op]}",
-                    where=f"{OPTION}: {step.name}",
-                    hint=f"leave {OPTION} out",
-                )
         writers = {value: step for step in program.steps for value in step.outputs if value is not None}
+        uncut = [step for step in program.steps if self._stays_whole(step, writers)]
+        writers = {value: step for value, step in writers.items() if step not in uncut}
         made = _Parts(self, program.values)
         for step in program.steps:
             if (whole := _whole(step, writers)) is not None:
@@ -100,7 +90,16 @@ class SplitSums:
         read = {ref for step in made.steps for ref in step.inputs if isinstance(ref, str)}
         self.lowering.drop_weights({use.name for use in self.lowering.uses} - read)
         changed = dataclasses.replace(program, steps=tuple(made.steps), values=tuple(made.values), sum_parts=self.parts)
-        return changed, PassReport(name=NAME, fired=made.count)
+        refused = {"a norm takes all heads of a token together": len(uncut)} if uncut else {}
+        return changed, PassReport(name=NAME, fired=made.count, refused=refused)
+
+    def _stays_whole(self, step: Draft, writers: Mapping[int, Draft]) -> bool:
+        """Whether a step is attention of queries and keys that are normed over all heads: no part can have some."""
+        query = step.inputs[0] if step.op == "paged_attention" else None
+        if not isinstance(query, int):
+            return False
+        norms = [ref for ref in writers[query].inputs[2:4] if isinstance(ref, str)]
+        return any(self.lowering.use(name).shape != (step.attrs["head_dim"],) for name in norms)
 
 
 class _Parts:

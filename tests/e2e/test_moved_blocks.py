@@ -104,8 +104,8 @@ CASES = [
     ("llama", "bf16", "auto", "auto", ((2, 1), (1, 4))),
     ("qwen3", "w8", "int8", "int8", ((2, 1), (4, 1))),  # one key head, int8 keys with scales
     ("gemma3_text", "bf16", "auto", "auto", ((2, 2),)),  # two cache groups, one with a window
-    ("qwen3_5_text", "f32", "auto", "auto", ((1, 2),)),  # states
-    ("deepseek_v3", "f32", "auto", "auto", ((1, 2),)),  # latents
+    ("qwen3_5_text", "f32", "auto", "auto", ((1, 2), (2, 1))),  # states, which all ranks of a stage have
+    ("deepseek_v3", "f32", "auto", "auto", ((1, 2), (2, 2))),  # latents, which all ranks of a stage have
 ]
 
 

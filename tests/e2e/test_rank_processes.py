@@ -40,6 +40,10 @@ CASES = [
     ("afmoe", "f32", "auto", "cpu", 4),
     ("gemma3n_text", "w8", "int8", "cpu", 4),
     ("gemma4_text", "bf16", "auto", "cpu", 4),
+    ("olmo2", "bf16", "auto", "cpu", 4),
+    ("qwen3_5_text", "w8", "int8", "cpu", 2),
+    ("lfm2", "f32", "auto", "cpu/avx2", 4),
+    ("deepseek_v3", "bf16", "auto", "cpu", 2),
 ]
 
 

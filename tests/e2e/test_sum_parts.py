@@ -122,11 +122,9 @@ def test_codes_of_a_checkpoint_are_kept_part_by_part(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"power of two(.|\n)*1, 2, 4(.|\n)*3"):
         BuildConfig(sum_parts=3)
-    for name, words in (("qwen3_5_text", "short convolution"), ("lfm2", "short convolution")):
-        (tmp_path / name).mkdir()
-        checkpoint = random_checkpoint(tmp_path / name, find_family(name).tiny)
-        with pytest.raises(BuildError, match=words):
-            build(BuildConfig(target="ref", sum_parts=2), checkpoint, tmp_path / "e")
+    checkpoint = random_checkpoint(tmp_path, find_family("llama").tiny)
+    with pytest.raises(BuildError, match=r"--sum_parts 64 is too large"):
+        build(BuildConfig(target="ref", sum_parts=64), checkpoint, tmp_path / "e")
     ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", tmp_path / "e", "--sum_parts", 3).fails(
         "power of two", code=2
     )

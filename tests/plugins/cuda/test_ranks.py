@@ -98,13 +98,16 @@ def test_any_number_of_ranks_gives_the_same_bits(
         ("gemma3n_text", {"num_key_value_heads": 4}),  # keys of an earlier layer, a gate that needs all columns
         ("afmoe", {"num_key_value_heads": 4, "num_hidden_layers": 3}),  # gates of heads
         ("smollm3", {"num_attention_heads": 6, "num_key_value_heads": 3}),  # ranks have two key heads, and one
+        ("olmo2", {"num_key_value_heads": 4}),  # attention, latents and states that every rank has
+        ("qwen3_5_text", {"num_key_value_heads": 4}),
+        ("deepseek_v3", {}),
     ],
 )
 def test_layers_of_other_models(
     gpus: ctypes.CDLL, processes: RankProcesses, name: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
     tiny = find_family(name).tiny
-    shape = {**tiny, **SHAPE, "num_hidden_layers": tiny["num_hidden_layers"], **more}
+    shape = {**tiny, **(SHAPE if more else {}), "num_hidden_layers": tiny["num_hidden_layers"], **more}
     checkpoint = random_checkpoint(tmp_path, shape)
     config = BuildConfig(
         target="cuda/sm90", precision="bf16", sum_parts=2, tokens_per_block=16, max_batch_size=4, max_num_tokens=24
