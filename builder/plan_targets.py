@@ -219,8 +219,7 @@ def _plan_target(
     notes.extend(_library_notes(plan, target))
     if isinstance(target, WithLibrary) and config.gemm_library and config.parts > 1:
         notes.append(f"ingot's own kernels compute all matmuls: with {target.library}, bits would depend on --tp_size")
-    if config.tp_size > 1 and not estimate:
-        notes.extend(_whole_notes([each for _, each in planned[:: config.tp_size]], whole, config.tp_size))
+    notes.extend(_whole_notes([each for _, each in planned[:: config.tp_size]], whole, config.tp_size))
     lost = lost_codes(lowering.uses, config, target)
     notes.extend(f"codes of {line}" for line in lost_lines(lost))
     sample = _sample(config, checkpoint, plan, target, notes)
@@ -245,6 +244,8 @@ def _plan_target(
 
 def _whole_notes(stages: Sequence[Plan], whole: Plan, ranks: int) -> Iterator[str]:
     """Layers whose attention or states every rank has as the whole model has them. stages: of one rank each."""
+    if ranks == 1 or whole is stages[0]:  # an estimate has no other
+        return
     known = {step.name: step.attrs for step in whole.steps}
 
     def alike(step: Step) -> bool:

@@ -69,6 +69,15 @@ class Work:
     overlapped: int = 0
     idle_stages: int = 0
 
+    def after(self, report: StepReport, *, overlapped: int) -> "Work":
+        """With these steps."""
+        return Work(
+            steps=self.steps + report.steps,
+            session_seconds=self.session_seconds + report.steps * report.session_seconds,
+            overlapped=overlapped,
+            idle_stages=self.idle_stages + report.steps * report.idle_stages,
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:

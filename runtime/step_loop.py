@@ -133,12 +133,7 @@ class StepLoop:
             finish_seconds=after / num_steps if self._submitted is None else 0.0,  # else the next step computes
             idle_stages=idle,
         )
-        self.work = Work(
-            steps=self.work.steps + num_steps,
-            session_seconds=self.work.session_seconds + taken,
-            overlapped=0 if self._flight is None else self._flight.overlapped,
-            idle_stages=self.work.idle_stages + num_steps * idle,
-        )
+        self.work = self.work.after(report, overlapped=0 if self._flight is None else self._flight.overlapped)
         self._account(report)
         if self._scheduler.tpot_budget is not None and len(outcomes) == 1:
             seconds = report.schedule_seconds + report.session_seconds + report.finish_seconds

@@ -12,7 +12,7 @@ about precision has looked at the whole model before.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -51,7 +51,6 @@ class SplitRanks:
             work.divide(value, share)
         assert program.logits is not None, "stages are cut after this"
         work.divide_logits(program.logits)
-        work.require_no_others()
         return work.program(program), PassReport(name=NAME, fired=work.count)
 
 
@@ -95,6 +94,7 @@ class _Work:
 
     def program(self, whole: Program) -> Program:
         """What has become of the whole."""
+        _require_no_others(self._taken, self._readers)
         steps: list[Draft] = []
         for step in whole.steps:
             steps += [*self._before.get(step.name, ()), self._steps[step.name]]
@@ -157,7 +157,7 @@ class _Work:
             return op.residual is None or step.inputs[op.residual] is None
         if op.copies_rows:
             return isinstance(source, int) and self._divides(source)
-        return op is activation.OP or step.op == "paged_attention"
+        return op is activation.OP or (op.reads_kv and not op.latent)
 
     def _take_columns(self, step: Draft, at: int, ref: int, share: Range) -> None:
         """Right before a step, whose input `at` has these columns from now on."""
@@ -286,18 +286,17 @@ class _Work:
         given[at] = taken.name
         self._steps[step.name] = dataclasses.replace(self._steps[step.name], inputs=tuple(given))
 
-    def require_no_others(self) -> None:
-        """Nobody may read all rows of a weight that is divided."""
-        for name, taken in self._taken.items():
-            if len(taken.readers) < self._readers[name]:
-                raise _refused(
-                    min(taken.readers), f"weight {name} is also another kernel call's, which needs all of it"
-                )
-
     def _weight(self, step: Draft, at: int = 1) -> WeightUse:
         name = step.inputs[at]
         assert isinstance(name, str), "of a weight"
         return self._sums.lowering.use(name)
+
+
+def _require_no_others(divided: Mapping[str, _Taken], readers: Mapping[str | int | None, int]) -> None:
+    """Nobody may read all rows of a weight that is divided."""
+    for name, taken in divided.items():
+        if len(taken.readers) < readers[name]:
+            raise _refused(min(taken.readers), f"weight {name} is also another kernel call's, which needs all of it")
 
 
 def _rows(share: Range, n: int, *, gated: bool) -> list[Range]:

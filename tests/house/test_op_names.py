@@ -16,7 +16,7 @@ SPECIFIC = {*op_names(), *PLUGINS} - COMMON
 
 # file → why it may list ops
 MAY_LIST = {
-    "builder/passes/split_sums.py": "says in words which kinds of layers ranks do not divide yet",
+    "builder/passes/split_sums.py": "of which steps the products are whose sums ranks divide",
     "builder/select.py": "plugins that become several steps",
     "plugins/cuda/bind.py": "the kernels that the target has, by op",
     "src/ingot/plan_check.py": "a pipeline stage begins with recv and ends with send",
