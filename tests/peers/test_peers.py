@@ -353,6 +353,9 @@ def test_isas() -> None:
         cap(by_name["openvino"], "avx2", "amx")
     for isa in ISAS:
         assert ("-DGGML_AVX512=ON" in ik_adapter.cmake_switches(isa)) == ("avx512" in isa_includes(isa))
+        assert ("-DCMAKE_CXX_FLAGS=-mavx512vl -mavx512dq" in ik_adapter.cmake_switches(isa)) == (
+            "avx512" in isa_includes(isa)
+        )
         assert ("-DGGML_AVX512=ON" in cmake_switches(isa)) == ("avx512" in isa_includes(isa))
         assert ("-DGGML_AVX_VNNI=ON" in cmake_switches(isa)) == (isa == "avxvnni")
     assert {"-DGGML_AVX2=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_NATIVE=OFF"} <= set(cmake_switches("avx512"))
