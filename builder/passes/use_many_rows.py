@@ -1,6 +1,6 @@
 """Matmuls of more than a few rows go to kernels that are faster, but give a row other bits than kernels of few rows do.
 
-    matmul.w8.sm80 ▶ matmul.w8.sm90a
+    matmul.w8.sm80 ▶ matmul.w8.sm90a        moe_down.bf16.sm80 ▶ moe_down.bf16.sm90a
 
 A build with `--gemm_plugin disable` wants the same bits in any batch, and keeps the kernels that it has.
 """

@@ -310,6 +310,7 @@ def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertPro
         narrow=False,
         dtype=weight.dtype,
         group=int(str(step.attrs["group"])),
+        wide=takes_wide(step),
     )
 
 

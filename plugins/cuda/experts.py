@@ -3,7 +3,8 @@
 logits ─ moe_route ▶ ids, weights ─ group_by_expert ▶ pairs, tiles ─ experts_* ▶ a result per pair ─ sum_experts ▶ y
 
 A pair is a row and one of its slots. Grids depend on how many rows a step has, not on what they take, so that graphs
-can be captured. The rows of an expert's tile have the bits that they would have in any other.
+can be captured. The rows of an expert's tile have the bits that they would have in any other tile of its size; in
+tiles of every size, where no warpgroups multiply.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from ingot.dtypes import DType
 from ingot.plan import Attr, Rows
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
+from ingot.plugins.cuda.wide_products import WIDE_THREADS, multiplies, wide_shared_bytes
 from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, number, pointer, row_grid
 
 MAX_EXPERTS = 1024  # as the kernel that routes remembers them
@@ -142,6 +144,7 @@ class ExpertProduct:
     kind     the activation's number in the kernels
     narrow   y has the products' type, else float32
     limit    of a clamped gate, whose sigmoid takes `alpha` times it; 0: it is not clamped
+    wide     warpgroups multiply tiles of many rows, if they can
     """
 
     y: int
@@ -158,6 +161,7 @@ class ExpertProduct:
     group: int
     limit: float = 0.0
     alpha: float = 1.0
+    wide: bool = False
 
     @property
     def cols(self) -> int:
@@ -171,7 +175,14 @@ def expert_launches(product: ExpertProduct, taken: Taken) -> list[Launch]:
 
 
 def _product(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Launch:
-    name = f"experts_{product.dtype.value}_" if product.dtype.is_quantised else "experts_"
+    few, wide = kernel.rows <= 8, product.wide and multiplies(product.k, product.dtype)
+    kind = f"{product.dtype.value}_" if product.dtype.is_quantised else ""
+    name, threads, shared = f"experts_{kind}{kernel.rows}", THREADS, 0 if few else shared_bytes(kernel.rows)
+    if product.dtype is DType.F32:
+        name, shared = "experts_f32", 0
+    elif wide and not few:
+        name, threads = f"experts_{kind}wide_{kernel.rows}", WIDE_THREADS
+        shared = wide_shared_bytes(kernel.rows, product.dtype)
     arguments = (
         pointer(product.y),
         pointer(product.x),
@@ -189,14 +200,8 @@ def _product(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Launch:
         number(product.limit),
         number(product.alpha),
     )
-    f32 = product.dtype is DType.F32
-    return Launch(
-        kernel="experts_f32" if f32 else f"{name}{kernel.rows}",
-        grid=_grid(product, taken, kernel),
-        threads=THREADS,
-        shared=0 if f32 or kernel.rows <= 8 else shared_bytes(kernel.rows),
-        arguments=arguments,
-    )
+    grid = _grid(product, taken, kernel)
+    return Launch(kernel=name, grid=grid, threads=threads, shared=shared, arguments=arguments)
 
 
 def _grid(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Grid:

@@ -189,7 +189,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
             groups.append(group_bytes(count * taken, weight.shape[0]))
         if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
             sums.append(4 * count * taken * weight.shape[-2])
-        if takes_wide(step):
+        if takes_wide(step) and not op.experts:
             sums.append(4 * part_sums(weight.shape[-2], weight.shape[-1], count))
         if narrow and x.dtype is DType.F32:
             inputs.append(2 * count * x.cols)

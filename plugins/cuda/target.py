@@ -118,12 +118,13 @@ class CudaTarget:
         return (*own, *many, *self.library_kernels().values(), *DRAW_KERNELS)
 
     def many_row_kernels(self, *, gated: bool) -> dict[str, str]:
-        """Products by warpgroups, which sm_90a alone has: of codes, and of gated 16-bit numbers. cuBLASLt is faster
-        without a gate, where no launch follows it."""
+        """Products by warpgroups, which sm_90a alone has: of codes, of experts, of gated 16-bit numbers. cuBLASLt is
+        faster without a gate, where no launch follows it."""
         if self.architecture.code != "sm_90a":
             return {}
-        types = [each for each in WIDE_TYPES if gated or each.is_quantised]
-        return {f"matmul.{each.value}.sm80": f"matmul.{each.value}.{WIDE}" for each in types}
+        beside = [f"matmul.{each.value}" for each in WIDE_TYPES if gated or each.is_quantised]
+        of_experts = [f"{op}.{each.value}" for op in OPS if find_op(op).experts for each in WIDE_TYPES]
+        return {f"{name}.sm80": f"{name}.{WIDE}" for name in (*beside, *of_experts)}
 
     def library_kernels(self) -> dict[str, str]:
         """For float weights; cuBLASLt multiplies no codes."""

@@ -1,7 +1,8 @@
 """The launches of matrix products by the instructions of warpgroups (sm_90a), for more than a few rows.
 
 A thread block computes a tile of 128 rows of the weight and 64, 128 or 256 rows of x. Where a weight has fewer tiles
-than a large GPU has multiprocessors, K is cut into parts, and a second launch adds their sums in order.
+than a large GPU has multiprocessors, K is cut into parts, and a second launch adds their sums in order. Experts take
+the same tiles of 64 and 128 rows of x, see experts.py.
 """
 
 import dataclasses
@@ -16,7 +17,8 @@ from ingot.weight_formats import KEPT
 
 BESIDE_LIBRARY = 128  # rows up to which these kernels are faster than cuBLASLt
 _ANY = 1 << 30
-_THREADS, _SUM_THREADS, _SUM_STRIP = 384, 256, 4 * 256
+WIDE_THREADS = 384
+_SUM_THREADS, _SUM_STRIP = 256, 4 * 256
 _LINES, _LINE, _STEP, _ALIGN = 128, 128, 64, 1024  # rows of the weight, bytes of a row of x and k of a step; bytes
 _BLOCKS, _MOST_PARTS, _LEAST_STEPS = 132, 8, 4  # of a large GPU at once; of K; of a part
 _PARTED = 256  # rows of x up to which K is cut
@@ -89,6 +91,11 @@ def multiplies(k: int, dtype: DType) -> bool:
     return k % 8 == 0 and dtype in _KERNELS
 
 
+def wide_shared_bytes(tokens: int, dtype: DType) -> int:
+    """Dynamic shared memory of a kernel. tokens: rows of x in its tiles."""
+    return next(each.shared_bytes for each in _KERNELS[dtype] if each.tokens == tokens)
+
+
 def parts_of(n: int, k: int) -> int:
     """Into how many parts K is cut where one tile has all rows of x."""
     tiles, steps = -(-n // _LINES), -(-k // _STEP)
@@ -122,7 +129,7 @@ def _launch(product: OwnProduct, kernel: _Kernel, parts: int, sums: int, rows: r
     return Launch(
         kernel=f"product_{kind}wide_{kernel.tokens}",
         grid=_grid(product, rows, lambda count: (-(-count // kernel.tokens), tiles, parts)),
-        threads=_THREADS,
+        threads=WIDE_THREADS,
         shared=kernel.shared_bytes,
         arguments=(*product.arguments, pointer(sums if parts > 1 else 0)),
     )

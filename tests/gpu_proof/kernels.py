@@ -14,7 +14,7 @@ from tests.gpu_proof.work import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
-    *("kernels", "paged_attention", "own_products", "wide_products", "experts", "draws"),
+    *("kernels", "paged_attention", "own_products", "wide_products", "experts", "wide_experts", "draws"),
     *("latent", "states", "codes_of_kv", "head_sizes"),
     *("session", "verify", "kept_codes", "decode_graphs", "read_twice"),
 )

@@ -26,13 +26,17 @@ def test_warpgroups_multiply_codes_and_gated_floats() -> None:
     assert report.refused == {"no kernel of many rows is faster than matmul.bf16.sm80": 1}
 
 
-def test_warpgroups_multiply_codes_of_every_format_but_those_of_experts() -> None:
+def test_warpgroups_multiply_codes_of_every_format_and_experts_of_floats_too() -> None:
+    """With a gate and without; float32 has no such instructions."""
     (use,) = many_row_passes(find_target("cuda/sm90"), wanted=True)
-    names = [f"{op}.{each}.sm80" for each in FORMATS for op in ("matmul", "moe_gate_up")]
-    program, _ = use(dataclasses.replace(PROGRAM, steps=tuple(map(step, names))))
-    found = [each.kernel for each in program.steps]
-    assert found[::2] == [f"matmul.{each}.sm90a" for each in FORMATS]
-    assert found[1::2] == names[1::2]
+    own = [f"{op}.{each}.sm80" for each in FORMATS for op in ("matmul", "moe_gate_up", "moe_down")]
+    own += [f"{op}.{each}.sm80" for each in ("bf16", "f16") for op in ("moe_gate_up", "moe_down")]
+    others = ("moe_gate_up.f32.sm80", "head_matmul.bf16.sm80")
+    for gated in (0, 1):
+        steps = [dataclasses.replace(step(each), attrs={"gated": gated}) for each in own]
+        program, _ = use(dataclasses.replace(PROGRAM, steps=(*steps, *map(step, others))))
+        found = [each.kernel for each in program.steps]
+        assert found == [*(each.replace("sm80", "sm90a") for each in own), *others]
 
 
 def test_a_build_may_want_the_same_bits_in_any_batch() -> None:

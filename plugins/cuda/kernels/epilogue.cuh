@@ -74,7 +74,7 @@ struct Epilogue {
     finish(row, col, limit > 0.f ? clamped(bias ? __fadd_rn(x, bias[col]) : x, other) : first(col, x) * other);
   }
 
-  // Four neighbours at once, without a clamped gate: the same bits. Loads come first, since y may be what they read.
+  // Four neighbours at once: the same bits. Loads come first, since y may be what they read.
   INGOT_DEVICE void load_biases(FourTerms& of, int col) const {
     if (bias) of.bias = load_four(bias + col);
     if (up_bias) of.up_bias = load_four(up_bias + col);
@@ -88,11 +88,15 @@ struct Epilogue {
     if (residual) of.residual = load_four(residual + row * cols + col);
   }
   INGOT_DEVICE void write_four(int64_t row, int col, const FourTerms& of, bool gated) const {
-    Four<float> values = activate_four(bias ? add_four(of.x, of.bias) : of.x, kind);
+    Four<float> values = bias ? add_four(of.x, of.bias) : of.x;
+    const bool clamps = gated && limit > 0.f;
+    if (!clamps) values = activate_four(values, kind);
     if (gated) {
       const Four<float> other = up_bias ? add_four(of.up, of.up_bias) : of.up;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) values.at[i] *= other.at[i];
+      for (int i = 0; i < 4; ++i) {
+        values.at[i] = clamps ? clamped(values.at[i], other.at[i]) : values.at[i] * other.at[i];
+      }
     }
     if (residual) values = add_four(values, of.residual);
     store_activations(y, row * cols + col, values, narrow);

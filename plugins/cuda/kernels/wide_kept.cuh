@@ -169,13 +169,25 @@ INGOT_DEVICE void unpack_step(const RowF8<true>& row, unsigned char* numbers, co
   }
 }
 
+// A step of x, as RowsInOrder. Behind the last row, the last one stands in the place: nobody reads these sums.
+template <int kTokens>
+struct RowsToLast {
+  INGOT_DEVICE static RowsToLast of(const Product&) { return {}; }
+  INGOT_DEVICE void copy(unsigned char* tile, const Product& p, int step) const {
+    const int first = threadIdx.x % kGroup / 8;
+    copy_rows<kTokens>(tile, p, step,
+                       [&](int i) { return min(static_cast<int>(blockIdx.x) * kTokens + first + 16 * i, p.rows - 1); });
+  }
+};
+
 // Copies codes and x, and makes numbers, by one warpgroup.
-template <class Row, int kTokens, int kStages, int kCodeStages>
+template <class Row, class Inputs, int kTokens, int kStages, int kCodeStages>
 struct KeptCopies {
   using Step = KeptStep<Row>;
   using Tile = KeptTile<Row, kTokens, kStages, kCodeStages>;
 
   const Product& p;
+  Inputs inputs;
   unsigned char* tiles;
   int begin;                    // the first step
   Row row;                      // of this thread
@@ -192,9 +204,10 @@ struct KeptCopies {
         static_cast<const unsigned char*>(p.weight) + static_cast<int64_t>(first) * bytes + kPanelHeader;
     const Row row = Row::at(p.weight, p.of, first / 2 + panel / 2, panel % 2 * 16 + threadIdx.x % 16);
     const int lines = row.eights == 0 ? 0 : row.eights >= 3 ? 1 : 8 >> row.eights;
-    return {p, tiles, begin, row, groups, bytes, behind, lines * Row::kGroupLine / 16, panels_of(p.of) - first - 1};
+    const int pieces = lines * Row::kGroupLine / 16, last_panel = panels_of(p.of) - first - 1;
+    return {p, Inputs::of(p), tiles, begin, row, groups, bytes, behind, pieces, last_panel};
   }
-  // Of a panel or a row of x behind the last, the last one stands in the place: nobody reads these sums.
+  // Of a panel behind the last, the last one stands in the place: nobody reads these sums.
   INGOT_DEVICE const unsigned char* panel(int number) const {
     return groups + static_cast<int64_t>(min(number, last_panel)) * bytes;
   }
@@ -212,18 +225,7 @@ struct KeptCopies {
                  panel(thread / 16) + (8 * step >> row.eights) * Row::kGroupLine + thread % 16 * 16, true);
     }
   }
-  INGOT_DEVICE void copy_inputs(int step) const {
-    const int column = step * kStep + threadIdx.x % 8 * 8, first = threadIdx.x % kGroup / 8;
-    const bool valid = column < p.of.k;
-    const unsigned char* from = reinterpret_cast<const unsigned char*>(p.x + (valid ? column : 0));
-    const int line = p.of.k * static_cast<int>(sizeof(Weight));
-    unsigned char* to = Tile::inputs(tiles, step - begin) + wide_place(first, threadIdx.x % 8);
-#pragma unroll
-    for (int i = 0; i < kTokens; i += 16) {
-      const int row = min(static_cast<int>(blockIdx.x) * kTokens + first + i, p.rows - 1);
-      copy_async(to + i * kWideLine, from + static_cast<int64_t>(row) * line, valid);
-    }
-  }
+  INGOT_DEVICE void copy_inputs(int step) const { inputs.copy(Tile::inputs(tiles, step - begin), p, step); }
   // A barrier for each step, behind which its numbers and x are there, and one before, for the first codes.
   INGOT_DEVICE void run(int end) const {
     for (int i = 0; i < kCodeStages - 1; ++i) {
@@ -260,7 +262,7 @@ struct KeptScale {
 };
 
 // parts: as in wide_product.
-template <class Row, int kTokens, int kStages, int kCodeStages>
+template <class Row, int kTokens, int kStages, int kCodeStages, template <int> class Inputs = RowsToLast>
 INGOT_DEVICE void kept_product(const Product& p, unsigned char* tiles, float* parts) {
   using Tile = KeptTile<Row, kTokens, kStages, kCodeStages>;
   const int steps = (p.of.k + kStep - 1) / kStep;
@@ -268,7 +270,7 @@ INGOT_DEVICE void kept_product(const Product& p, unsigned char* tiles, float* pa
   const int end = static_cast<int>((static_cast<int64_t>(blockIdx.z) + 1) * steps / gridDim.z);
   float* sums = reinterpret_cast<float*>(tiles);
   if (threadIdx.x >= kMultiplying) {
-    KeptCopies<Row, kTokens, kStages, kCodeStages>::of(p, tiles, begin).run(end);
+    KeptCopies<Row, Inputs<kTokens>, kTokens, kStages, kCodeStages>::of(p, tiles, begin).run(end);
     meet_groups<kWideThreads>();
   } else {
     float sum[kTokens / 2] = {};
@@ -294,7 +296,13 @@ INGOT_DEVICE void kept_product(const Product& p, unsigned char* tiles, float* pa
     if (kTokens <= 64) let_next_begin();                                                                    \
     kept_product<Row, kTokens, kStages, Row::kBits == 4 ? kOfFour : kOfBytes>(INGOT_PRODUCT, tiles, parts); \
   }
+#define INGOT_KEPT_OF_EXPERT(name, kTokens, kStages, kOfFour, kOfBytes, kBlocks, Row) \
+  INGOT_WIDE_OF_EXPERT(                                                               \
+      name, kBlocks, Row,                                                             \
+      kept_product<Row<true>, kTokens, kStages, Row<true>::kBits == 4 ? kOfFour : kOfBytes, RowsOfList>)
 #define INGOT_KEPT_PRODUCTS(format, Row)                                      \
   INGOT_KEPT_PRODUCT(product_##format##_wide_64, 64, 4, 5, 3, 2, Row<true>)   \
   INGOT_KEPT_PRODUCT(product_##format##_wide_128, 128, 5, 8, 6, 1, Row<true>) \
-  INGOT_KEPT_PRODUCT(product_##format##_wide_256, 256, 4, 6, 4, 1, Row<true>)
+  INGOT_KEPT_PRODUCT(product_##format##_wide_256, 256, 4, 6, 4, 1, Row<true>) \
+  INGOT_KEPT_OF_EXPERT(experts_##format##_wide_64, 64, 4, 5, 3, 2, Row)       \
+  INGOT_KEPT_OF_EXPERT(experts_##format##_wide_128, 128, 5, 8, 6, 1, Row)

@@ -12,6 +12,9 @@
 //
 // Where a weight has too few rows for all multiprocessors, K is cut into parts (blockIdx.z). Their sums go to memory,
 // and product_sum adds them up in order.
+//
+// Of a mixture of experts, a block computes a tile of an expert's rows: they are looked up in a list (experts.cuh), and
+// the weight is the expert's.
 #pragma once
 
 #include "wgmma.cuh"
@@ -186,7 +189,7 @@ INGOT_DEVICE void gather_sums(const Product& p, const float (&sum)[kTokens / 2],
 template <int kTokens>
 INGOT_DEVICE void finish_wide(const Product& p, const float* sums, float* parts) {
   const bool gated = p.of.half != 0;
-  const int top = blockIdx.x * kTokens;
+  const int top = p.first(kTokens);
   const int block_cols = gated ? kWideRows / 2 : kWideRows, cols = gated ? p.of.half : p.of.n;
   for (int at = threadIdx.x; at < kTokens * block_cols / 4; at += kWideThreads) {
     const int token = at / (block_cols / 4), column = at % (block_cols / 4) * 4;
@@ -205,41 +208,81 @@ INGOT_DEVICE void finish_wide(const Product& p, const float* sums, float* parts)
       p.to.load_biases(of, col);
       of.x = load_four(x);
       if (gated) of.up = load_four(up);
-      p.to.load_residual(of, row, col);
-      p.to.write_four(row, col, of, gated);
+      p.to.load_residual(of, p.target(row), col);
+      p.to.write_four(p.target(row), col, of, gated);
     } else {
+      const int to = p.target(row);
       for (int j = 0; j < 4 && col + j < cols; ++j) {
-        gated ? p.to.write_gated(row, col + j, x[j], up[j]) : p.to.write(row, col + j, x[j]);
+        gated ? p.to.write_gated(to, col + j, x[j], up[j]) : p.to.write(to, col + j, x[j]);
       }
     }
   }
 }
 
-// Copies steps to shared memory, by one warpgroup: a row of x is a line of 128 bytes.
-template <class Rows, int kTokens, int kStages>
-struct WideCopies {
-  using Shape = ProductTile<Rows, kTokens, kStages>;
-  static constexpr int kInputs = kTokens * 8 / kGroup;  // pieces of 16 bytes that a thread copies
-
-  const Product& p;
-  Rows rows;
-  unsigned char* tiles;
-  int begin;  // the first step
-
-  INGOT_DEVICE unsigned char* stage(int step) const { return tiles + (step - begin) % kStages * Shape::kStage; }
-  INGOT_DEVICE void copy_weight(int step) const { rows.copy(stage(step) + Shape::kWeight, p, step); }
-  INGOT_DEVICE void copy_inputs(int step) const {
+// A step of x: a row is a line of 128 bytes, of whose pieces of 16 bytes a thread copies one, and that of every
+// sixteenth row behind it.
+template <int kTokens>
+struct RowsInOrder {
+  INGOT_DEVICE static RowsInOrder of(const Product&) { return {}; }
+  INGOT_DEVICE void copy(unsigned char* tile, const Product& p, int step) const {
     const int k = p.of.k, column = step * kStep + threadIdx.x % 8 * 8, first = threadIdx.x % kGroup / 8;
     const int top = blockIdx.x * kTokens + first;
     const Weight* from = p.x + static_cast<int64_t>(top) * k + column;
-    unsigned char* tile = stage(step);
 #pragma unroll
-    for (int i = 0; i < kInputs; ++i) {
+    for (int i = 0; i < kTokens / 16; ++i) {
       const bool valid = top + 16 * i < p.rows && column < k;
       copy_async(tile + wide_place(first + 16 * i, threadIdx.x % 8),
                  valid ? from + static_cast<int64_t>(16 * i) * k : p.x, valid);
     }
   }
+};
+
+// The same of rows that row(i) names for the lines i * 16 behind the thread's first one.
+template <int kTokens, class Row>
+INGOT_DEVICE void copy_rows(unsigned char* tile, const Product& p, int step, const Row& row) {
+  const int column = step * kStep + threadIdx.x % 8 * 8;
+  const bool valid = column < p.of.k;
+  const unsigned char* from = reinterpret_cast<const unsigned char*>(p.x + (valid ? column : 0));
+  const int line = p.of.k * static_cast<int>(sizeof(Weight));
+  unsigned char* to = tile + wide_place(threadIdx.x % kGroup / 8, threadIdx.x % 8);
+#pragma unroll
+  for (int i = 0; i < kTokens / 16; ++i) {
+    copy_async(to + 16 * i * kWideLine, from + static_cast<int64_t>(row(i)) * line, valid);
+  }
+}
+
+// Rows in a list are looked up once. Behind the last row, the last one stands in the place: nobody reads these sums.
+template <int kTokens>
+struct RowsOfList {
+  int source[kTokens / 16];
+
+  INGOT_DEVICE static RowsOfList of(const Product& p) {
+    RowsOfList found;
+#pragma unroll
+    for (int i = 0; i < kTokens / 16; ++i) {
+      found.source[i] = p.source(min(static_cast<int>(threadIdx.x) % kGroup / 8 + 16 * i, p.rows - 1));
+    }
+    return found;
+  }
+  INGOT_DEVICE void copy(unsigned char* tile, const Product& p, int step) const {
+    copy_rows<kTokens>(tile, p, step, [&](int i) { return source[i]; });
+  }
+};
+
+// Copies steps to shared memory, by one warpgroup.
+template <class Rows, class Inputs, int kTokens, int kStages>
+struct WideCopies {
+  using Shape = ProductTile<Rows, kTokens, kStages>;
+
+  const Product& p;
+  Rows rows;
+  Inputs inputs;
+  unsigned char* tiles;
+  int begin;  // the first step
+
+  INGOT_DEVICE unsigned char* stage(int step) const { return tiles + (step - begin) % kStages * Shape::kStage; }
+  INGOT_DEVICE void copy_weight(int step) const { rows.copy(stage(step) + Shape::kWeight, p, step); }
+  INGOT_DEVICE void copy_inputs(int step) const { inputs.copy(stage(step), p, step); }
   // All of them; a barrier for each, behind which it is there.
   INGOT_DEVICE void run(int end) const {
 #pragma unroll
@@ -298,14 +341,15 @@ INGOT_DEVICE void multiply_step(float (&sum)[kTokens / 2], uint32_t (&a)[2][4], 
 }
 
 // parts: null, or where sums of part blockIdx.z of K go, [parts][rows][n].
-template <class Rows, int kTokens, int kStages>
+template <class Rows, int kTokens, int kStages, template <int> class Inputs = RowsInOrder>
 INGOT_DEVICE void wide_product(const Product& p, unsigned char* tiles, float* parts) {
   const int steps = Rows::steps(p.of.k);
   const int begin = static_cast<int>(static_cast<int64_t>(blockIdx.z) * steps / gridDim.z);
   const int end = static_cast<int>((static_cast<int64_t>(blockIdx.z) + 1) * steps / gridDim.z);
   float sum[kTokens / 2] = {};
   if (threadIdx.x >= kMultiplying) {
-    WideCopies<Rows, kTokens, kStages>{p, Rows::of(p), tiles, begin}.run(end);
+    using Copies = WideCopies<Rows, Inputs<kTokens>, kTokens, kStages>;
+    Copies{p, Rows::of(p), Inputs<kTokens>::of(p), tiles, begin}.run(end);
   } else {
     uint32_t a[2][4];
     for (int step = begin; step < end; ++step) {
@@ -322,6 +366,23 @@ INGOT_DEVICE void wide_product(const Product& p, unsigned char* tiles, float* pa
   __syncthreads();
   finish_wide<kTokens>(p, sums, parts);
 }
+
+// Of experts. Row: of whose weights an expert has so many bytes; then the product that computes a tile. Grid: (tiles of
+// experts, tiles of 128 rows of the weight)
+#ifdef INGOT_EXPERTS
+#define INGOT_WIDE_OF_EXPERT(name, kBlocks, Row, ...)                             \
+  INGOT_KERNEL_TO_SHARE(kWideThreads, kBlocks)                                    \
+  name(INGOT_EXPERT_PARAMETERS) {                                                 \
+    INGOT_SHARED_WIDE(shared);                                                    \
+    wait_for_previous();                                                          \
+    const ExpertTile tile = tiles[blockIdx.x];                                    \
+    if (tile.count == 0) return;                                                  \
+    const int64_t bytes = Row<true>::bytes({n, k, gated ? n / 2 : 0, group});     \
+    __VA_ARGS__(of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS), shared, nullptr); \
+  }
+#else
+#define INGOT_WIDE_OF_EXPERT(...)
+#endif
 
 #ifdef INGOT_CODES
 #include "wide_kept.cuh"
@@ -369,16 +430,20 @@ product_sum(void* y, const float* sums, const float* bias, const float* residual
     wide_product<Rows, kTokens, kStages>(INGOT_PRODUCT, tiles, parts); \
   }
 
-INGOT_WIDE_PRODUCT(product_wide_64, 64, 8, 1, WideFloats)
-INGOT_WIDE_PRODUCT(product_wide_128, 128, 6, 1, WideFloats)
+#define INGOT_WIDE_PRODUCTS(format, kTokens, kStages, kBlocks, Rows, Row)               \
+  INGOT_WIDE_PRODUCT(product_##format##wide_##kTokens, kTokens, kStages, kBlocks, Rows) \
+  INGOT_WIDE_OF_EXPERT(experts_##format##wide_##kTokens, kBlocks, Row, wide_product<Rows, kTokens, kStages, RowsOfList>)
+
+INGOT_WIDE_PRODUCTS(, 64, 8, 1, WideFloats, FloatRow)
+INGOT_WIDE_PRODUCTS(, 128, 6, 1, WideFloats, FloatRow)
 #ifdef INGOT_CODES_W8
-INGOT_WIDE_PRODUCT(product_w8_wide_64, 64, 6, 2, WideCodes<WideW8>)
-INGOT_WIDE_PRODUCT(product_w8_wide_128, 128, 8, 1, WideCodes<WideW8>)
+INGOT_WIDE_PRODUCTS(w8_, 64, 6, 2, WideCodes<WideW8>, RowW8)
+INGOT_WIDE_PRODUCTS(w8_, 128, 8, 1, WideCodes<WideW8>, RowW8)
 INGOT_WIDE_PRODUCT(product_w8_wide_256, 256, 5, 1, WideCodes<WideW8>)
 #endif
 #ifdef INGOT_CODES_W4
-INGOT_WIDE_PRODUCT(product_w4_wide_64, 64, 6, 2, WideCodes<WideW4>)
-INGOT_WIDE_PRODUCT(product_w4_wide_128, 128, 8, 1, WideCodes<WideW4>)
+INGOT_WIDE_PRODUCTS(w4_, 64, 6, 2, WideCodes<WideW4>, RowW4)
+INGOT_WIDE_PRODUCTS(w4_, 128, 8, 1, WideCodes<WideW4>, RowW4)
 INGOT_WIDE_PRODUCT(product_w4_wide_256, 256, 5, 1, WideCodes<WideW4>)
 #endif
 INGOT_FOR_KEPT_CODES(INGOT_KEPT_PRODUCTS)

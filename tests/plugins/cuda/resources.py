@@ -19,7 +19,7 @@ CODES = tuple(DType(each) for each in sorted(FORMATS))
 ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
 CODES_OF_KV = dataclasses.replace(USUAL, kv_codes=True, alone=True)
 WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
-OF_WARPGROUPS = dataclasses.replace(USUAL, codes=CODES, wide=True)  # whose other kernels are in ALL
+OF_WARPGROUPS = dataclasses.replace(USUAL, codes=CODES, experts=True, wide=True)  # whose other kernels are in ALL
 PROMPTS = tuple(dataclasses.replace(USUAL, head_dim=dim, alone=True, warpgroups=True) for dim in (64, 128))
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
@@ -27,7 +27,7 @@ Report = dict[str, dict[str, int]]
 
 
 def label(specialisation: Specialisation, architecture: str) -> str:
-    more = " with codes, experts and states" if specialisation.experts else ""
+    more = " with codes, experts and states" if specialisation.states else ""
     more = f", {specialisation.latent} of them values" if specialisation.latent else more
     more = ", attention alone" if specialisation.alone else more
     more += " over int8" if specialisation.kv_codes else ""

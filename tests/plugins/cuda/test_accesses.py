@@ -22,6 +22,7 @@ from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda import test_latent as latent
 from tests.plugins.cuda import test_own_products as own_products
 from tests.plugins.cuda import test_states as states
+from tests.plugins.cuda import test_wide_experts as wide_experts
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
 from tests.plugins.cuda.test_paged_attention import check
@@ -64,6 +65,8 @@ def test_other_kernels(checked: ctypes.CDLL) -> None:
 def test_experts(checked: ctypes.CDLL) -> None:
     experts.check(checked, experts.DOWN, "bf16", 4)
     experts.check_routes(checked, 2)
+    wide_experts.check(checked, experts.GATE_UP, "bf16", 20, (72, 304), 5)
+    wide_experts.check(checked, experts.DOWN, "w4tsg16", 110, (33, 72), 1)
 
 
 @pytest.mark.slow

@@ -91,8 +91,11 @@ def product(
     which: int,
     experts: int = 3,
     slots: int = 2,
+    kind: str = "sm80",
+    limit: float = 1.5,
 ) -> tuple[Array, Array]:
-    """What kernels and reference make of the first rows of one input. n: columns of a result. which: bias and gate."""
+    """What kernels and reference make of the first rows of one input. n: columns of a result. which: bias and gate.
+    kind: "sm90a" for warpgroups. limit: of gates with biases."""
     gated, biased = op == GATE_UP and which % 3 > 0, which % 2 == 1
     weight = _weight(precision, experts, 2 * n if gated else n, k, gated=gated)
     dtype = precision.partition("g")[0]
@@ -103,9 +106,9 @@ def product(
     if op == DOWN:
         inputs.insert(2, np.abs(_normal(2, 200, slots))[:rows])
     else:
-        limit = 1.5 if gated and biased else 0.0
-        attrs |= {"activation": "silu" if gated else "relu2", "gated": int(gated), "limit": limit, "alpha": 1.702}
-    kernel, batch, kv = f"{op}.{dtype}.sm80", plain_batch(rows), DType(str(attrs["activations"]))
+        clamped = {"limit": limit if gated and biased else 0.0, "alpha": 1.702}
+        attrs |= {"activation": "silu" if gated else "relu2", "gated": int(gated), **clamped}
+    kernel, batch, kv = f"{op}.{dtype}.{kind}", plain_batch(rows), DType(str(attrs["activations"]))
     (expected,) = reference_outputs(kernel, inputs, attrs, batch)
     (found,) = run_step(driver, kernel, inputs, attrs, batch, kv=layout_of(kv), pieces=1 + which % 2)
     return found, expected
@@ -123,10 +126,10 @@ def check(driver: ctypes.CDLL, op: str, precision: str, every: int = 1) -> None:
 
 def check_bits(driver: ctypes.CDLL, op: str, precision: str) -> None:
     """A row alone, and in each kernel."""
-    sizes: dict[str, int] = {"n": 20, "k": 300, "which": 1 if op == DOWN else 5}
-    alone, _ = product(driver, op, precision, 1, **sizes)
+    which = 1 if op == DOWN else 5
+    alone, _ = product(driver, op, precision, 1, n=20, k=300, which=which)
     for rows in ROWS[1:]:
-        found, _ = product(driver, op, precision, rows, **sizes)
+        found, _ = product(driver, op, precision, rows, n=20, k=300, which=which)
         assert found[:1].tobytes() == alone.tobytes(), f"{rows} rows"
 
 

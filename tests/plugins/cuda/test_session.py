@@ -138,7 +138,9 @@ def test_mixtures_of_experts(gpu: ctypes.CDLL, family: str, precision: str, tmp_
     engine = _engine(tmp_path, family, DType.BF16 if codes else None, precision=precision)
     _compare(engine, "bf16" if codes else precision)
     plan = open_engine(engine).plan
-    assert {"moe_route", "moe_gate_up", "moe_down"} <= {step.op for step in plan.steps}
+    kernels = {step.op: step.kernel.split(".")[2] for step in plan.steps}
+    assert kernels["moe_route"] == "sm80"
+    assert kernels["moe_gate_up"] == kernels["moe_down"] == ("sm80" if precision == "f32" else "sm90a")
 
 
 HYBRIDS = (("qwen3_next", "bf16"), ("lfm2", "f16"), ("granitemoehybrid", "w8"), ("nemotron_h", "bf16"))

@@ -41,6 +41,7 @@ struct Entry {
       ENTRY(product_##format##_16_half), ENTRY(product_##format##_64), ENTRY(product_##format##_128),
 #define KEPT_PRODUCTS(format, rows) \
   ENTRY(product_##format##_wide_64), ENTRY(product_##format##_wide_128), ENTRY(product_##format##_wide_256),
+#define WIDE_EXPERTS(format, rows) ENTRY(experts_##format##_wide_64), ENTRY(experts_##format##_wide_128),
 #define EXPERTS(format, rows) ENTRY(experts_##format##_8), ENTRY(experts_##format##_64), ENTRY(experts_##format##_128),
 const Entry kEntries[] = {
 #ifdef EMULATED_draw
@@ -112,6 +113,11 @@ const Entry kEntries[] = {
     ENTRY(experts_128),
 #endif
     INGOT_FOR_CODES(EXPERTS)
+#ifdef INGOT_WIDE
+        ENTRY(experts_wide_64),
+    ENTRY(experts_wide_128),
+    INGOT_FOR_CODES(WIDE_EXPERTS)
+#endif
 #endif
 #ifdef INGOT_LATENT
 #ifdef INGOT_WEIGHT_IS_F32

@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
-from ingot.plan import Rows
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
-from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
+from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
-from ingot.plugins.cuda.wide_products import wide_launches
+from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
 from ingot.weight_formats import FORMATS
 from tests.plugins.cuda.emulated.units import unit_of
 from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
@@ -119,10 +118,11 @@ def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
 
 
 WIDE_PRODUCTS = {  # kernel of warpgroups → type of the weight, rows of x in a block
-    f"product_{'' if dtype is DType.BF16 else f'{dtype.value}_'}wide_{rows}": (dtype, rows)
+    f"{what}_{'' if dtype is DType.BF16 else f'{dtype.value}_'}wide_{rows}": (dtype, rows)
+    for what in ("product", "experts")
     for dtype in (DType.BF16, *map(DType, FORMATS))
     for rows in (64, 128, 256)
-    if (dtype, rows) != (DType.BF16, 256)
+    if rows < 256 or (what == "product" and dtype is not DType.BF16)
 }
 WIDE_GROUP = 64  # columns of a group of codes
 
@@ -130,15 +130,18 @@ WIDE_GROUP = 64  # columns of a group of codes
 def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 128 rows of the weight. A step has two."""
     dtype, rows = WIDE_PRODUCTS[kernel]
-    codes = (dtype,) if dtype.is_quantised else ()
-    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes, wide=True)
-    entry, least = kernel_of(nvcc, types, kernel), 32
-    zeros = dict.fromkeys(("y", "x", "weight", "bias", "residual", "counts", "kind"), 0)
-    own = OwnProduct(n=128, k=64, gated=False, narrow=False, dtype=dtype, rows=Rows.TOKENS, group=WIDE_GROUP, **zeros)
-    launch = next(each for each in wide_launches(own, 0) if each.kernel == kernel)
-    short, long = (
-        _multiply(entry, rows, 128, 32 * slabs, launch.shared, launch.threads) for slabs in (least, 2 * least)
+    types = Specialisation(
+        weight=DType.BF16,
+        kv=DType.BF16,
+        head_dim=16,
+        tokens_per_block=16,
+        codes=(dtype,) if dtype.is_quantised else (),
+        experts=kernel.startswith("experts_"),
+        wide=True,
     )
+    entry, least, shared = kernel_of(nvcc, types, kernel), 32, wide_shared_bytes(rows, dtype)
+    multiply = _multiply_of_expert if types.experts else _multiply
+    short, long = (multiply(entry, rows, 128, 32 * slabs, shared, WIDE_THREADS) for slabs in (least, 2 * least))
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
 
@@ -151,6 +154,16 @@ def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int, threads: in
     y, x, weight, counts = (place(size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k, 256))
     next(iter(machine.memory.find(np.array([counts], np.uint64), 4)))[1].data[:4].view(np.int32)[0] = rows
     given = struct.pack("<6Q6iQ", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, 128 if threads == 256 else WIDE_GROUP, 0)
+    return machine.launch(entry, (1, 1, 1), threads, shared, given)
+
+
+def _multiply_of_expert(entry: Kernel, rows: int, n: int, k: int, shared: int, threads: int) -> Counter[str]:
+    """A whole tile."""
+    machine = Machine()
+    y, x, weight = (_placed(machine, size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k))
+    tiles = _placed(machine, 16, np.array([0, 0, rows, 0], np.int32))
+    pairs = _placed(machine, 4 * rows, np.arange(rows, dtype=np.int32))
+    given = struct.pack("<6Q7i2f", y, x, weight, 0, tiles, pairs, 1, n, k, 0, 0, 0, WIDE_GROUP, 0.0, 1.0)
     return machine.launch(entry, (1, 1, 1), threads, shared, given)
 
 

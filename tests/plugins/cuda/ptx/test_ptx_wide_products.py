@@ -7,10 +7,12 @@ import pytest
 
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler
+from tests.plugins.cuda import test_wide_experts
 from tests.plugins.cuda.ptx.costs import WIDE_PRODUCTS, wide_cost
 from tests.plugins.cuda.ptx.launches import Interpreted
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.test_ptx_kernels import CONTAINED, but_long
+from tests.plugins.cuda.test_experts import DOWN, GATE_UP
 from tests.plugins.cuda.test_own_products import KEPT_TYPES, check_numbers
 from tests.plugins.cuda.test_wide_products import check
 
@@ -38,6 +40,33 @@ def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interprete
     """To the bit."""
     check_numbers(interpreted.driver, precision, 20, "sm90a")
     assert f"product_{precision}_wide_64" in {name for name, _ in interpreted.counted}
+
+
+EXPERTS = [(op, each) for op in (GATE_UP, DOWN) for each in test_wide_experts.WIDE]
+IN_CI = [(GATE_UP, "bf16"), (GATE_UP, "w4tsg16"), (DOWN, "w4g32")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("op", "precision"), [each if each in IN_CI else pytest.param(*each, marks=pytest.mark.long) for each in EXPERTS]
+)
+def test_experts_of_warpgroups(interpreted: Interpreted, op: str, precision: str) -> None:
+    """In tiles of both sizes, some of them without rows."""
+    for rows, shape, which in ((20, (72, 304), 5), (110, (33, 520), 2)):
+        test_wide_experts.check(interpreted.driver, op, precision, rows, shape, which)
+    kind = "" if precision in ("bf16", "f16") else f"{precision.partition('g')[0]}_"
+    seen = {name for name, _ in interpreted.counted}
+    assert seen >= {"group_by_expert", f"experts_{kind}wide_64", f"experts_{kind}wide_128"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["experts_wide_128", "experts_w4ts_wide_64"])
+def test_a_slab_of_experts_costs_hardly_more_instructions(nvcc: Compiler, kernel: str) -> None:
+    """Where rows lie is looked up once."""
+    cost, of_all = (wide_cost(nvcc, name) for name in (kernel, kernel.replace("experts", "product")))
+    assert cost["wgmma"] == of_all["wgmma"]
+    assert cost["ld"] == of_all["ld"]
+    assert cost.total() <= 1.03 * of_all.total()
 
 
 FAULTS = {  # what → the right text of wide_kept.cuh, the wrong one
