@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.house.project import ROOT
 from tests.peers.chart import chart
+from tests.peers.peers import SCREENED
 from tests.peers.record import FOLDER, Group, Load, LoadRow, Record, read
 from tests.peers.regimes import title
 from tests.peers.report import OURS
@@ -58,7 +59,7 @@ def readme_sentence() -> str:
     here = [statistics.median(found) for found in chosen.ratios.values()]
     groups = (group for path in FOLDER.glob("*.json") for group in read(path).groups)
     rounds = [
-        each for group in groups if "-" not in group.precision for found in group.ratios.values() for each in found
+        each for group in groups if group.precision != SCREENED for found in group.ratios.values() for each in found
     ]
     return (
         f"In this comparison ingot is {min(here):.2f} to {max(here):.2f} times as fast as the fastest of llama.cpp and "

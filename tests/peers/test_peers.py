@@ -281,9 +281,10 @@ def test_llama_cpp_is_asked_with_both_kinds_of_attention(tmp_path: Path, monkeyp
 def test_ik_llama_cpp_is_asked_with_tensors_repacked_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |"
 
-    def output(*command: object) -> str:
+    def output(*command: object, both: bool = False) -> str:
         words = [str(part) for part in command]
         assert words[words.index("-m") + 1] == str(tmp_path / "tiny/gguf/Q4_K_M.gguf")
+        assert both == ("llama-batched-bench" in words[0])
         if "llama-bench" in words[0]:
             return json.dumps([{"avg_ts": 40.0 if words[words.index("-rtr") + 1] == "1" else 30.0}, {"avg_ts": 20.0}])
         speed = 12.5 if "-rtr" in words else 11.0

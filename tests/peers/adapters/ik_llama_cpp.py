@@ -70,7 +70,8 @@ def _decode(job: Job, regime: Regime) -> float:
         for _, repacking in _REPACKING:
             words = ["-m", job.file, "-t", job.threads, "-tb", job.threads, "-npp", regime.prompt, "-ntg", tokens]
             words += ["-npl", regime.sequences, "-c", regime.sequences * (regime.prompt + tokens), "-fa", attention]
-            found = max(found, decode_speed(output(_tool(job, "llama-batched-bench"), *words, *repacking)))
+            text = output(_tool(job, "llama-batched-bench"), *words, *repacking, both=True)  # its table is on stderr
+            found = max(found, decode_speed(text))
     return found
 
 

@@ -231,8 +231,11 @@ def run(*command: object, cwd: Path | None = None) -> None:
     subprocess.run([str(part) for part in command], cwd=cwd, check=True)
 
 
-def output(*command: object) -> str:
-    return subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True).stdout
+def output(*command: object, both: bool = False) -> str:
+    """What a program prints. both: as errors, too."""
+    errors = subprocess.STDOUT if both else None
+    words = [str(part) for part in command]
+    return subprocess.run(words, stdout=subprocess.PIPE, stderr=errors, text=True, check=True).stdout
 
 
 def _tool(job: Job, name: str) -> Path:
