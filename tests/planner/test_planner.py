@@ -278,6 +278,7 @@ def test_a_plot_over_rates(checkpoint: Path, tmp_path: Path) -> None:
     mine = ("--devices", checkpoint.with_name("mine.toml"), "--precision", "w8", "--ttft", 50, "--json")
     with mock.patch.dict("sys.modules", {"matplotlib": None}):
         ingot(*args, *mine, "--plot", tmp_path / "p.png").fails("--plot needs matplotlib", code=2)
+    ingot(*args, *mine, "--plot", tmp_path / "absent/p.png").fails("no directory", code=2)
     report = json.loads(ingot(*args, *mine, "--plot", tmp_path / "p.png").succeeds().out)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     drawn = [each for each in report["arrangements"] if each["curve"]]

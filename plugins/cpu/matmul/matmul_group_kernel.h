@@ -148,17 +148,15 @@ struct GroupProducts {
         }
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
-          if constexpr (kOnce) {
-            prefetch_codes_once<I, kR>(line[p], g * kGroupBytes);
-            if constexpr (kBytes) prefetch_codes_once<I, kR>(line[p] + kLineBytes, g * kGroupBytes);
-          } else {
-            if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(line[p]);
-            I::prefetch_far(next[p]);
-          }
-          next[p] += next_step;
-          if constexpr (kBytes) {
-            if constexpr (kValues == kStored && !kOnce) prefetch_panel<I, kR>(line[p] + kLineBytes);
-            if constexpr (!kOnce) I::prefetch_far(next[p]);
+#pragma GCC unroll 2
+          for (int i = 0; i < (kBytes ? 2 : 1); ++i) {  // lines of codes
+            const std::byte* const codes = line[p] + i * kLineBytes;
+            if constexpr (kOnce) {
+              prefetch_codes_once<I, kR>(codes, g * kGroupBytes);
+            } else {
+              if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(codes);
+              I::prefetch_far(next[p]);
+            }
             next[p] += next_step;
           }
           line[p] += kBytes || kValues == kFound ? 2 * kLineBytes : kLineBytes;

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from ingot.bench.load_test import OnlineOptions, OnlineReport, Percentiles, bench_online
-from ingot.bench.plot import check_plotting, plot
+from ingot.bench.plot import plot
 from ingot.bench.serve import GOOD_SHARE, ServeOptions, ServeReport, bench_serve
 from ingot.cli.console import LEVELS, CliConsole, wrapped
 from ingot.cli.values import as_json, log_level, positive, target_isa
 from ingot.errors import UsageError
+from ingot.plotting import check_plotting
 from ingot.step_table import aligned
 
 _milliseconds = click.FloatRange(min=0, min_open=True)
@@ -226,7 +227,7 @@ def serve(offline: bool, as_json: bool, log_level: str, **options: Any) -> int:
 def _online(given: dict[str, Any], console: CliConsole) -> OnlineReport:
     target = given.pop("plot_file", None)
     if target is not None:
-        check_plotting()
+        check_plotting(target)
     report = bench_online(OnlineOptions(**given), console.progress)
     if target is not None:
         plot(report, target)

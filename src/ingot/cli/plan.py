@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from ingot.bench.plot import check_plotting
 from ingot.cli.console import LEVELS, CliConsole, wrapped
 from ingot.cli.values import as_json, log_level, positive
 from ingot.dtypes import PRECISIONS
@@ -16,6 +15,7 @@ from ingot.planner.device import read_devices
 from ingot.planner.make_plan import PRECISIONS as TRIED
 from ingot.planner.make_plan import PlanOptions, PlanReport, make_plan
 from ingot.planner.plot import plot
+from ingot.plotting import check_plotting
 from ingot.step_table import aligned
 
 _RATES = 12  # of a plot, for each arrangement
@@ -93,7 +93,7 @@ def command(
     if simulated_seconds is not None and rate is None:
         raise UsageError("--simulated_seconds needs --rate", hint="add --rate with the requests of a second")
     if plot_file is not None:
-        check_plotting()
+        check_plotting(plot_file)
     options = PlanOptions(
         checkpoint_dir=checkpoint_dir,
         devices=tuple(read_devices(devices)),

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from ingot.bench.plot import new_figure
 from ingot.planner.arrange import Arrangement
 from ingot.planner.make_plan import PlanOptions, PlanReport
+from ingot.plotting import new_figure, write_png
 
 _PANELS = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("cost", "cost of a million tokens"))
 
 
 def plot(report: PlanReport, options: PlanOptions, path: Path) -> None:
-    """Medians are drawn through, 90th percentiles dashed, goals dotted. Call `bench.plot.check_plotting` before."""
+    """Medians are drawn through, 90th percentiles dashed, goals dotted. Call `check_plotting` before."""
     drawn = [each for each in report.arrangements if each.curve]
     panels = [each for each in _PANELS if each[0] != "cost" or any(one.cost is not None for one in drawn)]
     figure = new_figure(len(panels))
@@ -24,9 +24,8 @@ def plot(report: PlanReport, options: PlanOptions, path: Path) -> None:
             axes.axhline(1e3 * goal, linestyle=":", color="gray")
         axes.set(yscale="log", xlabel="requests per second", ylabel=title, xlim=(0, None))
         axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize="small")
     figure.suptitle(f"prompts of {options.input_len:,} tokens, answers of {options.output_len:,}; an estimate")
-    figure.savefig(path, dpi=120)
+    write_png(figure, path)
 
 
 def curves(arrangement: Arrangement, name: str) -> list[tuple[list[float], str]]:

@@ -3,7 +3,6 @@ memory. Small cases: each access is looked at."""
 
 import ctypes
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.errors import TargetError
-from ingot.plugins.cuda import compiler
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cuda import test_draws as draws
@@ -25,6 +23,7 @@ from tests.plugins.cuda import test_states as states
 from tests.plugins.cuda import test_wide_experts as wide_experts
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode, wide_group
 from tests.plugins.cuda.emulation import Emulation
+from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.test_paged_attention import check
 from tests.spanning import often, spanning, values
 
@@ -142,7 +141,7 @@ def test_faults_of_prompts_are_seen(
     checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
     *planted, dim = PROMPT_FAULTS[fault]
-    _plant(monkeypatch, tmp_path, *map(str, planted))
+    plant(monkeypatch, tmp_path, *map(str, planted))
     with pytest.raises(TargetError, match="LAUNCH_FAILED"):
         check(checked, DType.BF16, [(0, 70)], heads=2, kv_heads=1, dim=int(dim))
     assert "a race" in capfd.readouterr().err
@@ -161,7 +160,7 @@ def test_faults_of_wide_heads_are_seen(
     checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
     """The barrier is missing."""
-    _plant(monkeypatch, tmp_path, "wide_attention.cuh", f"__syncthreads();  {fault}", fault)
+    plant(monkeypatch, tmp_path, "wide_attention.cuh", f"__syncthreads();  {fault}", fault)
     with pytest.raises(TargetError, match="LAUNCH_FAILED"):
         check(checked, DType.BF16, [(0, 40)], heads=2, kv_heads=1, dim=260)
     assert "a race" in capfd.readouterr().err
@@ -173,18 +172,10 @@ def test_faults_are_seen(
     checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
     """Faults that a GPU may forgive for a long time. Each is planted in a copy of the sources."""
-    _plant(monkeypatch, tmp_path, *FAULTS[fault])
+    plant(monkeypatch, tmp_path, *FAULTS[fault])
     with pytest.raises(TargetError, match="LAUNCH_FAILED"):
         test_attention(checked, DType.BF16, 4, 12, 7)
     assert ("not allocated" if "pool" in fault else "a race") in capfd.readouterr().err
-
-
-def _plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, right: str, wrong: str) -> None:
-    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
-    text = (sources / file).read_text()
-    assert text.count(right) == 1, "the place of the fault"
-    (sources / file).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(compiler, "SOURCES", sources)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ bits for a row in tiles of one size."""
 import ctypes
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,13 @@ from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.errors import TargetError
 from ingot.plan import Rows
-from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.estimate import step_ops
 from ingot.plugins.cuda.experts import ExpertProduct, Taken, expert_launches
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.wide_products import TYPES
 from ingot.step_work import Load
+from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.test_experts import DOWN, GATE_UP, PRECISIONS, product
 from tests.spanning import often
 
@@ -158,10 +157,6 @@ def test_faults_are_seen(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_
     """By an error, or by wrong values."""
     gpu.emulated_set_devices(1)  # a real GPU would not say what is wrong
     file, right, wrong = FAULTS[fault]
-    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
-    text = (sources / file).read_text()
-    assert text.count(right) == 1, "the place of the fault"
-    (sources / file).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(compiler, "SOURCES", sources)
+    plant(monkeypatch, tmp_path, file, right, wrong)
     with pytest.raises((TargetError, AssertionError)):
         check(gpu, GATE_UP, "bf16", 20, (72, 304), 5)

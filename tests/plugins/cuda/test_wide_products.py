@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ import pytest
 from ingot.dtypes import DType
 from ingot.errors import TargetError
 from ingot.plan import Rows
-from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.own_products import OwnProduct
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, TYPES, multiplies, part_sums, parts_of, wide_launches
+from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.test_own_products import KEPT_TYPES, check_numbers, product
 from tests.spanning import often
 
@@ -171,11 +170,7 @@ def test_faults_are_seen(
     """By an error, or by wrong values."""
     gpu.emulated_set_devices(1)  # a real GPU would not say what is wrong
     precision, file, right, wrong, said = WIDE_FAULTS[fault]
-    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
-    text = (sources / file).read_text()
-    assert text.count(right) == 1, "the place of the fault"
-    (sources / file).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(compiler, "SOURCES", sources)
+    plant(monkeypatch, tmp_path, file, right, wrong)
     with pytest.raises((TargetError, AssertionError)):
         check(gpu, precision, 20, (70, 520, 0), 3)
     assert said in capfd.readouterr().err

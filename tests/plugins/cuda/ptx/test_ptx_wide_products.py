@@ -1,13 +1,12 @@
 """The PTX of the matrix products of warpgroups, as nvcc makes it, against the references."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler
 from tests.plugins.cuda import test_wide_experts
+from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.ptx.costs import WIDE_PRODUCTS, wide_cost
 from tests.plugins.cuda.ptx.launches import Interpreted
 from tests.plugins.cuda.ptx.memory import KernelError
@@ -82,11 +81,7 @@ def test_faults_that_a_gpu_may_show_are_seen(
 ) -> None:
     """Between the warps that make numbers and the matrix units."""
     right, wrong = FAULTS[fault]
-    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
-    text = (sources / "wide_kept.cuh").read_text()
-    assert text.count(right) == 1, "the place of the fault"
-    (sources / "wide_kept.cuh").write_text(text.replace(right, wrong))
-    monkeypatch.setattr(compiler, "SOURCES", sources)
+    plant(monkeypatch, tmp_path, "wide_kept.cuh", right, wrong)
     with pytest.raises(KernelError):
         check(interpreted.driver, "w4ts", 20, (70, 520, 0), 3)
 
