@@ -98,7 +98,7 @@ def test_experts_in_mxfp4(gpu: ctypes.CDLL, tmp_path: Path) -> None:
     mxfp4.write_model(tmp_path)
     report = built(tmp_path, dtype=DType.BF16, name="stacks")
     experts = {step.kernel for step in report.plan.steps if find_op(step.op).experts}
-    assert experts == {"moe_gate_up.w4t.sm80", "moe_down.w4t.sm80"}
+    assert experts == {"moe_gate_up.w4t.sm90a", "moe_down.w4t.sm90a"}
     check(tmp_path, {"w4tg32", "w8"})
 
 
