@@ -3,7 +3,8 @@
     submit ──▶ executor ──▶ outlet ──▶ detokenise ──▶ sink(events)      cancel: from anywhere, at once
             engine thread            text thread
 
-It begins with the first request and sleeps while there is nothing to do.
+The thread sleeps while there is nothing to do. No lock decides who comes first, a request or `close`: `close` ends every
+request that it finds, and a request that came later finds `_closed` set.
 """
 
 import contextlib
@@ -41,10 +42,10 @@ class DetokenizerThread(Owned):
         self._outlet = Outlet()
         self._open: dict[Request, tuple[TextStream, Sink]] = {}
         self._thread = threading.Thread(target=self._write, name="ingot text", daemon=True)
-        self._door = threading.Lock()  # who submits is in before it closes, or finds it closed
         self._closed = False
         self._failure: str | None = None
         self.busy_since: float | None = None
+        self._thread.start()
 
     @property
     def failure(self) -> str | None:
@@ -54,17 +55,14 @@ class DetokenizerThread(Owned):
     def submit(self, streams: Sequence[TextStream], sink: Sink) -> None:
         """Queue the requests of streams. Raises, before any is queued, if one can never run."""
         self.runner.executor.require_ready()
-        with self._door:
-            if self._closed:
-                raise RequestError("the LLM is closed", got=self.failure, hint="make a new one")
-            if self._thread.ident is None:
-                self._thread.start()
-            self._open.update((stream.request, (stream, sink)) for stream in streams)
-            try:
-                self.runner.executor.add([stream.request for stream in streams], self._outlet)
-            except BaseException:
-                self._forget(streams)
-                raise
+        self._require_open()
+        self._open.update((stream.request, (stream, sink)) for stream in streams)
+        try:
+            self.runner.executor.add([stream.request for stream in streams], self._outlet)
+            self._require_open()
+        except BaseException:
+            self.cancel(streams)
+            raise
 
     def cancel(self, streams: Sequence[TextStream]) -> None:
         """Abort what still runs, after the step that runs; at most one more event is under way. Waits for nothing."""
@@ -76,16 +74,21 @@ class DetokenizerThread(Owned):
         if not self.is_here:
             return
         self.runner.executor.require_ready()
-        with self._door:
-            self._closed = True
+        self._closed = True  # before the look at what is open
         self.runner.executor.abort(tuple(self._open), RequestError("the LLM was closed before the request ended"))
         self._outlet.wake()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RequestError("the LLM is closed", got=self.failure, hint="make a new one")
 
     def _forget(self, streams: Sequence[TextStream]) -> None:
         for stream in streams:
             self._open.pop(stream.request, None)
+        if self._closed:  # the thread may have waited for these alone
+            self._outlet.wake()
 
     def _write(self) -> None:
         try:
@@ -110,8 +113,7 @@ class DetokenizerThread(Owned):
 
     def _die(self, error: BaseException) -> None:
         self._failure = f"the text thread has died, which is a bug of ingot: {error!r}"
-        with self._door:
-            self._closed = True
+        self._closed = True  # before the look at what is open
         failed = RequestError("the text thread failed", got=repr(error))
         self.runner.executor.abort(tuple(self._open), failed)
         for stream, sink in tuple(self._open.values()):

@@ -2,8 +2,11 @@
 
 callers        add, abort, close ──▶ [commands] ──▶ engine thread: StepLoop ──▶ Outlet of the request ──▶ its reader
 
-Requests of all callers share every step. What is asked while a step computes is done when it ends. The thread begins
-with the first request and ends with `close`.
+Requests of all callers share every step. What is asked while a step computes is done when it ends. The thread ends with
+`close`, and sleeps while there is nothing to do.
+
+No lock decides who comes first, a request or `close`: the thread answers every command that it finds in the queue, also
+after it has ended the loop, which fails requests then. A command that comes later still finds `over` set.
 """
 
 import functools
@@ -64,11 +67,12 @@ class _EngineThread(threading.Thread):
             raise
         finally:
             self._beat(busy=False)
-            self.over = True
+            self.over = True  # before the last look at the queue: who asks after that look, sees it
             while not self._commands.empty():
                 command = self._commands.get()
                 if command is not None:
                     command()
+            self._loop.close(RequestError(_CLOSED))  # also where the loop died
 
     def _serve(self) -> None:
         loop, commands = self._loop, self._commands
@@ -94,12 +98,19 @@ class Executor(Owned):
     """
 
     def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
+        """Start the thread. Raises RequestError if the system has none; `session` is closed then."""
         super().__init__()
         self._loop = StepLoop(session, scheduler, blocks)
         self._ranks = session if isinstance(session, RankSession) else None
         self._engine = _EngineThread(self._loop)
-        self._door = threading.RLock()  # nothing is added after the command to close
         self._closed = False
+        try:
+            self._engine.start()
+        except RuntimeError as error:
+            self._loop.close(RequestError(_CLOSED))
+            raise RequestError(
+                "the system starts no thread for the engine", got=str(error), hint="raise ulimit -u, or pids.max"
+            ) from error
         weakref.finalize(self, self._engine.ask, None).atexit = False
 
     @property
@@ -121,12 +132,9 @@ class Executor(Owned):
         self.require_here()
         requests = list(requests)
         self._loop.require_fits(requests)
-        command = functools.partial(self._loop.add, requests, outlet)
-        with self._door:
-            if self._closed or self._engine.over:
-                raise RequestError("the runner is closed", got=self.failure, hint="make a new one")
-            self._start()
-            self._engine.ask(command)
+        if self._closed or self._engine.over:
+            raise RequestError("the runner is closed", got=self.failure, hint="make a new one")
+        self._engine.ask(functools.partial(self._loop.add, requests, outlet))
         if self._engine.over:
             raise RequestError("the runner was closed before the request began", got=self.failure)
 
@@ -165,13 +173,9 @@ class Executor(Owned):
         if not self.is_here:
             return
         self.require_ready()
-        with self._door:
-            self._closed = True
-            self._engine.ask(None)
-        if self._engine.ident is not None:
-            self._engine.join()
-        with self._door:
-            self._loop.close(RequestError(_CLOSED))  # where there was no thread, or it died
+        self._closed = True
+        self._engine.ask(None)
+        self._engine.join()
 
     def stats(self) -> Stats:
         """How things stand after all that was asked for before: waits for the step that runs. See `beat`."""
@@ -185,22 +189,16 @@ class Executor(Owned):
         """[prefill tokens, decode rows] of each step, the most recent 100,000, and that of the step that runs."""
         return self.between_steps(self._loop.step_log)
 
-    def _start(self) -> None:
-        if self._engine.ident is None:
-            try:
-                self._engine.start()
-            except RuntimeError as error:
-                raise RequestError(
-                    "the system starts no thread for the engine", got=str(error), hint="raise ulimit -u, or pids.max"
-                ) from error
-
     def between_steps(self, work: Callable[[], Result]) -> Result:
-        """What `work` gives or raises on the engine thread, or here while nothing runs on it."""
+        """What `work` gives or raises on the engine thread, or here once that has ended."""
         self.require_here()
-        if self._engine.ident is not None and threading.current_thread() is not self._engine:
+        if threading.current_thread() is not self._engine:
             answer: queue.SimpleQueue[Callable[[], Result]] = queue.SimpleQueue()
             self._engine.ask(lambda: answer.put(_outcome(work)))
             if not self._engine.over:  # then it takes the command, if only as one of its last
+                return answer.get()()
+            self._engine.join()
+            if not answer.empty():
                 return answer.get()()
         return work()
 

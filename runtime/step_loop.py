@@ -57,7 +57,7 @@ class StepLoop:
         self._steady_until = 0.0  # the next step is as the last one, if nobody comes or goes; time.perf_counter()
         self._result_at = 0.0  # when the last step ended, time.perf_counter()
         self.most_steps = 1
-        self._closed = False
+        self._closed: IngotError | None = None
         self._death: IngotError | None = None
         self._arrivals = 0
         self._readers = Readers()
@@ -87,13 +87,16 @@ class StepLoop:
                     )
 
     def add(self, requests: Iterable[Request], outlet: Outlet | None = None) -> None:
-        """Queue requests that fit. outlet: where their tokens and ends are told."""
+        """Queue requests that fit; after `close` they fail. outlet: where their tokens and ends are told."""
+        requests = list(requests)
         self._steady_until = 0.0
         for request in requests:
             request.arrival = self._arrivals
             self._arrivals += 1
             self._readers.add(request, outlet)
             self._scheduler.add(request)
+        if self._closed is not None:
+            self.abort(requests, self._closed)
         if self._death is not None:
             self.die(self._death)
 
@@ -154,9 +157,9 @@ class StepLoop:
 
     def close(self, error: IngotError) -> None:
         """Fail every request that has not ended, release the session. Closing twice is fine."""
-        if self._closed:
+        if self._closed is not None:
             return
-        self._closed, self._submitted = True, None
+        self._closed, self._submitted = error, None
         self.abort([*self._scheduler.running, *self._scheduler.waiting], error)
         self._session.close()
 

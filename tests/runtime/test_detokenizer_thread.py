@@ -4,23 +4,25 @@ import dataclasses
 import itertools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from ingot.configs.sampling import SamplingParams
-from ingot.errors import CapacityError
+from ingot.errors import CapacityError, RequestError
 from ingot.runtime.detokenizer_thread import DetokenizerThread
 from ingot.runtime.generate_text import stream_text
 from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.outlet import Outlet
 from ingot.runtime.reports import Stats
-from ingot.runtime.request import FinishReason
+from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.text_stream import TextEvent, TextRequest, make_streams
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.step_io import StepBatch
 from tests.runtime.byte_tokenizer import byte_tokenizer
 from tests.runtime.fake_session import VOCAB, FakeSession, continued
+from tests.runtime.test_closing import until
 from tests.runtime.tiny_engine import make_runner
 from tests.runtime.tiny_plan import make_model
 
@@ -115,5 +117,45 @@ def test_a_loop_that_refused_a_request_can_be_closed(tokenizer: Tokenizer) -> No
         loop.submit(streams, lambda event: None)
     closing = threading.Thread(target=loop.close, daemon=True)
     closing.start()
+    closing.join(SECONDS)
+    assert not closing.is_alive()
+
+
+def test_a_request_that_comes_while_the_loop_closes_is_refused(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have found the loop open just before; neither it nor the closing waits for ever."""
+    runner, _ = make()
+    loop = DetokenizerThread(runner, tokenizer)
+    streams = make_streams(runner, tokenizer, 0, asked(tokenizer))
+    add, closing = runner.executor.add, threading.Thread(target=loop.close, daemon=True)
+
+    def add_late(requests: Iterable[Request], outlet: Outlet) -> None:
+        closing.start()
+        until(lambda: loop._closed)
+        add(requests, outlet)
+
+    monkeypatch.setattr(runner.executor, "add", add_late)
+    with pytest.raises(RequestError, match="the LLM is closed"):
+        loop.submit(streams, lambda event: None)
+    closing.join(SECONDS)
+    assert not closing.is_alive()
+    assert all(stream.request.finished for stream in streams)
+
+
+def test_a_closed_runner_keeps_no_loop_open(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is refused, and the thread that waited for it ends."""
+    runner, _ = make()
+    loop = DetokenizerThread(runner, tokenizer)
+    closing = threading.Thread(target=loop.close, daemon=True)
+
+    def refuse(requests: Iterable[Request], outlet: Outlet) -> None:
+        closing.start()
+        until(lambda: loop._closed)
+        raise RequestError("the runner is closed")
+
+    monkeypatch.setattr(runner.executor, "add", refuse)
+    with pytest.raises(RequestError, match="the runner is closed"):
+        loop.submit(make_streams(runner, tokenizer, 0, asked(tokenizer)), lambda event: None)
     closing.join(SECONDS)
     assert not closing.is_alive()

@@ -1,5 +1,6 @@
 """One thread runs the steps: what is asked for meanwhile is done when the step ends, and nobody waits for ever."""
 
+import functools
 import gc
 import random
 import threading
@@ -239,12 +240,55 @@ def test_a_closed_executor_takes_nothing(executor: Executor, session: FakeSessio
     assert executor.stats()["requests_waiting"] == 0
 
 
-def test_an_executor_that_nobody_asked_for_anything_has_no_thread(executor: Executor, session: FakeSession) -> None:
-    before = threading.active_count()
+def test_an_executor_that_nobody_asked_for_anything_can_be_closed(executor: Executor, session: FakeSession) -> None:
     assert executor.stats()["blocks_used"] == executor.work().steps == 0
-    assert threading.active_count() == before
     executor.close()
     assert session.closed
+    assert not executor._engine.is_alive()
+
+
+def test_a_request_that_comes_after_the_command_to_close_fails(executor: Executor) -> None:
+    """It may have found the executor open just before: it is in the queue behind that command."""
+    outlet, late, gate = Outlet(), request_of([1, 2], 10), threading.Event()
+    for command in (lambda: gate.wait(SECONDS) and None, None):
+        executor._engine.ask(command)
+    executor.add([late], outlet)
+    gate.set()
+    assert [(each.request, each.ended) for each in outlet.get(SECONDS)] == [(late, True)]
+    assert "was closed" in str(late.error)
+
+
+def test_a_request_behind_the_last_look_at_the_queue_is_refused(executor: Executor) -> None:
+    """The thread ends between the question whether it runs and the command."""
+    ask = executor._engine.ask
+
+    def ask_late(command: Callable[[], None] | None) -> None:
+        ask(None)
+        executor._engine.join()
+        ask(command)
+
+    executor._engine.ask = ask_late  # type: ignore[method-assign]
+    with pytest.raises(RequestError, match="closed before the request began"):
+        executor.add([request_of([1, 2], 10)], Outlet())
+
+
+def test_what_the_thread_does_at_last_is_done_once(executor: Executor) -> None:
+    """The thread ends between the command and the question whether it runs."""
+    ask, done = executor._engine.ask, list[int]()
+
+    def ask_early(command: Callable[[], None] | None) -> None:
+        gate = threading.Event()
+        for each in (lambda: gate.wait(SECONDS) and None, None, command):
+            ask(each)
+        gate.set()
+        executor._engine.join()
+
+    executor._engine.ask = ask_early  # type: ignore[method-assign]
+    executor.between_steps(functools.partial(done.append, 1))
+    assert done == [1]
+    executor._engine.ask = ask  # type: ignore[method-assign]
+    executor.between_steps(functools.partial(done.append, 2))
+    assert done == [1, 2]
 
 
 @pytest.mark.daily(1)
@@ -259,15 +303,15 @@ def test_a_dropped_executor_ends_its_thread_and_session(session: FakeSession) ->
     assert session.closed
 
 
-def test_the_system_may_have_no_thread_to_give(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_may_have_no_thread_to_give(session: FakeSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RequestError, match="starts no thread"):
-            executor.complete([request_of([1], 3)])
-    executor.complete([request_of([1], 3)])
+            make_executor(session, LIMITS, 4)
+    assert session.closed
 
 
 def _follow(executor: Executor, requests: list[Request], leave_at: int) -> None:

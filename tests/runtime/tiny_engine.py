@@ -158,6 +158,6 @@ def make_loop(
 
 
 def make_executor(session: Session, limits: Limits, tokens_per_block: int) -> Executor:
-    """A StepLoop on a thread of its own, which begins with the first request."""
+    """A StepLoop on a thread of its own."""
     blocks = BlockManager(session.num_blocks, tokens_per_block)
     return Executor(session, Scheduler(limits, blocks, Policy.MAX_UTILIZATION), blocks)
