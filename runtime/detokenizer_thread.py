@@ -3,8 +3,8 @@
     submit ──▶ executor ──▶ outlet ──▶ detokenise ──▶ sink(events)      cancel: from anywhere, at once
             engine thread            text thread
 
-The thread sleeps while there is nothing to do. No lock decides who comes first, a request or `close`: `close` ends every
-request that it finds, and a request that came later finds `_closed` set.
+The thread sleeps while there is nothing to do. No lock decides who comes first, a request or `close`: `close` ends
+every request that it finds, and a request that came later finds `_closed` set.
 """
 
 import contextlib

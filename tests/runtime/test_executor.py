@@ -36,6 +36,10 @@ def executor(session: FakeSession) -> Iterator[Executor]:
     made.close()
 
 
+def until_set(gate: threading.Event) -> None:
+    assert gate.wait(SECONDS)
+
+
 class Gate:
     """Holds a session's step number `at` until `open`."""
 
@@ -250,8 +254,8 @@ def test_an_executor_that_nobody_asked_for_anything_can_be_closed(executor: Exec
 def test_a_request_that_comes_after_the_command_to_close_fails(executor: Executor) -> None:
     """It may have found the executor open just before: it is in the queue behind that command."""
     outlet, late, gate = Outlet(), request_of([1, 2], 10), threading.Event()
-    for command in (lambda: gate.wait(SECONDS) and None, None):
-        executor._engine.ask(command)
+    executor._engine.ask(lambda: until_set(gate))
+    executor._engine.ask(None)
     executor.add([late], outlet)
     gate.set()
     assert [(each.request, each.ended) for each in outlet.get(SECONDS)] == [(late, True)]
@@ -278,7 +282,7 @@ def test_what_the_thread_does_at_last_is_done_once(executor: Executor) -> None:
 
     def ask_early(command: Callable[[], None] | None) -> None:
         gate = threading.Event()
-        for each in (lambda: gate.wait(SECONDS) and None, None, command):
+        for each in (lambda: until_set(gate), None, command):
             ask(each)
         gate.set()
         executor._engine.join()
