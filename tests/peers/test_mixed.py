@@ -320,7 +320,7 @@ def test_without_a_trace_the_report_says_so() -> None:
 
 
 def test_who_takes_a_mixed_load() -> None:
-    assert {peer.name for peer in PEERS if peer.serving is not None} == {"llama.cpp", "openvino"}
+    assert {peer.name for peer in PEERS if peer.serving is not None} == {"llama.cpp", "openvino", "vllm"}
 
 
 @pytest.mark.native
