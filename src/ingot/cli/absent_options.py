@@ -8,7 +8,7 @@ from ingot.cli.other_flags import LORA
 _CALIBRATED = (
     "calibrated weights: ingot quantize --recipe w8a8, w4g128; ingot build --precision w8, w4g128 needs no text"
 )
-_FP8 = "FP8 weights on CPUs: ingot quantize --recipe f8, then ingot build --precision auto; inputs stay floats"
+_FP8 = "FP8 weights: ingot quantize --recipe f8, then ingot build --precision auto; inputs stay floats"
 _KV = "the type of the KV cache is the build's: ingot build --kv_cache_dtype int8"
 _CONFIG = (
     "the model's config.json decides; a config.json without weights: ingot convert --config FILE --random_weights SEED"
@@ -113,7 +113,7 @@ ABSENT = {
     "enable_fp8": _FP8,
     "use_fp8_rowwise": _FP8,
     "use_meta_fp8_rowwise_recipe": _FP8,
-    "use_nvfp4": "ingot does not quantise to FP4; on CPUs it keeps the codes of NVFP4 and MXFP4 checkpoints",
+    "use_nvfp4": "ingot does not quantise to FP4; it keeps the codes of NVFP4 and MXFP4 checkpoints",
     "per_group": _GROUPS,
     "group_size": _GROUPS,
     "load_by_shard": "weights are always streamed, a block at a time",

@@ -33,10 +33,11 @@ def _targets() -> str:
 A target is a kind of machine. `ingot build --target T` packs weights and chooses kernels for it.
 
 cpu           the best instruction set of the machine that builds. This is the default.
-cpu/avx2      any x86-64 CPU since Haswell. Name it if the engine must run on older CPUs than the one that builds.
+cpu/avx2      x86-64 CPUs with AVX2. Name it if the engine must run on older CPUs than the one that builds.
 cpu/avxvnni   cpu/avx2 and AVX-VNNI
 cpu/avx512    AVX-512 with VNNI; cpu/avx512bf16 adds BF16, cpu/amx adds tiles
 cuda/smXX     an NVIDIA GPU of compute capability X.X
+tensorrt-rtx  NVIDIA GPUs through TensorRT-RTX; tensorrt/smXX through the full TensorRT
 ref           numpy, slow, for comparison
 
 One engine can hold several targets: --target cpu/avx2,cpu/avx512,cpu/amx. At start ingot takes the best one that the \
@@ -90,8 +91,8 @@ max_num_tokens  tokens computed in one step: one for each request that decodes, 
 are cut into chunks. Fewer tokens make a steadier TPOT and a longer TTFT.
 
 Limits that you do not give are fitted to the model, and the result line says which. Limits that you give are kept, or \
-refused with exit code 2. `ingot run`, `serve` and `bench` can lower \
-max_batch_size and max_num_tokens, never raise them."""
+refused with exit code 2. `ingot serve` and `ModelRunner.from_dir` can \
+lower max_batch_size and max_num_tokens, never raise them."""
 
 
 def _metrics() -> str:

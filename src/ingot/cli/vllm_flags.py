@@ -103,7 +103,7 @@ VLLM = (
         where="serve",
         link="([prefill apart](../how-to/prefill_apart.md))",
     ),
-    flag("--kv-events-config", way="no option: the server sends no events of its blocks"),
+    flag("--kv-events-config", way="always on: `GET /kv/events`", link="([routers](../server.md#routers))"),
     # devices and ranks
     flag("--device", way="`--target`: an engine is built for its targets", where="build"),
     flag(
