@@ -65,8 +65,8 @@ from the source to tokens are small: the shipped model, stories260K and gpt-nano
 | tested | the engine runs, and its logits agree with the numpy reference |
 | tested on emulated tiles | tested on a CPU without AMX, where software computes the AMX instructions |
 | builds | the engine was built, but not run, because our machine lacks the instructions |
-| tested on an H200 | the engine for `cuda/sm90` runs on an H200 and agrees; other GPUs were not tried |
-| never run on a GPU | the engine was built, and tests run its kernels or its network on an emulated GPU |
+| tested on an H200 | the engine for `cuda/sm90` runs on an H200 and agrees; no other GPU was tried |
+| never run on a GPU | the engine was built, but not run on a GPU; tests run its kernels or network on an emulated GPU |
 | never built | we had no copy of TensorRT; tests run the network that it would compile |
 | refused | ingot refuses to build the engine, and says why |
 
@@ -79,6 +79,7 @@ WORDS = """
 - `cuda/smXX` and `tensorrt/smXX` stand for sm80, sm86, sm89, sm90, sm100 and sm120. `tensorrt-rtx` also has /sm80,
   /sm86, /sm89 and /sm120. All of these targets also take `f16`.
 - `w4g64` and `w4g128` run the kernels of `w4g32`.
+- Kernels of layers with states and of latent attention [passed their tests on an H200](gpu.md#what-was-tested-when).
 - Any other model type is refused by name. [Adding a family](how-to/add.md#a-model-family) takes one file.
 
 """
