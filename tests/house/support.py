@@ -11,7 +11,7 @@ import enum
 import multiprocessing
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -48,17 +48,31 @@ ROUNDED = ("cpu/avx512bf16", "cpu/amx")
 
 # Family → one column for all architectures.
 GPU_COLUMNS = {"cuda": "cuda/smXX", "tensorrt": "tensorrt/smXX", "tensorrt-rtx": "tensorrt-rtx"}
+# The column of the page for all targets that run on CPUs: what a family is on one of them, it is in every precision.
+ON_CPUS = "CPUs"
+OTHERS = "all others"
 
 
 HEAD = """# What works
 
-This page lists every model type on every target. `python -m tests.house.support` writes the page: for each model type
-it makes a small model with random weights, builds the model in each precision for each target, and runs the engine if
-the machine can. Tests try every model type again, on some of its targets.
+Look up the `model_type` of your model's `config.json` in the [table of model types](#model-types), or in the table of
+[models that take images, too](#text-models-of-models-for-images). ingot refuses any other model type by name.
 
-**"Tested" means that the arithmetic of a family is tested, not a published checkpoint.** The trained models that we ran
-from the source to tokens are small: the shipped model, stories260K and gpt-nano-sort. We have not run a model of 8B.
-[What is not proven](#not-proven) lists more.
+| target | model types | precisions |
+|---|---|---|
+| CPUs | all | `f32`, `bf16`, `w8`, `w4g32`, `w4g64`, `w4g128` |
+| `cuda/smXX` | all | the same, and `f16` |
+| `tensorrt/smXX`, `tensorrt-rtx` | those that the table does not call refused | `f32`, `bf16`, `f16` |
+
+**"Tested" means that the arithmetic of a model type is tested, not a published checkpoint.** The trained models that we
+ran from the source to tokens are small: the shipped model, stories260K and gpt-nano-sort. We have not run a model of
+8B. [What is not proven](#not-proven) lists more.
+
+## Model types
+
+`python -m tests.house.support` writes this table. For each model type it makes a small model with random weights,
+builds the model in each precision for each target, and runs the engine if the machine can. Tests try every model type
+again, on some of its targets.
 
 | word in a cell | meaning |
 |---|---|
@@ -71,16 +85,18 @@ from the source to tokens are small: the shipped model, stories260K and gpt-nano
 | refused | ingot refuses to build the engine, and says why |
 
 A cell with one word holds for `f32`, `bf16`, `w8` and `w4g32`. Other cells name the precisions, and ingot refuses those
-that the cell leaves out.
+that the cell leaves out. A cell of the column of CPUs may name targets instead.
 
 """
 WORDS = """
-- `cpu/amx` is tested on CPUs with AMX. If CI has no such CPU, software computes the AMX instructions.
+- The column of CPUs stands for `cpu/amx`, `cpu/avx512bf16`, `cpu/avx512`, `cpu/avxvnni`, `cpu/avx2`, and for `ref`, the
+  reference in numpy. `cpu/amx` is tested on CPUs with AMX. If CI has no such CPU, software computes the AMX
+  instructions.
 - `cuda/smXX` and `tensorrt/smXX` stand for sm80, sm86, sm89, sm90, sm100 and sm120. `tensorrt-rtx` also has /sm80,
-  /sm86, /sm89 and /sm120. All of these targets also take `f16`.
+  /sm86, /sm89 and /sm120.
 - `w4g64` and `w4g128` run the kernels of `w4g32`.
 - Kernels of layers with states and of latent attention [passed their tests on an H200](gpu.md#what-was-tested-when).
-- Any other model type is refused by name. [Adding a family](how-to/add.md#a-model-family) takes one file.
+- [Adding a family](how-to/add.md#a-model-family) takes one file.
 
 """
 WRAPPED = """## Text models of models for images
@@ -222,13 +238,28 @@ def _logits(engine: Path, target: str) -> npt.NDArray[np.float32]:
 
 def table(found: dict[Row, dict[str, Support]]) -> str:
     """As Markdown: one row for each family."""
-    names = columns()
-    lines = ["| model type | models | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    names = [name for name in columns() if name not in on_cpus()]
+    lines = ["| " + " | ".join(["model type", "models", ON_CPUS, *names]) + " |", "|---" * (len(names) + 3) + "|"]
     for family in dict.fromkeys(family for family, _ in found):
         rows = {precision: row for (each, precision), row in found.items() if each == family}
-        cells = (_family_cell({precision: row[name] for precision, row in rows.items()}) for name in names)
+        own = {name: {row[name] for row in rows.values()} for name in on_cpus()}
+        assert all(len(kinds) == 1 for kinds in own.values()), f"{family}: precisions differ on a CPU"
+        cells = [_cpu_cell({name: kind for name, (kind,) in own.items()})]
+        cells += [_family_cell({precision: row[name] for precision, row in rows.items()}) for name in names]
         lines.append(f"| `{family}` | {find_family(family).models} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def on_cpus() -> list[str]:
+    """The targets that run on CPUs."""
+    return [name for name in columns() if name not in GPU_COLUMNS.values()]
+
+
+def _cpu_cell(cells: dict[str, Support]) -> str:
+    """One word if all targets are alike; else the targets of each word, and the word of all others."""
+    (most, count), *_ = Counter(cells.values()).most_common(1)
+    others = (f"`{name}`: {kind.value}; " for name, kind in cells.items() if kind is not most)
+    return most.value if count == len(cells) else f"{''.join(others)}{OTHERS}: {most.value}"
 
 
 def _family_cell(cells: dict[str, Support]) -> str:
@@ -265,20 +296,22 @@ def parse(text: str) -> dict[Row, dict[str, Support]]:
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
     head, _, *rows = lines
     found: dict[Row, dict[str, Support]] = {}
-    for family, _, *cells in rows:
-        parts = [_parse_cell(cell) for cell in cells]
+    for family, _, cpus, *cells in rows:
+        own = _parse_cell(cpus, on_cpus())
+        parts = dict(zip(head[3:], (_parse_cell(cell, TOLERANCE) for cell in cells), strict=True))
         for precision in TOLERANCE:
-            row = zip(head[2:], (part.get(precision, Support.REFUSED) for part in parts), strict=True)
-            found[family.strip("`"), precision] = dict(row)
+            row = {**own, **{name: part.get(precision, Support.REFUSED) for name, part in parts.items()}}
+            found[family.strip("`"), precision] = {name: row[name] for name in columns()}
     return found
 
 
-def _parse_cell(cell: str) -> dict[str, Support]:
-    """precision → what stands for it; refused ones may be left out."""
+def _parse_cell(cell: str, names: Iterable[str]) -> dict[str, Support]:
+    """name → what stands for it; refused ones may be left out. names: all that the cell may name."""
     if "`" not in cell:
-        return dict.fromkeys(TOLERANCE, Support(cell))
+        return dict.fromkeys(names, Support(cell))
     kinds = (part.split(": ") for part in cell.split("; "))
-    return {name.strip("`"): Support(kind) for names, kind in kinds for name in names.split(", ")}
+    found = {name.strip("`"): Support(kind) for named, kind in kinds for name in named.split(", ")}
+    return {**dict.fromkeys(names, found.pop(OTHERS)), **found} if OTHERS in found else found
 
 
 def stands() -> str:
@@ -314,9 +347,16 @@ def _find(family: str) -> dict[Row, dict[str, Support]]:
 
 
 def joined(tried: dict[Row, dict[str, Support]], stood: dict[Row, dict[str, Support]]) -> dict[Row, dict[str, Support]]:
-    """What was tried, and of all other families what stood on the page, in the order of the families."""
-    rows = {**stood, **tried}
+    """What was tried, and of all other families what stood on the page, in the order of the families. What only another
+    machine can run stays as that one found it."""
+    rows = {**stood, **{row: _as_others_ran(cells, stood.get(row, {})) for row, cells in tried.items()}}
     return {(name, each): rows[name, each] for name in family_names() for each in TOLERANCE if (name, each) in rows}
+
+
+def _as_others_ran(tried: dict[str, Support], stood: dict[str, Support]) -> dict[str, Support]:
+    ran, untried = (Support.TESTED, Support.TRAPPED, Support.TESTED_ON_GPU), (Support.BUILDS, Support.UNPROVEN)
+    kept = {name for name, cell in tried.items() if cell in untried and stood.get(name) in ran}
+    return {name: stood[name] if name in kept else cell for name, cell in tried.items()}
 
 
 def main() -> None:

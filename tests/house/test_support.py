@@ -74,6 +74,8 @@ def test_the_page_lists_every_family_and_no_other() -> None:
     there = parse(stands())
     assert tuple(dict.fromkeys(family for family, _ in there)) == family_names(), UPDATE
     assert all(cells["ref"] is Support.TESTED for cells in there.values())
+    everywhere = [*support.on_cpus(), "cuda/smXX"]
+    assert [row for row, cells in there.items() if Support.REFUSED in {cells[name] for name in everywhere}] == []
 
 
 def test_the_readme_sums_up_the_page() -> None:
@@ -105,17 +107,36 @@ def test_a_table_reads_back() -> None:
     found["llama", "w4g32"]["cuda/smXX"] = Support.REFUSED
     for precision in TOLERANCE:
         found["llama", precision]["tensorrt-rtx"] = Support.REFUSED
-    assert "| `f32`, `bf16`: builds; `w8`: never run on a GPU | tested | tested | refused |" in table(found)
+        found["llama", precision]["cpu/amx"] = Support.TRAPPED
+    on_cpus = "| `cpu/amx`: tested on emulated tiles; all others: tested |"
+    assert f"{on_cpus} `f32`, `bf16`: builds; `w8`: never run on a GPU | tested | refused |" in table(found)
     assert parse(table(found)) == found
+
+
+def test_precisions_that_differ_on_a_cpu_have_no_row() -> None:
+    found = {("llama", precision): dict.fromkeys(columns(), Support.TESTED) for precision in TOLERANCE}
+    found["llama", "w8"]["cpu/avx2"] = Support.BUILDS
+    with pytest.raises(AssertionError, match="llama: precisions differ on a CPU"):
+        table(found)
 
 
 def test_families_that_are_not_tried_again_keep_their_rows() -> None:
     first, last = family_names()[0], family_names()[-1]
     stood = {(name, each): {"ref": Support.TESTED} for name in (last, first, "gone") for each in TOLERANCE}
-    tried = {(last, each): {"ref": Support.BUILDS} for each in TOLERANCE}
+    tried = {(last, each): {"ref": Support.REFUSED} for each in TOLERANCE}
     found = support.joined(tried, stood)
     assert list(found) == [(name, each) for name in (first, last) for each in TOLERANCE], "in order, without others"
-    assert {row[0]: cells["ref"] for row, cells in found.items()} == {first: Support.TESTED, last: Support.BUILDS}
+    assert {row[0]: cells["ref"] for row, cells in found.items()} == {first: Support.TESTED, last: Support.REFUSED}
+
+
+def test_what_this_machine_cannot_run_stays_as_another_one_found_it() -> None:
+    row = (family_names()[0], "f32")
+    stood = {row: {"cpu/amx": Support.TESTED, "cuda/smXX": Support.TESTED_ON_GPU, "ref": Support.BUILDS}}
+    tried = {row: {"cpu/amx": Support.BUILDS, "cuda/smXX": Support.UNPROVEN, "ref": Support.TESTED}}
+    kept = {"cpu/amx": Support.TESTED, "cuda/smXX": Support.TESTED_ON_GPU, "ref": Support.TESTED}
+    assert support.joined(tried, stood) == {row: kept}
+    refused = {row: dict.fromkeys(kept, Support.REFUSED)}
+    assert support.joined(refused, stood) == refused
 
 
 def test_each_row_says_what_people_call_the_models() -> None:
