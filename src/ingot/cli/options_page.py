@@ -11,7 +11,11 @@ from ingot.cli.trtllm_compat import SPELLINGS, Spelling
 _HEAD = """# Options
 
 Written by `python -m ingot.cli.options_page`; a test keeps it in step with the commands. `_` and `-` are the same in
-every option. What does not exist yet is refused with a reason, never accepted and ignored.
+every option. What does not exist yet is refused with a reason, never accepted and ignored. The last section lists
+[options of TensorRT-LLM](#coming-from-tensorrt-llm).
+
+| command | does |
+|---|---|
 """
 
 _SPELLINGS_HEAD = """
@@ -46,7 +50,7 @@ _SAME = {
 
 def page() -> str:
     """The whole page, as Markdown."""
-    parts = [_HEAD]
+    parts = [_HEAD + "".join(f"| [`ingot {name}`](#ingot-{name}) | {does} |\n" for name, does in COMMANDS.items())]
     context = click.Context(group, info_name="ingot")
     for name in COMMANDS:
         command = group.get_command(context, name)
@@ -54,8 +58,16 @@ def page() -> str:
         parts += _sections(f"ingot {name}", command)
     rows = [f"| `{option}` | same | {what} |" for option, what in _SAME.items()]
     parts.append(_SPELLINGS_HEAD + "\n".join(rows + [_row(spelling) for spelling in SPELLINGS]))
-    parts[-1] += "".join(f"\n| `--{name}` | refused | {way} |" for name, way in ABSENT.items()) + "\n"
+    parts[-1] += "".join(f"\n| {names} | refused | {way} |" for way, names in _absent().items()) + "\n"
     return "\n".join(parts)
+
+
+def _absent() -> dict[str, str]:
+    """What to do instead → the options, as code."""
+    found: dict[str, str] = {}
+    for name, way in ABSENT.items():
+        found[way] = f"{found[way]}, `--{name}`" if way in found else f"`--{name}`"
+    return found
 
 
 def _sections(title: str, command: click.Command) -> Iterator[str]:
