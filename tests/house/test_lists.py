@@ -1,10 +1,13 @@
 """Lists on pages and the lists of the code that they repeat: no name stands in one alone."""
 
+import dataclasses
 import re
 
+from ingot.checkpoint import CheckpointConfig
 from ingot.convert.gguf.architectures import ARCHITECTURES
 from ingot.convert.gguf.blocks import TYPES
 from ingot.convert.quantised.read import REFUSED, find_formats
+from ingot.manifest import Manifest
 from ingot.plugins.registry import find_op, targets
 from ingot.runtime.answers.formats import REASONING_FORMATS, WIRE_FORMATS
 from ingot.runtime.server.openapi import document
@@ -77,3 +80,21 @@ def test_inputs_of_a_step_and_who_reads_them() -> None:
     cells = {name.strip("`"): by for name, _, _, by in rows(page("engine_format"), "name | extent")}
     assert set(cells) == set(readers)
     assert {name: readers[name] - names(by) for name, by in cells.items() if readers[name] - names(by)} == {}
+
+
+def test_keys_of_a_checkpoint_and_of_a_manifest() -> None:
+    """Beside those that say what the file is."""
+    section = page("checkpoint_format").split("## config.json")[1]
+    checkpoint = {name for cells in rows(section, "key | required") for name in re.findall(r"`(\w+)`", cells[0])}
+    assert checkpoint - {"schema_version"} == {field.name for field in dataclasses.fields(CheckpointConfig)}
+    section = page("engine_format").split("## config.json")[1]
+    manifest = {name for cells in rows(section, "key | holds") for name in re.findall(r"`(\w+)`", cells[0])}
+    beside = {"format", "schema_version", "manifest_sha256"}
+    assert manifest - beside == {field.name for field in dataclasses.fields(Manifest)}
+
+
+def test_ops_whose_kernels_have_types_in_their_names() -> None:
+    listed = names(" ".join(cells[0] for cells in rows(page("kernels"), "op | dtype in the name")))
+    kernels = {kernel for target in targets() for kernel in target.kernels()}
+    typed = {kernel.split(".")[0] for kernel in kernels if kernel.split(".")[1] != "f32"}
+    assert listed - {"all", "others"} == typed
