@@ -102,7 +102,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--tp_size",
     type=positive,
-    help="Divide each layer among this many ranks (processes, each with a GPU on cuda targets). Default: 1.",
+    help="Divide each layer among this many ranks (processes, each with a GPU on cuda targets), a power of two. "
+    "Default: 1.",
 )
 @click.option(
     "--pp_size",
