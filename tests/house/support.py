@@ -96,6 +96,8 @@ WORDS = """
   /sm86, /sm89 and /sm120.
 - `w4g64` and `w4g128` run the kernels of `w4g32`.
 - Kernels of layers with states and of latent attention [passed their tests on an H200](gpu.md#what-was-tested-when).
+- On `cuda`, 8 and 4 bits of models with experts, states, latents or residual streams need a Checkpoint in bf16
+  (`ingot convert --dtype bf16`).
 - [Adding a family](how-to/add.md#a-model-family) takes one file.
 
 """
