@@ -22,6 +22,7 @@ from ingot.plan import Plan, Rows
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import KernelLimits, Target
 
+_OTHERS = "a cuda or CPU target, or for ref"
 Excess = tuple[str, str, str, str]
 """(what is too large, where, what the kernels take, what the model has)"""
 
@@ -37,17 +38,19 @@ def check_graph(graph: Graph, target: Target) -> None:
     made = [node.name for node in graph.nodes if _makes_values(node)]
     several = _other_heads(graph) if limits.one_group else []
     others = [node for node in graph.nodes if limits.activations and _activation(node) not in limits.activations]
+    if others:
+        what = f"for the activation {_activation(others[0])}"
+        raise NoKernelError(
+            f"{target.name} has no kernel {what}", where=others[0].name, hint="build for a CPU target, or for ref"
+        )
     for where, taken, what in (
-        ([node.name for node in others], not others, f"for the activation {_activation(others[0]) if others else ''}"),
         (sinks, limits.sinks, "that takes attention sinks"),
         (slopes, limits.slopes, "for scores that fall with the distance (ALiBi)"),
         (several, not several, "for layers whose heads have other sizes or groups"),
         (made, limits.made_values, "for values that are normed, made of keys, or another layer's"),
     ):
         if where and not taken:
-            raise NoKernelError(
-                f"{target.name} has no kernel {what}", where=where[0], hint="build for a CPU target, or for ref"
-            )
+            raise NoKernelError(f"{target.name} has no kernel {what}", where=where[0], hint=f"build for {_OTHERS}")
     for excess in _of_graph(graph, limits):
         _refuse(target, excess)
 
@@ -79,7 +82,7 @@ def check_plan(plan: Plan, target: Target) -> None:
                 where=step.name,
                 expected=f"at most {most:,} tokens, up to which they are not scaled",
                 got=f"--max_seq_len {plan.limits.max_seq_len:,}",
-                hint=f"give --max_seq_len {most}, or build for a CPU target, or for ref",
+                hint=f"give --max_seq_len {most}, or build for {_OTHERS}",
             )
     for excess in _of_plan(plan, target.limits()):
         _refuse(target, excess)

@@ -117,7 +117,7 @@ def cache_groups(
             "the layers have KV caches of different shapes",
             expected="one (kv_heads, head_dim) for all layers, which is what this target's sessions take",
             got=", ".join(f"{kind.kv_heads} x {kind.head_dim}" for kind in kinds),
-            hint="build for a CPU target",
+            hint="build for a cuda or CPU target",
         )
     first = len(shape.layers)
     states = CacheGroup(

@@ -194,3 +194,10 @@ def test_activations_that_no_gpu_kernel_has(tmp_path: Path) -> None:
     with pytest.raises(NoKernelError, match="no kernel for the activation relu2"):
         check_graph(graph, Narrow(activations=frozenset({"none", "silu"})))
     assert find_target("cuda/sm90").limits().activations <= frozenset(ACTIVATIONS)
+
+
+def test_what_tensorrt_refuses_names_the_gpu_targets_that_take_it(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, dict(find_family("bloom").tiny))
+    with pytest.raises(NoKernelError, match=r"ALiBi(.|\n)*build for a cuda or CPU target"):
+        dry(checkpoint, "tensorrt-rtx")
+    dry(checkpoint, "cuda/sm90")
