@@ -202,11 +202,13 @@ class BlockManager:
 
     def reach(self, table: BlockTable, hits: Hits | None = None) -> int:
         """Tokens up to which a step may compute, as far as groups with windows can tell. At least the block after those
-        that are computed. hits: of a table that they would start."""
+        that are computed, while no step of the request is under way. hits: of a table that they would start."""
         ends = [_ANYWHERE]
         for group in self._windows:
             pool = self.pools[group]
             if pool.stride:  # a chunk of any length needs a slot at its end alone
+                if hits is None and table.num_held(group) >= table.claims[group] and pool.spare <= 0:
+                    ends.append(table.ends[group])  # chunks under way have all slots
                 continue
             if hits is None:
                 own = max(table.claims[group], table.num_held(group))
@@ -229,11 +231,11 @@ class BlockManager:
         pool = self.pools[group]
         if places <= table.ends[group]:
             return
-        claimed = max(table.claims[group], table.num_held(group))
-        table.extend(group, [NO_BLOCK] * (places - table.ends[group] - 1))
+        claimed, end = max(table.claims[group], table.num_held(group)), table.ends[group]
+        table.extend(group, [NO_BLOCK] * (places - end - 1))
         table.extend(group, [pool.allocate()])
         pool.claimed += max(table.claims[group], table.num_held(group)) - claimed
-        for place in range(places - 2, table.first[group] - 1, -1):
+        for place in range(places - 2, end - 1, -1):
             wanted = place in table.kept or (self._prefix_cache and (place + 1) % pool.stride == 0)
             if wanted and int(table.ids[group, place]) == NO_BLOCK and place >= table.sealed and pool.spare > 0:
                 claimed = max(table.claims[group], table.num_held(group))

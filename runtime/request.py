@@ -4,11 +4,12 @@
     tokens ┌────────────┬─────────────────────────┬─────────────────────┐
            │   prompt   │        generated        │   not yet known     │
            └────────────┴─────────────────────────┴─────────────────────┘
-           ├── in the KV cache ──┤├─── pending ───┤
-           0                num_computed          num_tokens
+           ├── in the KV cache ──┤├ under way ┤├─── pending ───┤
+           0                num_computed   num_begun         num_tokens
 
 A step computes some pending tokens. When none is left, the logits of the last one give the next token. There is no
-prefill or decode state: a decoding request is one with a single pending token.
+prefill or decode state: a decoding request is one with a single pending token. Tokens are under way where pipeline
+stages compute several steps at once: then the chunks of a long prompt follow each other.
 """
 
 import dataclasses
@@ -81,6 +82,7 @@ class Request:
     slot                     where the session holds it; None: nowhere
     follows_tokens           then: whether its next draw cannot begin before its last token is known, see SequenceRules
     started                  when it first took part in a step, time.monotonic(); None before
+    num_under_way            tokens in steps that have been announced and not run; 0 between steps without stages
     num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
@@ -127,7 +129,7 @@ class Request:
 
         self.num_prompt, self.num_resumed = len(prompt), len(resumed)
         self.num_tokens = self.num_prompt + self.num_resumed
-        self.num_computed = 0
+        self.num_computed = self.num_under_way = 0
         self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
         self.tokens[len(prompt) : self.num_tokens] = resumed
@@ -164,9 +166,14 @@ class Request:
         return self.arrival + self.priority * PRIORITY_STEP, self.arrival
 
     @property
+    def num_begun(self) -> int:
+        """Tokens that are in the KV cache, or will be when the steps under way have run."""
+        return self.num_computed + self.num_under_way
+
+    @property
     def num_pending(self) -> int:
-        """Known tokens that are not in the KV cache."""
-        return self.num_tokens - self.num_computed
+        """Known tokens that no step has begun."""
+        return self.num_tokens - self.num_begun
 
     @property
     def num_generated(self) -> int:
@@ -196,18 +203,18 @@ class Request:
     def first_logit_position(self) -> int:
         """From here to the last known token, logits are wanted: the last token's, or the prompt's not yet used."""
         if self.wants_prompt_rows:
-            return max(self.num_context_logits, self.num_computed)
+            return max(self.num_context_logits, self.num_begun)
         return self.num_tokens - 1
 
     def logit_rows(self, count: int) -> int:
         """Rows of logits that a chunk of `count` pending tokens gives."""
         if not self._uses_prompt_rows:
-            return int(self.num_computed + count == self.num_tokens)
-        return max(0, self.num_computed + count - self.first_logit_position())
+            return int(count == self.num_pending)
+        return max(0, self.num_begun + count - self.first_logit_position())
 
     def fitting(self, count: int, max_rows: int) -> int:
         """The longest chunk of at most `count` tokens that gives at most `max_rows` rows of logits."""
-        return min(count, self.first_logit_position() - self.num_computed + max_rows)
+        return min(count, self.first_logit_position() - self.num_begun + max_rows)
 
     def append(self, token: int, log_prob: float, ending: int = Ending.NONE) -> None:
         """Take the next token. ending: an Ending."""

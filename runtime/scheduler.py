@@ -13,7 +13,7 @@ import bisect
 import dataclasses
 import operator
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
@@ -81,7 +81,6 @@ class Scheduler:
         self.waiting: list[Request] = []  # by order
         self.preempted_for_others = self.preempted_for_itself = 0
         self.preempted_tokens = self.prefix_hit_tokens = 0
-        self._busy: Collection[Request] = ()
         self._steady: SteadyDecode | None = None  # the requests that have decoded alone since somebody came or went
 
     @property
@@ -108,22 +107,23 @@ class Scheduler:
         _remove(self.running if request.blocks.count else self.waiting, request)
         self._blocks.release(request.blocks)
 
-    def schedule(self, busy: Collection[Request] = (), most: int | None = None) -> dict[Request, int]:
+    def schedule(self, most: int | None = None) -> dict[Request, int]:
         """The next step: number of pending tokens to compute per request, all at least 1. Reserves their blocks.
 
-        busy  requests of steps under way, which keep their blocks and wait for their results: no step has them now
-        most  requests that the step may have; None: as many as limits allow
+        Requests of steps under way keep their blocks. They take part as long as they have pending tokens: those of a
+        prompt, which need no result of the steps before.
+
+        most  requests that the step may have beside these; None: as many as limits allow
         """
         self._steady = None
         share = self._limits.max_batch_size if most is None else most
         step = _Step(tokens=self._limits.max_num_tokens, rows=self._limits.max_logit_rows, requests=share)
-        self._busy = busy
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
-            if request in busy:
-                continue
-            (decoding if request.num_tokens - request.num_computed == 1 else prefilling).append(request)
+            left, under_way = request.num_tokens - request.num_computed, request.num_under_way
+            if left > under_way:
+                (decoding if left == 1 else prefilling).append(request)
         if self._mixed:
             self._decode(step, decoding)
             self._limit_prefill(step)
@@ -201,11 +201,13 @@ class Scheduler:
 
     def _continue(self, step: _Step, requests: list[Request]) -> None:
         for request in requests:
-            if len(step.chunks) >= step.requests:
-                break
+            goes_on = request.num_under_way > 0
+            if len(step.chunks) >= step.requests and not goes_on:
+                continue
             if request.blocks.count and (count := self._chunk(request, step, self._blocks.reach(request.blocks))):
-                self._blocks.cover(request.blocks, request.num_computed + count)
+                self._blocks.cover(request.blocks, request.num_begun + count)
                 step.add(request, count)
+                step.requests += goes_on
 
     def _admit(self, step: _Step) -> None:
         place = 0
@@ -242,14 +244,15 @@ class Scheduler:
         if step.tokens <= 0 or step.rows <= 0:
             return 0
         first = len(step.chunks) == step.decode_rows
-        count = request.fitting(min(request.num_pending, step.tokens, reach - request.num_computed), step.rows)
+        begun = request.num_begun
+        count = request.fitting(min(request.num_pending, step.tokens, reach - begun), step.rows)
         if count == request.num_pending:
             return count
         if not first and not self._mixed:
             return 0
-        end = (request.num_computed + count) // self._tile * self._tile
-        if end > request.num_computed:
-            return end - request.num_computed
+        end = (begun + count) // self._tile * self._tile
+        if end > begun:
+            return end - begun
         return max(count, 0) if first else 0
 
     def _reserve(self, request: Request) -> bool:
@@ -257,8 +260,8 @@ class Scheduler:
         one waits instead while others are under way, which may give blocks soon."""
         while not self._blocks.reserve([(request.blocks, request.num_tokens)]):
             later = self.running[bisect.bisect_right(self.running, request.order, key=_order) :]
-            later = [other for other in later if other not in self._busy] if self._busy else later
-            if not later and self._busy:
+            later = [other for other in later if not other.num_under_way]
+            if not later and any(other.num_under_way for other in self.running):
                 return False
             if not later:
                 self.preempted_for_itself += 1
@@ -280,10 +283,11 @@ class Scheduler:
         return alone == 0, max(request.num_computed - shared, 0), -request.order[0]
 
     def preempt(self, requests: Iterable[Request]) -> None:
-        """Send running requests back to wait, where a step of theirs has failed."""
+        """Send those that run back to wait, where a step of theirs has failed."""
         for request in requests:
-            self.preempted_for_itself += 1
-            self._preempt(request)
+            if request.blocks.count:
+                self.preempted_for_itself += 1
+                self._preempt(request)
 
     def _preempt(self, victim: Request) -> None:
         """Send a running request back to wait; what is not in the cache then is computed again."""

@@ -69,9 +69,9 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     processed: dict[Request, int] = {}
     known: list[tuple[Request, int, int]] = []
     for (request, count), end in zip(chunks.items(), ends, strict=True):
-        computed = request.num_computed
+        begun = request.num_begun
         decodes = count == request.num_pending == 1 and request.num_generated > 0
-        ids.append(_LAST if decodes else request.tokens[computed : computed + count])
+        ids.append(_LAST if decodes else request.tokens[begun : begun + count])
         num_rows = request.logit_rows(count)
         if num_rows:
             rows.extend(range(end - num_rows, end))
@@ -83,7 +83,7 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     batch = StepBatch(
         ids=np.concatenate(ids),
         query_starts=starts,
-        past_lengths=np.array([request.num_computed for request in requests], dtype=np.int32),
+        past_lengths=np.array([request.num_begun for request in requests], dtype=np.int32),
         block_tables=_block_tables(requests),
         logit_rows=np.array(rows, dtype=np.int32),
         slots=np.array([request.slot for request in requests], dtype=np.int32),
@@ -208,7 +208,7 @@ def _known(request: Request, count: int, end: int) -> list[tuple[Request, int, i
     """The rows of a chunk, ending before row `end`, whose next token is a prompt token with a wanted probability."""
     if not request.wants_prompt_rows:
         return []
-    after = request.num_computed + count
+    after = request.num_begun + count
     first_row, first = end - request.logit_rows(count), after - request.logit_rows(count)
     following = request.tokens[first + 1 : min(after, request.num_prompt - 1) + 1].tolist()
     return [(request, first_row + place, token) for place, token in enumerate(following)]
@@ -273,7 +273,7 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
             rows = result.logits[begin:end]
             if request.want_context_logits and request.wants_prompt_rows:
                 request.context_logits.append(rows.copy())
-            if request.want_generation_logits and count == request.num_pending:
+            if request.want_generation_logits and request.num_computed + count == request.num_tokens:
                 request.generation_logits.append(rows[-1].copy())
         if request.wants_prompt_rows:
             request.num_context_logits += end - begin

@@ -1,7 +1,10 @@
-"""Steps that pipeline stages compute at once: no request is in two of them.
+"""Steps that pipeline stages compute at once.
 
 stage 0   A0  B0  A1  B1  A2          A, B: requests of two steps under way, which take turns
 stage 1       A0  B0  A1  B1          a request's next token follows the one that the last stage draws
+
+stage 0   P0  P1  P2  P3              P: chunks of one prompt. All stages compute steps in the same order, so a stage
+stage 1       P0  P1  P2  P3          has the keys, values and states of a chunk before it begins the next one
 """
 
 import contextlib
@@ -42,27 +45,22 @@ class StepsInFlight:
         """Those without a step while the step that has been popped runs, or one that was not announced."""
         return self.stages - 1 - len(self.steps)
 
-    @property
-    def requests(self) -> set[Request]:
-        """Those of all steps."""
-        return {request for step in self.steps for request in step.chunks}
-
-    def share(self, known: int) -> int:
-        """Requests that the next step may have, of all that are known: every stage is to have as many."""
-        idle, free = known - sum(len(step.chunks) for step in self.steps), self.stages - len(self.steps)
-        return min(-(-known // self.stages), -(-max(idle, 0) // free))
+    def share(self, scheduler: Scheduler) -> int:
+        """Requests that the next step may have, of all that are in none: every stage is to have as many."""
+        waiting, running = len(scheduler.waiting), scheduler.running
+        idle, free = waiting + sum(not request.num_under_way for request in running), self.stages - len(self.steps)
+        return min(-(-(waiting + len(running)) // self.stages), -(-idle // free))
 
     def fill(
         self, scheduler: Scheduler, assemble: Callable[[Mapping[Request, int]], ScheduledStep], *, alone: bool
     ) -> bool:
-        """Begin steps of requests that are in none, while stages would idle. alone: begin none. False: no step is under
-        way, and the next one is not to be announced."""
-        known, alone = len(scheduler.running) + len(scheduler.waiting), alone or self._rests
-        if not self.steps and (alone or known == 1):
+        """Begin steps while stages would idle, of requests that are in none, and of further chunks of prompts. alone:
+        begin none. False: no step is under way, and the next one is not to be announced."""
+        alone = alone or self._rests
+        if not self.steps and (alone or _one_token(scheduler)):
             return False
         while len(self.steps) < self.stages and not alone:
-            share = self.share(known)
-            chunks = scheduler.schedule(self.requests, share) if share else {}
+            chunks = scheduler.schedule(self.share(scheduler))
             if not chunks:
                 break
             self.announce(assemble(chunks))
@@ -84,17 +82,22 @@ class StepsInFlight:
         for step in self.settle():
             sequences.end(step.chunks)
             if scheduler is not None:
-                scheduler.preempt([request for request in step.chunks if not request.finished])
+                scheduler.preempt(step.chunks)
 
     def announce(self, step: ScheduledStep) -> None:
         """Have the first stage begin it."""
         self._session.announce(step.batch)
+        for request, count in step.chunks.items():
+            request.num_under_way += count
         self.overlapped += bool(self.steps)
         self.steps.append(step)
 
     def pop(self) -> ScheduledStep:
         """The oldest, which must run now; without the draws of requests that have ended since."""
-        return without_ended(self.steps.popleft())
+        step = self.steps.popleft()
+        for request, count in step.chunks.items():
+            request.num_under_way -= count
+        return without_ended(step)
 
     def settle(self) -> list[ScheduledStep]:
         """End all of them without results, also one that has been popped and did not run. Gives those that were not
@@ -102,6 +105,9 @@ class StepsInFlight:
         self._session.settle()
         steps = list(self.steps)
         self.steps.clear()
+        for step in steps:
+            for request in step.chunks:
+                request.num_under_way = 0
         return steps
 
 
@@ -109,6 +115,12 @@ def steps_in_flight(session: Session) -> StepsInFlight | None:
     """None for a session without stages."""
     several = session if isinstance(session, PipelineSession) else None
     return None if several is None or several.stages == 1 else StepsInFlight(several)
+
+
+def _one_token(scheduler: Scheduler) -> bool:
+    """Whether a single request computes a single token next: no other step can begin before it has drawn."""
+    known = [*scheduler.running, *scheduler.waiting]
+    return len(known) == 1 and known[0].num_pending == 1
 
 
 def without_ended(step: ScheduledStep) -> ScheduledStep:

@@ -33,7 +33,6 @@ from ingot.plugins.target import RankLink, SessionOptions
 from ingot.step_io import Ahead, Float32, Int32, SequenceRules, StepBatch, StepResult
 
 _SIZES = 4  # numbers ahead of a batch's arrays
-_MOST_ANNOUNCED = 3  # steps; as many batches have room where ranks meet
 _CONNECTING = 600.0  # seconds that ranks may take to find each other
 _LEAVING = 10.0  # seconds that the others may take to end, before their communicator is cut off
 _LOOK = 0.05
@@ -203,8 +202,8 @@ class CudaRankSession(PlanOnGpu):
 
     def announce(self, batch: StepBatch) -> None:
         """See `PipelineSession`. Raises RequestError for a batch that breaks the contract, RankError."""
-        if len(self._announced) == _MOST_ANNOUNCED:
-            raise RequestError("too many steps are under way", expected=f"at most {_MOST_ANNOUNCED} announced ones")
+        if len(self._announced) == self._stages:
+            raise RequestError("too many steps are under way", expected=f"at most {self._stages} announced ones")
         batch = self._checked(batch)
         with rank_errors():
             self._group.announce(_packed(batch))

@@ -294,7 +294,8 @@ class SubmittingSession(Session, Protocol):
 class PipelineSession(Session, Protocol):
     """A session whose pipeline stages work at different steps at once.
 
-    stages  how many steps may be under way, no sequence in two of them; 1: none but the one that runs
+    stages  how many steps may be under way; 1: none but the one that runs. A sequence may be in several of them, with
+            neighbouring chunks of its tokens, if none but the last one draws for it
     """
 
     @property

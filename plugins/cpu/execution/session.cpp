@@ -31,7 +31,6 @@ const Kernel* draw_kernel(const PlanSpec& plan, const std::string& isa) {
 }
 
 constexpr int64_t kCheckNs = 100'000'000;
-constexpr int64_t kMostAnnounced = RankGroup::kBatches - 1;
 constexpr int32_t kLastDrawn = -1;     // LAST_DRAWN of src/ingot/step_io.py
 constexpr size_t kHugeKv = 16u << 20;  // in smaller caches, unused blocks would share large pages with used ones
 
@@ -207,7 +206,7 @@ void Session::announce(const BatchView& view, std::span<const int32_t> slots) {
   require_open();
   if (group_ == nullptr || group_->rank() != 0 || group_->stages() == 1)
     throw std::invalid_argument("steps are announced to the stages before the last, by rank 0");
-  if (std::ssize(announced_) == kMostAnnounced) throw std::invalid_argument("too many steps are under way");
+  if (std::ssize(announced_) == group_->batches() - 1) throw std::invalid_argument("too many steps are under way");
   put_last_tokens(view, slots);
   BatchView complete = view;
   complete.ids = ids_;

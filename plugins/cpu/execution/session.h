@@ -63,8 +63,8 @@ class Session {
   DrawResult run(const BatchView& view, const DrawsView& draws, const std::optional<AheadView>& ahead,
                  const std::function<bool()>& interrupted, std::vector<float>* logits);
   // Of the first of several ranks: gives a batch to the others before it runs, so that earlier pipeline stages compute
-  // it while this one ends the steps before. Its `run` must come in the order of announcements, and no sequence may be
-  // in two steps that are under way. Throws as `run`.
+  // it while this one ends the steps before. Its `run` must come in the order of announcements. A sequence may be in
+  // several steps that are under way, if none but the last one draws for it. Throws as `run`.
   void announce(const BatchView& view, std::span<const int32_t> slots);
   // Computes what has been announced and has not run. Nothing is drawn.
   void settle();

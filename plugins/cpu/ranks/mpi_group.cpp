@@ -36,7 +36,8 @@ MpiGroup::MpiGroup(const MpiCalls& calls, int rank, int count, int64_t slot_byte
       calls_(calls),
       slot_bytes_(static_cast<size_t>(slot_bytes)),
       message_bytes_(static_cast<size_t>(message_bytes)),
-      timeout_(timeout) {
+      timeout_(timeout),
+      announced_(static_cast<size_t>(batches())) {
   if (slot_bytes < 0 || slot_bytes > INT_MAX || message_bytes < 0 || message_bytes > INT_MAX || !(timeout > 0))
     throw std::invalid_argument("slots and messages of ranks that MPI connects have less than 2 GiB");
   const size_t bytes = std::max<size_t>(slot_bytes_ * kSlots, 64);
@@ -97,7 +98,7 @@ bool MpiGroup::receive(const Team& team, const Message& message, float* y, int64
 
 void MpiGroup::announce(std::span<const int32_t> batch) {
   if (failed()) throw RankError(failure());
-  Announced& next = announced_[static_cast<size_t>(++announced_steps_ % kBatches)];
+  Announced& next = announced_[static_cast<size_t>(++announced_steps_ % batches())];
   if (!wait_for(next)) throw RankError(failure());
   next.size = std::ssize(batch);
   next.batch.assign(batch.begin(), batch.end());
@@ -110,7 +111,7 @@ void MpiGroup::announce(std::span<const int32_t> batch) {
 void MpiGroup::begin_step() {
   if (failed()) throw RankError(failure());
   ++step_;
-  if (!wait_for(announced_[static_cast<size_t>(step_ % kBatches)])) throw RankError(failure());
+  if (!wait_for(announced_[static_cast<size_t>(step_ % batches())])) throw RankError(failure());
 }
 
 bool MpiGroup::wait_for(Announced& announced) {

@@ -71,7 +71,7 @@ class MpiGroup final : public RankGroup {
   double timeout_;
   Region messages_;                                // [kSteps]: what goes to the next stage
   std::array<std::vector<Request>, kSteps> sent_;  // by message, while they are under way
-  std::array<Announced, kBatches> announced_;      // of the first rank
+  std::vector<Announced> announced_;               // of the first rank, [batches()]
   int64_t announced_steps_ = 0;
   Region own_, all_;                      // [slots], [slots][ranks]: what this rank brings, and what all have brought
   std::array<size_t, kSlots> brought_{};  // bytes of each rank in the last meeting of a slot

@@ -48,8 +48,9 @@ enum class NextStep { kBegun, kNone, kInterrupted };
 class RankGroup {
  public:
   static constexpr int kMostRanks = 64, kSlots = 2;
-  static constexpr int kBatches = 4;  // steps that the first rank may announce before the others begin the oldest
-  static constexpr int kSteps = 2;    // whose messages lie side by side
+  static constexpr int kSteps = 2;  // whose messages lie side by side
+  // Steps that the first rank may announce before the others begin the oldest: one for each stage, and one more.
+  static constexpr int batches_of(int stages) { return std::max(4, stages + 1); }
 
   // Throws std::invalid_argument for a number of ranks that stages do not divide.
   RankGroup(int rank, int count, int stages);
@@ -58,6 +59,7 @@ class RankGroup {
   int rank() const { return rank_; }
   int count() const { return count_; }
   int stages() const { return stages_; }
+  int batches() const { return batches_of(stages_); }
   int stage() const { return stages_ - 1 - rank_ / places(); }
   // Of the ranks of this stage: how many there are, and which this one is.
   int places() const { return count_ / stages_; }

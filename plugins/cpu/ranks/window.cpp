@@ -77,13 +77,13 @@ struct Window::Head {
   std::atomic<uint32_t> failed{0};  // 1: the words are being written; 2: they are there
   char words[kMostWords];
   Word announced;                            // the last step whose batch is there
-  alignas(64) int64_t batch_size[kBatches];  // -1: there are no more steps
+  alignas(64) int64_t batch_size[batches_of(kMostRanks)];  // -1: there are no more steps
   Line lines[kMostRanks];
 };
 
 size_t WindowShape::batches_begin() const { return in_pages(kHeadBytes); }
 size_t WindowShape::batch_stride() const { return in_pages(static_cast<size_t>(batch_words) * sizeof(int32_t)); }
-size_t WindowShape::slots_begin() const { return batches_begin() + RankGroup::kBatches * batch_stride(); }
+size_t WindowShape::slots_begin() const { return batches_begin() + static_cast<size_t>(RankGroup::batches_of(stages)) * batch_stride(); }
 size_t WindowShape::slot_stride() const { return in_pages(static_cast<size_t>(std::max<int64_t>(slot_bytes, 1))); }
 size_t WindowShape::messages_begin() const {
   return slots_begin() + static_cast<size_t>(RankGroup::kSlots * count) * slot_stride();
@@ -135,7 +135,7 @@ std::byte* Window::messages_of(int rank) const {
 }
 
 int32_t* Window::batch(int64_t step) const {
-  const auto place = static_cast<size_t>(step % kBatches);
+  const auto place = static_cast<size_t>(step % batches());
   return reinterpret_cast<int32_t*>(memory_ + shape_.batches_begin() + place * shape_.batch_stride());
 }
 
@@ -193,12 +193,12 @@ void Window::announce(std::span<const int32_t> batch) {
     throw std::invalid_argument("the batch is too large for the ranks' window");
   if (failed()) throw RankError(failure());
   const int64_t step = announced_ + 1;
-  for (int other = 0; other < count() && step > kBatches; ++other)  // that have copied what lay there
-    if (other != rank() && wait_for(head_->lines[other].arrived, other, step_number(step - kBatches), kBegin,
+  for (int other = 0; other < count() && step > batches(); ++other)  // that have copied what lay there
+    if (other != rank() && wait_for(head_->lines[other].arrived, other, step_number(step - batches()), kBegin,
                                     Patience::kTimeout) != Waited::kCame)
       throw RankError(failure());
   std::ranges::copy(batch, this->batch(step));
-  head_->batch_size[step % kBatches] = std::ssize(batch);
+  head_->batch_size[step % batches()] = std::ssize(batch);
   announced_ = step;
   store(head_->announced, step_number(step));
 }
@@ -216,7 +216,7 @@ NextStep Window::next_step(std::vector<int32_t>& batch, const std::function<bool
   if (waited == Waited::kInterrupted) --step_;
   if (waited == Waited::kInterrupted) return NextStep::kInterrupted;
   if (waited == Waited::kFailed || failed()) throw RankError(failure());
-  const int64_t size = head_->batch_size[step_ % kBatches];
+  const int64_t size = head_->batch_size[step_ % batches()];
   if (size < 0) return NextStep::kNone;
   const int32_t* const begin = this->batch(step_);
   batch.assign(begin, begin + std::min(size, shape_.batch_words));
@@ -258,7 +258,7 @@ bool Window::scatter(std::span<std::byte> own, std::span<const std::span<const s
 
 void Window::close() {
   if (rank() != 0 || failed()) return;
-  head_->batch_size[++announced_ % kBatches] = -1;
+  head_->batch_size[++announced_ % batches()] = -1;
   store(head_->announced, step_number(announced_));
 }
 

@@ -200,7 +200,8 @@ class VirtualLoop(StepLoop):
             own = len(step.chunks)  # and so many does `StepsInFlight.share` allow when they are the only idle ones:
             if own > min(-(-(running + waiting) // stages), -(-(own + waiting) // (stages - len(steps) + 1))):
                 return False
-        return all([count == request.num_pending for step in steps for request, count in step.chunks.items()])
+        counts = [item for step in steps for item in step.chunks.items()]
+        return all([request.num_computed + count == request.num_tokens for request, count in counts])
 
     def _reserve(self, steps: Sequence[ScheduledStep], count: int) -> bool:
         """Blocks for what requests know when this many steps have run."""
@@ -224,6 +225,7 @@ class VirtualLoop(StepLoop):
                 if not request.num_generated:
                     first[request] = begins[place]
                 request.num_computed += count - 1
+                request.num_under_way = 1
                 request.catch_up(_ZEROS[:turns], _NOTHINGS[:turns])
                 if request.num_computed >= (request.blocks.sealed + 1) * size:
                     self._blocks.advance(request.blocks, request.tokens, request.num_computed)
