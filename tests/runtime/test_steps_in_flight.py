@@ -15,7 +15,7 @@ from ingot.plugins.sequences import drawing_slots
 from ingot.runtime.request import Request
 from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import Ahead, Int32, SequenceRules, StepBatch, StepResult
-from tests.runtime.fake_session import FakeSession
+from tests.runtime.fake_session import FakeSession, next_token
 from tests.runtime.repeating import LIMITS, check, check_ends, request_of, run_random_requests
 from tests.runtime.tiny_engine import make_loop
 
@@ -150,6 +150,49 @@ def test_chunks_go_beside_every_decode_step() -> None:
     for request in (*decoding, long):
         check(request)
     assert session.shared
+
+
+def test_a_short_prompt_goes_beside_the_last_chunk_of_a_long_one() -> None:
+    loop, _ = make(2)
+    loop.add([request_of([n % 5 for n in range(40)], 2), request_of([1, 2, 3, 4, 5], 2)])
+    loop.drain()
+    assert [tokens for tokens, _ in loop.step_log() if tokens] == [32, 8 + 5]
+
+
+def test_who_needs_a_block_waits_for_steps_under_way() -> None:
+    """They may give blocks soon: the request is not preempted, and nor are theirs."""
+    _, scheduler, _ = make_loop(FakePipeline(3, 2), LIMITS, 4)
+    requests = [request_of([1, 2, 3, 4], 9) for _ in range(2)]
+    for arrival, request in enumerate(requests):
+        request.arrival = arrival
+        scheduler.add(request)
+    assert scheduler.schedule() == dict.fromkeys(requests, 4)
+    for request in requests:
+        request.num_computed = 4
+        request.append(1, 0.0)
+    first, second = requests
+    assert scheduler.schedule(1) == {first: 1}, "with the third block"
+    first.num_under_way = 1
+    assert scheduler.schedule() == {}
+    assert scheduler.running == requests
+    first.num_under_way = 0
+    assert scheduler.schedule() == {first: 1}
+    assert scheduler.waiting == [second]
+
+
+def test_logits_of_a_prompt_in_chunks() -> None:
+    """8 rows of logits in a step at most: four chunks."""
+    loop, session = make(2)
+    prompt = [n % 7 for n in range(31)]
+    request = Request(np.array(prompt, np.int32), max_new_tokens=3, want_context_logits=True)
+    request.want_generation_logits = True
+    loop.add([request])
+    loop.drain()
+    check(request)
+    assert session.shared == 3
+    context = np.concatenate(request.context_logits)
+    assert context.argmax(axis=1).tolist() == [next_token(prompt[: n + 1]) for n in range(31)]
+    assert [int(row.argmax()) for row in request.generation_logits] == request.generated().tolist()
 
 
 def test_chunks_under_way_of_a_request_that_leaves() -> None:
@@ -325,7 +368,7 @@ def test_random_long_prompts(stages: int, window: int, blocks: list[int]) -> Non
     assert loop.stats()["blocks_used"] == 0
     roomy = blocks[-1] > STATE_SLOTS  # else one request runs, with a slot for what it takes and one for what it leaves
     assert (loop.stats()["prefix_hit_tokens"] > 0) == roomy
-    assert (session.shared > 20) == roomy
+    assert session.shared > 20
 
 
 def test_a_close_ends_what_is_under_way() -> None:
