@@ -107,13 +107,14 @@ class Scheduler:
         _remove(self.running if request.blocks.count else self.waiting, request)
         self._blocks.release(request.blocks)
 
-    def schedule(self, most: int | None = None) -> dict[Request, int]:
+    def schedule(self, most: int | None = None, prompt_tokens: int | None = None) -> dict[Request, int]:
         """The next step: number of pending tokens to compute per request, all at least 1. Reserves their blocks.
 
         Requests of steps under way keep their blocks. They take part as long as they have pending tokens: those of a
         prompt, which need no result of the steps before.
 
-        most  requests that the step may have beside these; None: as many as limits allow
+        most           requests that the step may have beside these; None: as many as limits allow
+        prompt_tokens  of prompts that the step may have, where it may have parts of them; None: as many as limits allow
         """
         self._steady = None
         share = self._limits.max_batch_size if most is None else most
@@ -126,7 +127,7 @@ class Scheduler:
                 (decoding if left == 1 else prefilling).append(request)
         if self._mixed:
             self._decode(step, decoding)
-            self._limit_prefill(step)
+            self._limit_prefill(step, prompt_tokens)
         self._continue(step, prefilling)
         self._admit(step)
         if not step.chunks:
@@ -189,8 +190,11 @@ class Scheduler:
         step.tokens -= step.decode_rows
         step.rows -= step.decode_rows
 
-    def _limit_prefill(self, step: _Step) -> None:
-        """Leave as many tokens beside decode rows as the TPOT target allows, always those of one tile, or a chunk."""
+    def _limit_prefill(self, step: _Step, most: int | None) -> None:
+        """Leave as many tokens for prompts, at most `most`, as the TPOT target allows beside decode rows, always those
+        of one tile, or a chunk."""
+        if most is not None:
+            step.tokens = min(step.tokens, most)
         if not step.decode_rows:
             return
         if self.tpot_budget is not None:

@@ -20,6 +20,9 @@ from ingot.runtime.sequences import Sequences
 from ingot.runtime.step_batch import ScheduledStep
 from ingot.step_io import KnownTokens, PipelineSession, Session
 
+_LEAST_CHUNK = 256  # tokens of a prompt in a step: fewer would make the kernels slower
+_TURNS = 4  # steps in which a stage computes prompts at least, where they are long enough
+
 
 class StepsInFlight:
     """steps: in the order in which they were announced.
@@ -51,6 +54,13 @@ class StepsInFlight:
         idle, free = waiting + sum(not request.num_under_way for request in running), self.stages - len(self.steps)
         return min(-(-(waiting + len(running)) // self.stages), -(-idle // free))
 
+    def chunk(self, scheduler: Scheduler) -> int:
+        """Tokens of prompts that the next step may have. While the first and the last chunk go through the stages, some
+        of these idle: so long prompts are cut into several chunks for each stage, the last of which are the shortest.
+        """
+        left = sum(request.num_pending for request in (*scheduler.running, *scheduler.waiting))
+        return chunk_tokens(left, self.stages)
+
     def fill(
         self, scheduler: Scheduler, assemble: Callable[[Mapping[Request, int]], ScheduledStep], *, alone: bool
     ) -> bool:
@@ -60,7 +70,7 @@ class StepsInFlight:
         if not self.steps and (alone or _one_token(scheduler)):
             return False
         while len(self.steps) < self.stages and not alone:
-            chunks = scheduler.schedule(self.share(scheduler))
+            chunks = scheduler.schedule(self.share(scheduler), self.chunk(scheduler))
             if not chunks:
                 break
             self.announce(assemble(chunks))
@@ -115,6 +125,11 @@ def steps_in_flight(session: Session) -> StepsInFlight | None:
     """None for a session without stages."""
     several = session if isinstance(session, PipelineSession) else None
     return None if several is None or several.stages == 1 else StepsInFlight(several)
+
+
+def chunk_tokens(left: int, stages: int) -> int:
+    """How many of `left` tokens of prompts the next of several steps has."""
+    return max(-(-left // (_TURNS * stages)), _LEAST_CHUNK)
 
 
 def _one_token(scheduler: Scheduler) -> bool:

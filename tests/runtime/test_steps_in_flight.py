@@ -212,7 +212,7 @@ def test_chunks_under_way_of_a_request_that_leaves() -> None:
 
 
 def test_others_find_no_block_before_its_step_has_run() -> None:
-    loop, session = make(2)
+    loop, _ = make(2)
     prompt = [n % 5 for n in range(100)]
     first, second = request_of(prompt, 3), request_of([*prompt, 1], 3)
     loop.add([first])

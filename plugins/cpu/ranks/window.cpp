@@ -76,14 +76,16 @@ struct Window::Line {
 struct Window::Head {
   std::atomic<uint32_t> failed{0};  // 1: the words are being written; 2: they are there
   char words[kMostWords];
-  Word announced;                            // the last step whose batch is there
+  Word announced;                                          // the last step whose batch is there
   alignas(64) int64_t batch_size[batches_of(kMostRanks)];  // -1: there are no more steps
   Line lines[kMostRanks];
 };
 
 size_t WindowShape::batches_begin() const { return in_pages(kHeadBytes); }
 size_t WindowShape::batch_stride() const { return in_pages(static_cast<size_t>(batch_words) * sizeof(int32_t)); }
-size_t WindowShape::slots_begin() const { return batches_begin() + static_cast<size_t>(RankGroup::batches_of(stages)) * batch_stride(); }
+size_t WindowShape::slots_begin() const {
+  return batches_begin() + static_cast<size_t>(RankGroup::batches_of(stages)) * batch_stride();
+}
 size_t WindowShape::slot_stride() const { return in_pages(static_cast<size_t>(std::max<int64_t>(slot_bytes, 1))); }
 size_t WindowShape::messages_begin() const {
   return slots_begin() + static_cast<size_t>(RankGroup::kSlots * count) * slot_stride();
