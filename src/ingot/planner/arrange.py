@@ -13,6 +13,8 @@ from ingot.plan import Plan
 from ingot.planner.clock import Clock, stages_clock
 from ingot.planner.cost import StepCost
 from ingot.planner.device import PARTS, Device, StepSeconds, step_seconds
+from ingot.planner.virtual import through
+from ingot.runtime.steps_in_flight import chunk_tokens
 
 MEMORY_USED = 0.9
 CHUNK = 2048  # tokens of a step
@@ -108,10 +110,14 @@ class Candidate:
         return [step_seconds(cost, self.device, self.tp, before, new, len(new)) for cost in self.stages]
 
     def prompt_seconds(self, tokens: int) -> float:
-        """One prompt alone, through all stages, chunk by chunk."""
-        begins = range(0, tokens, CHUNK)
-        steps = (self.step(0, 0, min(CHUNK, tokens - begin), begin) for begin in begins)
-        return sum(stage.total for step in steps for stage in step)
+        """One prompt alone. Its chunks follow each other through the stages."""
+        begin, end, free = 0, 0.0, [0.0] * self.pp
+        while begin < tokens:
+            left = tokens - begin
+            count = min(left, CHUNK, chunk_tokens(left, self.pp) if self.pp > 1 else left)
+            end = through([stage.total for stage in self.step(0, 0, count, begin)], 0.0, free)
+            begin += count
+        return end
 
     def handed_seconds(self, tokens: int) -> float:
         """Keys and values of a prompt, from one server to another."""

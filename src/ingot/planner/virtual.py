@@ -50,7 +50,7 @@ class VirtualSession:
         """Each stage begins the step when it has nothing older, and the stage before has ended it."""
         new = np.diff(batch.query_starts).astype(np.int64)
         taken = self._clock.step(batch.past_lengths.astype(np.int64), new, len(batch.logit_rows))
-        self._ends.append(_through(taken, self.now, self._free))
+        self._ends.append(through(taken, self.now, self._free))
         self.busy, self.steps = self.busy + max(taken), self.steps + 1
 
     def settle(self) -> None:
@@ -111,7 +111,7 @@ class VirtualSession:
             at = ends[begun]  # when the step before of these requests has run: their next one begins
             if at >= until:
                 break
-            ends.append(_through(seconds, at, free))
+            ends.append(through(seconds, at, free))
             begun += 1
         if not begun:
             return None
@@ -139,8 +139,9 @@ class Following:
     busy: float
 
 
-def _through(seconds: Sequence[float], at: float, free: list[float]) -> float:
-    """When a step that is announced at `at` ends in the last stage. free: of each stage, is moved."""
+def through(seconds: Sequence[float], at: float, free: list[float]) -> float:
+    """When a step that is announced at `at` ends in the last stage. free: of each stage, when it has ended what it was
+    given; is moved."""
     for stage, taken in enumerate(seconds):
         idle = free[stage]
         free[stage] = at = (idle if idle > at else at) + taken
