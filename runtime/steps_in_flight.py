@@ -51,15 +51,8 @@ class StepsInFlight:
     def share(self, scheduler: Scheduler) -> int:
         """Requests that the next step may have, of all that are in none: every stage is to have as many."""
         waiting, running = len(scheduler.waiting), scheduler.running
-        idle, free = waiting + sum(not request.num_under_way for request in running), self.stages - len(self.steps)
+        idle, free = waiting + sum([not request.num_under_way for request in running]), self.stages - len(self.steps)
         return min(-(-(waiting + len(running)) // self.stages), -(-idle // free))
-
-    def chunk(self, scheduler: Scheduler) -> int:
-        """Tokens of prompts that the next step may have. While the first and the last chunk go through the stages, some
-        of these idle: so long prompts are cut into several chunks for each stage, the last of which are the shortest.
-        """
-        left = sum(request.num_pending for request in (*scheduler.running, *scheduler.waiting))
-        return chunk_tokens(left, self.stages)
 
     def fill(
         self, scheduler: Scheduler, assemble: Callable[[Mapping[Request, int]], ScheduledStep], *, alone: bool
@@ -67,10 +60,11 @@ class StepsInFlight:
         """Begin steps while stages would idle, of requests that are in none, and of further chunks of prompts. alone:
         begin none. False: no step is under way, and the next one is not to be announced."""
         alone = alone or self._rests
-        if not self.steps and (alone or _one_token(scheduler)):
+        if not self.steps and (alone or _pending(scheduler) == 1):  # nothing can begin before that token is computed
             return False
         while len(self.steps) < self.stages and not alone:
-            chunks = scheduler.schedule(self.share(scheduler), self.chunk(scheduler))
+            left = _pending(scheduler)
+            chunks = scheduler.schedule(self.share(scheduler), chunk_tokens(left, self.stages)) if left else {}
             if not chunks:
                 break
             self.announce(assemble(chunks))
@@ -128,14 +122,15 @@ def steps_in_flight(session: Session) -> StepsInFlight | None:
 
 
 def chunk_tokens(left: int, stages: int) -> int:
-    """How many of `left` tokens of prompts the next of several steps has."""
+    """How many of `left` tokens the next step of prompts may have. While the first and the last chunk of a prompt go
+    through the stages, some of these idle: so each stage gets several chunks, the last of which are the shortest."""
     return max(-(-left // (_TURNS * stages)), _LEAST_CHUNK)
 
 
-def _one_token(scheduler: Scheduler) -> bool:
-    """Whether a single request computes a single token next: no other step can begin before it has drawn."""
-    known = [*scheduler.running, *scheduler.waiting]
-    return len(known) == 1 and known[0].num_pending == 1
+def _pending(scheduler: Scheduler) -> int:
+    """Tokens that no step has begun, of all requests."""
+    both = scheduler.running, scheduler.waiting
+    return sum([r.num_tokens - r.num_computed - r.num_under_way for requests in both for r in requests])
 
 
 def without_ended(step: ScheduledStep) -> ScheduledStep:
