@@ -4,10 +4,12 @@ pip install 'ray[serve]' httpx
 cd examples/ray_serve && serve run --working-dir . app:app engine_dir=/srv/engine cores=8 max_replicas=4
 """
 
+import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable
 
 import httpx
@@ -22,12 +24,18 @@ OF_ONE_CONNECTION = ("host", "connection", "content-length", "transfer-encoding"
 
 
 class Arguments(BaseModel):
-    """engine_dir: the same on every machine; cores: of each rank; options: more words for `ingot serve`."""
+    """engine_dir: the same on every machine; cores: of each rank; options: more words for `ingot serve`.
+
+    Ray adds a replica after batches were full for upscale_delay_s seconds, and removes one that was not needed for
+    downscale_delay_s.
+    """
 
     engine_dir: str
     cores: int = 1
     min_replicas: int = 1
     max_replicas: int = 1
+    upscale_delay_s: float = 30
+    downscale_delay_s: float = 600
     options: str = ""
 
 
@@ -43,6 +51,8 @@ class Replica:
         if url is None:
             raise RuntimeError(f"ingot serve ended with exit code {self.server.wait()}; its log says why")
         threading.Thread(target=lambda: list(logged(self.server.stderr or ())), daemon=True).start()
+        self.closing = False
+        threading.Thread(target=self.end_with_server, daemon=True).start()
         self.client = httpx.AsyncClient(base_url=url, timeout=None)  # the server has limits of its own
 
     async def __call__(self, request: Request) -> Response:
@@ -53,17 +63,26 @@ class Replica:
         sent = self.client.build_request(request.method, url, headers=headers, content=await request.body())
         try:
             answer = await self.client.send(sent, stream=True)
-        except httpx.TransportError as error:  # clients of OpenAI try again; check_health has the replica replaced
+        except httpx.TransportError as error:  # clients of OpenAI try again, on another replica
             return Response(f"this replica has lost its server: {error!r}", 503)
         kept = {key: value for key, value in answer.headers.items() if key not in OF_ONE_CONNECTION}
         return StreamingResponse(parts(answer), answer.status_code, kept)
 
     async def check_health(self) -> None:
-        """After three failures in a row Ray replaces the replica: no server, a lost rank, or no step for 15 s."""
+        """After three failures in a row Ray replaces the replica: a rank is lost, or no step has ended for 15 s."""
         (await self.client.get("/health", timeout=5)).raise_for_status()
+
+    def end_with_server(self) -> None:
+        """End this process soon after its server: Ray sends nothing to a replica that has died, and replaces it."""
+        code = self.server.wait()
+        time.sleep(1)  # for the answers that begin or end with an error
+        if not self.closing:
+            print(f"ingot serve ended with exit code {code}; so does this replica", file=sys.stderr, flush=True)
+            os._exit(1)
 
     def __del__(self) -> None:
         """Ray waits for running requests before it ends a replica."""
+        self.closing = True
         self.server.terminate()
         self.server.wait()
 
@@ -103,6 +122,8 @@ def app(given: Arguments) -> serve.Application:
             "min_replicas": given.min_replicas,
             "max_replicas": given.max_replicas,
             "target_ongoing_requests": batch,  # Ray adds a replica when the batches of all are full
+            "upscale_delay_s": given.upscale_delay_s,
+            "downscale_delay_s": given.downscale_delay_s,
         },
     )
     words = ["--engine_dir", given.engine_dir, "--threads", str(given.cores), *given.options.split()]
