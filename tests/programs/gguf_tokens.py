@@ -1,12 +1,14 @@
 """The same GGUF file in ingot and in llama.cpp: after real prompts, do both choose the same tokens?
 
-    python -m tests.programs.gguf_tokens MODEL_DIR TEXT [TYPE ...] [--prompts N] [--tokens N]
+    python -m tests.programs.gguf_tokens MODEL TEXT [TYPE ...] [--prompts N] [--tokens N] [--tools FOLDER]
 
-Needs the packages gguf and xllamacpp, which is llama.cpp as a wheel. llama.cpp's own quantiser makes the tensors of
-each file; which tensor has which type follows its mixtures. TEXT: plain, or a JSON list of texts; prompts are the
-beginnings of paragraphs or texts. A row counts the prompts after which both choose the same first token, and the
-same N tokens; and how often each agrees with an engine of f32, which has the file's exact values. Where the first
-tokens of the two differ, the last column tells how far the best logit of f32 is above the next one, at most.
+MODEL: a directory of Hugging Face, of which llama.cpp's own quantiser makes a file of each type, or a GGUF file, which
+is taken as it is. llama.cpp is its programs llama-quantize and llama-server in FOLDER; without --tools, the package
+xllamacpp with the package gguf, where the types of tensors follow llama.cpp's mixtures. TEXT: plain, or a JSON list of
+texts; prompts are the beginnings of paragraphs or texts. A row counts the prompts after which both choose the
+same first token, and the same N tokens; and how often each agrees with an engine of f32, which has the file's exact
+values. Where the first tokens of the two differ, the last column tells how far the best logit of f32 is above the next
+one, at most.
 """
 
 import argparse
@@ -15,9 +17,8 @@ import importlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,15 +26,15 @@ from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
+from ingot.convert.gguf.header import read_gguf_header
 from ingot.export.export import export
 from ingot.runtime import ModelRunner
 from ingot.runtime.tokenizer import Tokenizer
+from tests.programs.llama_tools import CONTEXT, Ids, LlamaTools, Prompt, request, tokens_of
 
 FILE_TYPES = {"Q4_K_M": 15, "Q4_0": 2, "Q8_0": 7, "Q6_K": 18, "IQ4_XS": 30, "F32": 0}  # general.file_type
 FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # where 256 does not divide the columns
 SHORTEST, LONGEST = 8, 40  # tokens of a prompt
-
-Ids = list[list[int]]
 
 
 def tensor_type(kind: str, name: str, columns: int, layers: int, *, tied: bool) -> str:
@@ -53,8 +54,8 @@ def tensor_type(kind: str, name: str, columns: int, layers: int, *, tied: bool) 
     return found if columns % 32 == 0 else "F16"
 
 
-def write_file(plain: Path, kind: str, path: Path) -> Counter[str]:
-    """A file of floats → one of this kind; how many tensors have which type."""
+def write_file(plain: Path, kind: str, path: Path) -> None:
+    """A file of floats → one of this kind, by the packages gguf and xllamacpp."""
     gguf, quants, llama = (importlib.import_module(name) for name in ("gguf", "gguf.quants", "xllamacpp.xllamacpp"))
     pack = ctypes.CDLL(llama.__file__).ggml_quantize_chunk
     pack.restype = ctypes.c_size_t
@@ -63,7 +64,7 @@ def write_file(plain: Path, kind: str, path: Path) -> Counter[str]:
     architecture = settings["general.architecture"].contents()
     layers = int(settings[f"{architecture}.block_count"].contents())
     tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
-    writer, kinds = gguf.GGUFWriter(path, architecture), Counter[str]()
+    writer = gguf.GGUFWriter(path, architecture)
     for key, field in settings.items():
         value = FILE_TYPES[kind] if key == "general.file_type" else field.contents()
         if key != "general.architecture":
@@ -73,7 +74,6 @@ def write_file(plain: Path, kind: str, path: Path) -> Counter[str]:
         own = "F32"
         if values.ndim > 1:
             own = tensor_type(kind, tensor.name, values.shape[-1], layers, tied=tied)
-        kinds[own] += 1
         if own in ("F32", "F16"):
             writer.add_tensor(tensor.name, values.astype(np.float32 if own == "F32" else np.float16))
             continue
@@ -90,24 +90,20 @@ def write_file(plain: Path, kind: str, path: Path) -> Counter[str]:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return kinds
 
 
-def llama_tokens(path: Path, prompts: Ids, count: int) -> Ids:
-    """What llama.cpp chooses after each prompt, the likeliest token each time."""
+def llama_tokens(path: Path, prompts: Sequence[Prompt], count: int) -> Ids:
+    """What the package xllamacpp chooses after each prompt, the likeliest token each time."""
     llama = importlib.import_module("xllamacpp")
     options = llama.CommonParams()
     options.model.path = str(path)
-    options.n_ctx, options.n_parallel, options.warmup = 512, 1, False
+    options.n_ctx, options.n_parallel, options.warmup = CONTEXT, 1, False
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
     server = llama.Server(options)
-    asked: Mapping[str, Any] = {"n_predict": count, "temperature": 0.0, "n_probs": 1, "ignore_eos": True}
     found = []
     for prompt in prompts:
-        answer = server.handle_completions({**asked, "prompt": prompt, "cache_prompt": False})
-        answer = json.loads(answer) if isinstance(answer, str) else answer
-        assert answer["usage"]["prompt_tokens"] == len(prompt), "llama.cpp adds no token to ids"
-        found.append([int(each["id"]) for each in answer["choices"][0]["logprobs"]["content"]])
+        answer = server.handle_completions(request(prompt, count))
+        found.append(tokens_of(json.loads(answer) if isinstance(answer, str) else answer, prompt))
     return found
 
 
@@ -126,10 +122,10 @@ def gaps(engine: Path, prompts: Ids) -> list[float]:
     return [float(high - low) for low, high in best]
 
 
-def prompts_of(model: Path, text: Path, count: int) -> Ids:
-    """Beginnings of different lengths, each with the model's first token before it."""
-    tokenizer = Tokenizer.from_dir(model)
-    first = json.loads((model / "generation_config.json").read_text())["bos_token_id"]
+def prompts_of(checkpoint: Path, text: Path, count: int) -> Ids:
+    """Beginnings of different lengths, each with the model's first token before it, if it has one."""
+    tokenizer = Tokenizer.from_dir(checkpoint)
+    first = json.loads((checkpoint / "generation_config.json").read_text()).get("bos_token_id")
     words = text.read_text()
     texts = json.loads(words) if text.suffix == ".json" else words.split("\n\n")
     found: Ids = []
@@ -137,7 +133,7 @@ def prompts_of(model: Path, text: Path, count: int) -> Ids:
         ids = tokenizer.encode(" ".join(each.split()), add_special_tokens=False)
         length = SHORTEST + len(found) % (LONGEST - SHORTEST)
         if len(ids) > LONGEST:
-            found.append([first, *ids[:length]])
+            found.append([*([] if first is None else [first]), *ids[:length]])
         if len(found) == count:
             break
     return found
@@ -148,19 +144,18 @@ def same(one: Ids, other: Ids, count: int) -> int:
     return sum(a[:count] == b[:count] for a, b in zip(one, other, strict=True))
 
 
-def row(kind: str, work: Path, prompts: Ids, count: int) -> str:
-    """One file in both."""
-    path = work / f"{kind.lower()}.gguf"
-    kinds = write_file(work / "plain.gguf", kind, path)
-    convert(ConvertOptions(model_dir=path, output_dir=work / kind))
-    report = build(BuildConfig(), work / kind, work / f"{kind}.engine")
-    build(BuildConfig(precision="f32"), work / kind, work / f"{kind}.f32")
-    ours, exact = (ingot_tokens(work / f"{kind}.{each}", prompts, count) for each in ("engine", "f32"))
-    theirs = llama_tokens(path, prompts, count)
+def row(path: Path, checkpoint: Path, prompts: Ids, count: int, tools: LlamaTools | None) -> str:
+    """One file in both. Engines are made beside the Checkpoint of the file."""
+    engines = [checkpoint.with_suffix(each) for each in (".engine", ".f32")]
+    report = build(BuildConfig(), checkpoint, engines[0])
+    build(BuildConfig(precision="f32"), checkpoint, engines[1])
+    ours, exact = (ingot_tokens(engine, prompts, count) for engine in engines)
+    theirs = tools.tokens(path, prompts, count) if tools else llama_tokens(path, prompts, count)
+    kinds = Counter(tensor.type.name for tensor in read_gguf_header(path).tensors.values())
     apart = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a[0] != b[0]]
-    widest = max(gaps(work / f"{kind}.f32", [prompts[i] for i in apart]), default=0.0) if apart else 0.0
+    widest = max(gaps(engines[1], [prompts[i] for i in apart]), default=0.0) if apart else 0.0
     cells = (
-        f"{kind} ({', '.join(f'{number} {name}' for name, number in kinds.most_common())})",
+        f"{path.stem} ({', '.join(f'{number} {name}' for name, number in kinds.most_common())})",
         report.precision,
         *(f"{same(ours, theirs, each)} of {len(prompts)}" for each in (1, count)),
         *(f"{same(each, exact, 1)}, {same(each, exact, count)}" for each in (ours, theirs)),
@@ -171,22 +166,34 @@ def row(kind: str, work: Path, prompts: Ids, count: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a Hugging Face directory")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a Hugging Face directory, or a GGUF file")
     parser.add_argument("text", type=Path, metavar="TEXT", help="where prompts come from")
     parser.add_argument("types", nargs="*", metavar="TYPE", help=f"of {', '.join(FILE_TYPES)}; default: all but F32")
     parser.add_argument("--prompts", type=int, default=100, help="how many (%(default)s)")
     parser.add_argument("--tokens", type=int, default=16, help="after each prompt (%(default)s)")
+    parser.add_argument("--tools", type=Path, metavar="FOLDER", help="with llama-quantize and llama-server")
     options = parser.parse_args(arguments)
-    prompts = prompts_of(options.model, options.text, options.prompts)
+    is_file = options.model.is_file()
+    if is_file and options.types:
+        parser.error("a GGUF file has the types that it has: leave TYPE out")
+    tools = LlamaTools(options.tools) if options.tools else None
     head = ["file (tensors)", "engine", "same first token", f"same {options.tokens} tokens"]
     head += ["ingot as f32: first, all", "llama.cpp as f32: first, all", "widest gap where the first differ"]
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        convert(ConvertOptions(model_dir=options.model, output_dir=work / "checkpoint"))
-        export(work / "checkpoint", work / "plain.gguf", "gguf")
+        checkpoint = work / "checkpoint"
+        convert(ConvertOptions(model_dir=options.model, output_dir=checkpoint))
+        prompts = prompts_of(checkpoint, options.text, options.prompts)
+        if is_file:
+            print(row(options.model, checkpoint, prompts, options.tokens, tools), flush=True)
+            return
+        export(checkpoint, work / "plain.gguf", "gguf")
         for kind in options.types or [each for each in FILE_TYPES if each != "F32"]:
-            print(row(kind, work, prompts, options.tokens), flush=True)
+            path = work / f"{kind}.gguf"
+            (tools.write_file if tools else write_file)(work / "plain.gguf", kind, path)
+            convert(ConvertOptions(model_dir=path, output_dir=work / kind))
+            print(row(path, work / kind, prompts, options.tokens, tools), flush=True)
 
 
 if __name__ == "__main__":

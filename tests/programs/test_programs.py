@@ -24,6 +24,7 @@ from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.emulation import Emulation
 from tests.programs import compare_commits, gguf_mixtures, gguf_speed, gguf_tokens, random_quantised
 from tests.programs.block_times import LAYOUTS
+from tests.programs.llama_tools import LlamaTools
 from tests.real_models import REAL_MODELS
 
 TINY = {
@@ -303,6 +304,21 @@ def test_llama_cpp_reads_the_same_files(tmp_path: Path) -> None:
     assert mixed.startswith("| Q4_K_M (")
     row = run("gguf_speed", SHIPPED, tmp_path, "Q4_0", "--rounds", 1, "--prompt", 20, "--tokens", 4).splitlines()[-1]
     assert row.startswith("| Q4_0 | w4tg32 | ")
+    (taken,) = run("gguf_tokens", tmp_path / "Q4_0.gguf", text, *numbers).splitlines()[2:]
+    assert taken.startswith("| Q4_0 (28 Q4_0, 9 F32, 1 Q6_K) | w4tg32 | ")
+
+
+@pytest.mark.slow
+def test_llama_cpp_makes_and_reads_files_with_its_own_programs(tmp_path: Path) -> None:
+    tools = LlamaTools.on_path()
+    if tools is None:
+        pytest.skip("needs llama-quantize and llama-server")
+    text = tmp_path / "text.json"
+    text.write_text(json.dumps([SAMPLE_TEXT.read_text()[at : at + 250] for at in range(0, 280, 70)]))
+    numbers = ("--prompts", 4, "--tokens", 4, "--tools", tools.folder)
+    plain, mixed = run("gguf_tokens", SHIPPED, text, "F32", "Q4_K_M", *numbers).splitlines()[2:]
+    assert plain.split(" | ")[1:6] == ["f32", "4 of 4", "4 of 4", "4, 4", "4, 4"]
+    assert mixed.startswith("| Q4_K_M (24 Q4_K, 9 F32, 5 Q6_K) | "), "the mixture that gguf_tokens makes itself"
 
 
 @pytest.mark.slow
