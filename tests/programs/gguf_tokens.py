@@ -1,20 +1,21 @@
 """The same GGUF file in ingot and in llama.cpp: after real prompts, do both choose the same tokens?
 
-    python -m tests.programs.gguf_tokens MODEL TEXT [TYPE ...] [--prompts N] [--tokens N] [--tools FOLDER]
+    python -m tests.programs.gguf_tokens MODEL TEXT [TYPE ...] [--prompts N] [--tokens N] [--tools FOLDER] [...]
 
 MODEL: a directory of Hugging Face, of which llama.cpp's own quantiser makes a file of each type, or a GGUF file, which
 is taken as it is. llama.cpp is its programs llama-quantize and llama-server in FOLDER; without --tools, the package
 xllamacpp with the package gguf, where the types of tensors follow llama.cpp's mixtures. TEXT: plain, or a JSON list of
 texts; prompts are the beginnings of paragraphs or texts. A row counts the prompts after which both choose the
 same first token, and the same N tokens; and how often each agrees with an engine of f32, which has the file's exact
-values. Where the first tokens of the two differ, the last column tells how far the best logit of f32 is above the next
-one, at most.
+values. The last columns say how far the best logit of f32 is above the next one: at most, where the first tokens of the
+two differ, and the median of all prompts.
 """
 
 import argparse
 import ctypes
 import importlib
 import json
+import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -144,22 +145,23 @@ def same(one: Ids, other: Ids, count: int) -> int:
     return sum(a[:count] == b[:count] for a, b in zip(one, other, strict=True))
 
 
-def row(path: Path, checkpoint: Path, prompts: Ids, count: int, tools: LlamaTools | None) -> str:
+def row(path: Path, checkpoint: Path, prompts: Ids, config: BuildConfig, count: int, tools: LlamaTools | None) -> str:
     """One file in both. Engines are made beside the Checkpoint of the file."""
     engines = [checkpoint.with_suffix(each) for each in (".engine", ".f32")]
-    report = build(BuildConfig(), checkpoint, engines[0])
+    report = build(config, checkpoint, engines[0])
     build(BuildConfig(precision="f32"), checkpoint, engines[1])
     ours, exact = (ingot_tokens(engine, prompts, count) for engine in engines)
     theirs = tools.tokens(path, prompts, count) if tools else llama_tokens(path, prompts, count)
     kinds = Counter(tensor.type.name for tensor in read_gguf_header(path).tensors.values())
-    apart = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a[0] != b[0]]
-    widest = max(gaps(engines[1], [prompts[i] for i in apart]), default=0.0) if apart else 0.0
+    above = gaps(engines[1], prompts)
+    apart = [gap for a, b, gap in zip(ours, theirs, above, strict=True) if a[0] != b[0]]
     cells = (
         f"{path.stem} ({', '.join(f'{number} {name}' for name, number in kinds.most_common())})",
         report.precision,
         *(f"{same(ours, theirs, each)} of {len(prompts)}" for each in (1, count)),
         *(f"{same(each, exact, 1)}, {same(each, exact, count)}" for each in (ours, theirs)),
-        f"{widest:.3f}" if apart else "",
+        f"{max(apart):.3f}" if apart else "",
+        f"{statistics.median(above):.3f}",
     )
     return f"| {' | '.join(cells)} |"
 
@@ -172,13 +174,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=100, help="how many (%(default)s)")
     parser.add_argument("--tokens", type=int, default=16, help="after each prompt (%(default)s)")
     parser.add_argument("--tools", type=Path, metavar="FOLDER", help="with llama-quantize and llama-server")
+    parser.add_argument("--activations", default="auto", help="as of ingot build (%(default)s)")
     options = parser.parse_args(arguments)
     is_file = options.model.is_file()
     if is_file and options.types:
         parser.error("a GGUF file has the types that it has: leave TYPE out")
     tools = LlamaTools(options.tools) if options.tools else None
+    config = BuildConfig(activations=options.activations)
     head = ["file (tensors)", "engine", "same first token", f"same {options.tokens} tokens"]
-    head += ["ingot as f32: first, all", "llama.cpp as f32: first, all", "widest gap where the first differ"]
+    head += ["ingot as f32: first, all", "llama.cpp as f32: first, all"]
+    head += ["widest gap where the first differ", "median gap"]
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -186,14 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         convert(ConvertOptions(model_dir=options.model, output_dir=checkpoint))
         prompts = prompts_of(checkpoint, options.text, options.prompts)
         if is_file:
-            print(row(options.model, checkpoint, prompts, options.tokens, tools), flush=True)
+            print(row(options.model, checkpoint, prompts, config, options.tokens, tools), flush=True)
             return
         export(checkpoint, work / "plain.gguf", "gguf")
         for kind in options.types or [each for each in FILE_TYPES if each != "F32"]:
             path = work / f"{kind}.gguf"
             (tools.write_file if tools else write_file)(work / "plain.gguf", kind, path)
             convert(ConvertOptions(model_dir=path, output_dir=work / kind))
-            print(row(path, work / kind, prompts, options.tokens, tools), flush=True)
+            print(row(path, work / kind, prompts, config, options.tokens, tools), flush=True)
 
 
 if __name__ == "__main__":
