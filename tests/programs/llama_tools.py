@@ -36,7 +36,7 @@ class LlamaTools:
     def write_file(self, plain: Path, kind: str, path: Path) -> None:
         """A file of floats → one of this kind, in llama.cpp's mixture of types. Raises CalledProcessError."""
         command = [self.folder / "llama-quantize", plain, path, kind]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        subprocess.run([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
 
     def tokens(self, path: Path, prompts: Sequence[Prompt], count: int) -> Ids:
         """What the server chooses after each prompt, the likeliest token each time."""
