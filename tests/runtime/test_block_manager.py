@@ -364,19 +364,6 @@ def test_a_prompt_leaves_snapshots_at_its_strides_and_at_its_last_block() -> Non
     assert [cached_head(manager, tokens[:end]) for end in range(17)] == [0] * 6 + [3] * 6 + [6] * 4 + [8]
 
 
-def test_a_chunk_leaves_no_snapshots_in_one_that_is_under_way() -> None:
-    """Whose step begins before there is a slot, and writes none."""
-    manager, tokens = stateful(2 * STATE_SLOTS), np.arange(40, dtype=np.int32)
-    tables = BlockTable(), BlockTable(b"other")
-    for table in tables:
-        assert manager.start(table, Hits(count=0, blocks=([], [])), tokens, 39)
-    manager.cover(tables[0], 20)
-    assert tables[0].held(1) == tables[0].ids[1, 9:10].tolist(), "the other one claims the rest"
-    manager.release(tables[1])
-    manager.cover(tables[0], 22)
-    assert np.flatnonzero(tables[0].ids[1] >= 0).tolist() == [9, 10]
-
-
 def test_a_state_takes_two_slots_however_long_its_prompt_is() -> None:
     manager, tokens = stateful(STATE_SLOTS), np.arange(40, dtype=np.int32)
     table = BlockTable()

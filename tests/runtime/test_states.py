@@ -10,6 +10,8 @@ import pytest
 from ingot.configs.runtime import Policy
 from ingot.errors import RequestError
 from ingot.plan import STATE_SLOTS, STATE_WINDOW, Limits
+from ingot.runtime.block_manager import BlockManager, Hits
+from ingot.runtime.block_table import BlockTable
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.step_loop import StepLoop
@@ -136,3 +138,19 @@ def test_an_interrupted_step_begins_again_at_the_last_snapshot() -> None:
     session.before_step = lambda batch: None
     loop.drain()
     check(request, 20)
+
+
+def test_a_chunk_leaves_no_snapshots_in_one_that_is_under_way() -> None:
+    """Whose step begins before there is a slot, and writes none."""
+    manager, tokens = (
+        BlockManager((60, 2 * STATE_SLOTS), 2, windows=WINDOWS, strides=(0, 3)),
+        np.arange(40, dtype=np.int32),
+    )
+    tables = BlockTable(), BlockTable(b"other")
+    for table in tables:
+        assert manager.start(table, Hits(count=0, blocks=([], [])), tokens, 39)
+    manager.cover(tables[0], 20)
+    assert tables[0].held(1) == tables[0].ids[1, 9:10].tolist(), "the other one claims the rest"
+    manager.release(tables[1])
+    manager.cover(tables[0], 22)
+    assert np.flatnonzero(tables[0].ids[1] >= 0).tolist() == [9, 10]
