@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from ingot.errors import RequestError
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Outlet, StreamDelta
-from ingot.runtime.owned import Owned
+from ingot.runtime.owned import Owned, start_thread
 from ingot.runtime.request import Request
 from ingot.runtime.text_stream import TextEvent, TextStream
 from ingot.runtime.tokenizer import Tokenizer
@@ -35,7 +35,10 @@ class DetokenizerThread(Owned):
     """
 
     def __init__(self, runner: ModelRunner, tokenizer: Tokenizer, on_pause: Callable[[], None] = _nobody) -> None:
-        """on_pause: called on the text thread when the events of a step are out."""
+        """Start the thread. Raises RequestError if the system has none.
+
+        on_pause: called on the text thread when the events of a step are out.
+        """
         super().__init__()
         self.runner, self.tokenizer = runner, tokenizer
         self._on_pause = on_pause
@@ -45,7 +48,7 @@ class DetokenizerThread(Owned):
         self._closed = False
         self._failure: str | None = None
         self.busy_since: float | None = None
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def failure(self) -> str | None:

@@ -21,7 +21,7 @@ from ingot.errors import IngotError, RankError, RequestError
 from ingot.plugins.target import RankSession
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.outlet import Outlet
-from ingot.runtime.owned import Owned
+from ingot.runtime.owned import Owned, start_thread
 from ingot.runtime.reports import Beat, Stats, StepReport, Work
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import Scheduler
@@ -105,12 +105,10 @@ class Executor(Owned):
         self._engine = _EngineThread(self._loop)
         self._closed = False
         try:
-            self._engine.start()
-        except RuntimeError as error:
-            self._loop.close(RequestError(_CLOSED))
-            raise RequestError(
-                "the system starts no thread for the engine", got=str(error), hint="raise ulimit -u, or pids.max"
-            ) from error
+            start_thread(self._engine)
+        except RequestError as error:
+            self._loop.close(error)
+            raise
         weakref.finalize(self, self._engine.ask, None).atexit = False
 
     @property

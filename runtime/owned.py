@@ -1,9 +1,20 @@
 """What holds threads or native memory stays in the process that made it, and has one copy."""
 
 import os
+import threading
 from typing import NoReturn, SupportsIndex
 
 from ingot.errors import RequestError, UsageError
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread that an engine needs. Raises RequestError if the system has none."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise RequestError(
+            "the system starts no thread", where=thread.name, got=str(error), hint="raise ulimit -u, or pids.max"
+        ) from error
 
 
 class Owned:

@@ -191,8 +191,8 @@ class Scheduler:
         step.rows -= step.decode_rows
 
     def _limit_prefill(self, step: _Step, most: int | None) -> None:
-        """Leave as many tokens for prompts, at most `most`, as the TPOT target allows beside decode rows, always those
-        of one tile, or a chunk."""
+        """Leave at most `most` tokens for prompts. Beside decode rows, leave no more than the TPOT target allows, but
+        at least a tile; without a target, a chunk."""
         if most is not None:
             step.tokens = min(step.tokens, most)
         if not step.decode_rows:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -339,7 +340,7 @@ def test_streams_go_on_at_another_replica(in_ray: RayApplication, engine: Path) 
         return answer.status_code == 200
 
     for number in broken:
-        assert eventually(lambda number=number: goes_on(number), 60)  # type: ignore[misc]
+        assert eventually(functools.partial(goes_on, number), 60)
     assert read == whole
     assert eventually(lambda: len(servers(engine)) == 2, 300)
 

@@ -206,7 +206,7 @@ void Session::announce(const BatchView& view, std::span<const int32_t> slots) {
   require_open();
   if (group_ == nullptr || group_->rank() != 0 || group_->stages() == 1)
     throw std::invalid_argument("steps are announced to the stages before the last, by rank 0");
-  if (std::ssize(announced_) == group_->batches() - 1) throw std::invalid_argument("too many steps are under way");
+  if (std::ssize(announced_) == group_->stages()) throw std::invalid_argument("too many steps are under way");
   put_last_tokens(view, slots);
   BatchView complete = view;
   complete.ids = ids_;

@@ -49,7 +49,8 @@ class RankGroup {
  public:
   static constexpr int kMostRanks = 64, kSlots = 2;
   static constexpr int kSteps = 2;  // whose messages lie side by side
-  // Steps that the first rank may announce before the others begin the oldest: one for each stage, and one more.
+  // Steps whose batches lie side by side: of each stage that computes one, and of one that the first rank announces
+  // meanwhile. Without stages the others may be some steps late, so that the first rank does not wait for them.
   static constexpr int batches_of(int stages) { return std::max(4, stages + 1); }
 
   // Throws std::invalid_argument for a number of ranks that stages do not divide.
