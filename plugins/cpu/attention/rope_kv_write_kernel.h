@@ -8,8 +8,8 @@
 //               one by one    whole lines, by vectors   by one     of others nothing but their own elements
 //
 // Floor: a key and a value of a head are 8 * head_dim bytes to read and 2 * head_dim * itemsize to write, both from
-// beyond L2. A token alone waits for the lines of its key, head_dim / pair of them, of which it writes a sixteenth
-// each.
+// beyond L2. A token alone needs the lines of its key, head_dim / pair of them, of which it writes a sixteenth each:
+// they are asked for while the token before it is written.
 #pragma once
 
 #include <cmath>
@@ -98,6 +98,28 @@ struct KvSlot {
   T *keys, *values;
   int64_t slot;
 };
+
+// Where token t goes in the first head.
+template <typename T>
+KvSlot<T> slot_of(const PagedKv& kv, int64_t t) {
+  const int64_t block = kv.block_tables[kv.sequence_of[t] * kv.table_width + kv.positions[t] / kv.block_size];
+  return {reinterpret_cast<T*>(kv.keys + block * kv.block_bytes),
+          reinterpret_cast<T*>(kv.values + block * kv.block_bytes), kv.positions[t] % kv.block_size};
+}
+
+// Asks memory for the lines of token t in all heads.
+template <typename S, typename T>
+void fetch_slot(const PagedKv& kv, int64_t t) {
+  constexpr int64_t kFetched = 64 / sizeof(T);
+  KvSlot<T> at = slot_of<T>(kv, t);
+  for (int64_t h = 0; h < kv.kv_heads; ++h) {
+    const T *keys = key_lines(at.keys, kv.head_dim, at.slot), *values = value_line(at.values, at.slot);
+    for (int64_t i = 0; i < kv.head_dim * kKvLanes; i += kFetched) S::prefetch(keys + i);
+    for (int64_t d = 0; d < kv.padded_dim; d += kKvLanes) S::prefetch(values + d * kv.block_size);
+    at.keys += kv_head_size<T>(kv.head_dim, kv.block_size);
+    at.values += kv_head_size<T>(kv.padded_dim, kv.block_size);
+  }
+}
 
 // x [dim] as the cache holds it, then zeros up to `padded`.
 template <typename S, typename T>
@@ -209,10 +231,8 @@ template <typename S, typename T>
 void write_tokens(const RopeKvWriteArgs& args, int64_t t, int64_t count, float* normed) {
   const PagedKv& kv = args.kv;
   const int64_t dim = kv.head_dim, width = args.width(), k_width = kv.kv_heads * dim;
-  const int64_t block = kv.block_tables[kv.sequence_of[t] * kv.table_width + kv.positions[t] / kv.block_size];
-  const int64_t slot = kv.positions[t] % kv.block_size, stride = kv.padded_dim;
-  T* keys = reinterpret_cast<T*>(kv.keys + block * kv.block_bytes);
-  T* values = reinterpret_cast<T*>(kv.values + block * kv.block_bytes);
+  const auto [keys, values, slot] = slot_of<T>(kv, t);
+  const int64_t stride = kv.padded_dim;
   const float *k = args.qkv + t * width + args.heads * dim, *v = args.keys_as_values ? k : k + k_width;
   int64_t from_token = width, from_value = width;  // from a token's keys, or values, to the next one's
   if (args.k_norm) {
@@ -269,6 +289,7 @@ void rope_kv_write(const RopeKvWriteArgs& args, const Team& team) {
     const int64_t last = t + kKvLanes - 1;
     const bool whole = kv.positions[t] % kKvLanes == 0 && last < kv.tokens && kv.sequence_of[last] == kv.sequence_of[t];
     count = whole ? kKvLanes : 1;
+    if (!whole && t + 1 < mine.end) fetch_slot<S, T>(kv, t + 1);
     write_tokens<S, T>(args, t, count, normed);
   }
 }
