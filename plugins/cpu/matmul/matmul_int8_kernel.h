@@ -585,15 +585,13 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
 
 // int4 as this CPU multiplies it best. With AVX-512 a line of codes takes operations that VPDPBUSD leaves room for, but
 // each row a multiplication for every run. To unpack a line takes three operations and two stores, which cost as much
-// as seven products, once for all rows. Runs of 64 are unpacked for fewer rows where a panel's K is one part: two
-// panels of a longer part leave L1 little room.
+// as seven products, once for all rows; L1 has room for that of short parts, so these are unpacked for fewer rows.
 template <typename I>
 void matmul_w4a8(const MatmulArgs& args, const Team& team) {
-  const bool one_part = args.k <= ByteProducts<I, W4>::kPart;
   with_run<I>(args.group, [&]<int64_t kRun>() {
-    constexpr int64_t kMost = I::template kMaxCodeRows<kRun>;
-    if constexpr (kMost < INT64_MAX)
-      if (args.rows > (kRun == 64 && one_part ? kMost * 3 / 4 : kMost)) return matmul_bytes<I, W4>(args, team);
+    if constexpr (constexpr int64_t kMost = I::template kMaxCodeRows<kRun>; kMost < INT64_MAX)
+      if (args.rows > (kRun == 64 && args.k <= ByteProducts<I, W4>::kPart ? kMost * 3 / 4 : kMost))
+        return matmul_bytes<I, W4>(args, team);
     matmul_int8<I, W4, CodeProducts<I, kRun>>(args, team);
   });
 }
