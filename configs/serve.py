@@ -8,6 +8,7 @@ import re
 from ingot.errors import UsageError
 
 ROLES = ("both", "prefill", "decode")
+KV_TRANSPORTS = ("auto", "nixl")
 _TIMEOUTS = ("request_timeout", "body_timeout", "write_timeout", "stall_timeout", "prefill_timeout", "lease_timeout")
 
 
@@ -41,6 +42,7 @@ class ServeConfig:
     prefill_min_tokens    it computes prompts itself that lack fewer tokens
     lease_timeout         seconds that a prefill server keeps blocks which nobody fetches
     lease_memory          bytes of all such blocks
+    kv_transport          "auto": blocks travel through shared memory on one machine, else over HTTP; "nixl": by NIXL
     debug_hooks           offers POST /debug/stall, for tests of what watches the server
     """
 
@@ -71,6 +73,7 @@ class ServeConfig:
     prefill_min_tokens: int = 256
     lease_timeout: float = 30.0
     lease_memory: int = 1 << 30
+    kv_transport: str = "auto"
     debug_hooks: bool = False
 
     def __post_init__(self) -> None:
@@ -118,6 +121,19 @@ class ServeConfig:
                 "--role decode and --prefill_url go together",
                 got=f"--role {self.role}, {len(self.prefill_urls)} URLs",
                 hint="ingot serve --role decode --prefill_url http://host:8000",
+            )
+        if self.kv_transport not in KV_TRANSPORTS:
+            raise UsageError(
+                "there is no such transport",
+                where="--kv_transport",
+                expected=", ".join(KV_TRANSPORTS),
+                got=self.kv_transport,
+            )
+        if self.role == "both" and self.kv_transport != "auto":
+            raise UsageError(
+                "--kv_transport needs another server",
+                got=f"--role {self.role} --kv_transport {self.kv_transport}",
+                hint="leave --kv_transport out, or give --role prefill or --role decode",
             )
         for url in self.prefill_urls:
             if not re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?", url):

@@ -1,6 +1,6 @@
 """What a server of the role `prefill` answers: it computes prompts, and leases their blocks to decode servers.
 
-POST /kv/prefill ──▶ compute the prompt ──▶ a lease ──▶ GET /kv/leases/{id}, or shared memory ──▶ DELETE
+POST /kv/prefill ──▶ compute the prompt ──▶ a lease ──▶ shared memory, GET /kv/leases/{id}, or NIXL ──▶ DELETE
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +50,7 @@ class PrefillApi(ApiBase):
                 "and the same options (--tp_size and --pp_size may differ, --sum_parts must not)",
                 code="engine_mismatch",
             )
+        self._leases.require(asked.transport)
         size = self._transfer.tokens_per_block
         if len(asked.token_ids) % size:
             raise ApiError(400, f"token_ids: expected whole blocks of {size}", param="token_ids", code="invalid_value")
@@ -105,7 +106,7 @@ class PrefillApi(ApiBase):
         aside, transfer = self._service.aside, self._transfer
         blocks = await aside(lambda: transfer.found(table, tokens, asked.first_block))
         nbytes = transfer.nbytes(blocks)
-        lease = self._leases.open(nbytes)
+        lease = self._leases.open(nbytes, asked.transport)
         data = lease.data
         if not nbytes or not await aside(lambda: transfer.read(blocks, data)):
             self._leases.release(lease.lease_id)
@@ -128,5 +129,5 @@ class PrefillApi(ApiBase):
             "bytes": lease.nbytes,
             "crc32": crc,
             "machine": self._machine,
-            "path": lease.path,
+            **lease.place,
         }

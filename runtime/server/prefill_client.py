@@ -1,6 +1,7 @@
 """The decode server's part: have a prompt computed by a prefill server, fetch its blocks, and put them into the cache.
 
-    lacking blocks ──POST /kv/prefill──▶ offer of a lease ──shared memory, else GET──▶ cached blocks ──DELETE──▶ begin
+    lacking blocks ──POST /kv/prefill──▶ offer of a lease ──▶ cached blocks ──DELETE──▶ begin
+                                                 shared memory, else GET; or NIXL
 
 Whatever goes wrong is logged and counted, and the request begins without the blocks: then this server computes the
 prompt, with the same bits. A prefill server that could not be reached is left alone for a while.
@@ -31,8 +32,9 @@ from ingot.engine import Engine
 from ingot.errors import IngotError
 from ingot.runtime.kv_transfer import BlockRange, BlockTransfer, Bytes, checksum
 from ingot.runtime.request import Request
-from ingot.runtime.server.kv_leases import map_lease
+from ingot.runtime.server.kv_leases import HEAD, blocks_of, map_lease
 from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.nixl_blocks import NixlReader
 from ingot.runtime.server.openai_format import Json
 
 Value = TypeVar("Value", str, int)
@@ -84,6 +86,7 @@ class PrefillClient:
         self._resting: dict[str, float] = {}  # until when, time.monotonic()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ingot fetch")
         self._at_work = 0
+        self._nixl = NixlReader() if config.kv_transport == "nixl" else None
 
     async def fetch(self, wanted: Sequence[Wanted], stopped: "asyncio.Future[Exception]") -> None:
         """Return when the blocks are in the cache, or no more will come; at once when nobody wants them."""
@@ -109,6 +112,8 @@ class PrefillClient:
     def close(self) -> None:
         """Wait for what runs: it ends with its time at the latest."""
         self._threads.shutdown()
+        if self._nixl is not None:
+            self._nixl.close()
 
     def _done(self, future: "asyncio.Future[None]") -> None:
         self._at_work -= 1
@@ -164,6 +169,7 @@ class PrefillClient:
             "token_ids": request.tokens[: lacking.count * size].tolist(),
             "cache_salt": wanted.cache_salt,
             "first_block": lacking.first,
+            "transport": self._config.kv_transport,
         }
         body = json.dumps(asked).encode()
         seconds = self._config.prefill_timeout + _PATIENCE  # the call expires before that
@@ -184,18 +190,28 @@ class PrefillClient:
         nbytes = self._transfer.nbytes(blocks)
         if offer.get("last_key") != blocks.last_key or offer.get("bytes") != nbytes:
             raise FetchError("it offers other blocks than those of the prompt", rest=True)
-        data: Bytes | None = None
-        here = machine()
-        if here and offer.get("machine") == here:
-            data = map_lease(_field(offer, "path", str), lease, nbytes)
-        if data is None:
-            path = f"/kv/leases/{lease}"
-            data = np.frombuffer(self._ask(url, "GET", path, call, seconds=_PATIENCE, most=nbytes), np.uint8)
+        data = self._move(url, offer, lease, nbytes, call)
         if len(data) != nbytes or checksum(data) != offer.get("crc32"):
             raise FetchError("the bytes of the blocks are damaged")
         call.require_wanted()
         self._transfer.write(blocks, data)
         return nbytes
+
+    def _move(self, url: str, offer: Json, lease: str, nbytes: int, call: "_Call") -> Bytes:
+        """The bytes of a lease, not checked yet."""
+        if self._nixl is not None:
+            agent, address = _field(offer, "agent", str), _field(offer, "address", int)
+            whole = self._nixl.read(url, agent, address, HEAD + nbytes, call.require_wanted)
+            if (data := blocks_of(whole, lease)) is None:
+                raise FetchError("the memory of the lease was given back before it was read")
+            return data
+        here = machine()
+        if here and offer.get("machine") == here:
+            mapped = map_lease(_field(offer, "path", str), lease, nbytes)
+            if mapped is not None:
+                return mapped
+        path = f"/kv/leases/{lease}"
+        return np.frombuffer(self._ask(url, "GET", path, call, seconds=_PATIENCE, most=nbytes), np.uint8)
 
     def _ask(
         self,

@@ -311,12 +311,14 @@ class DetokenizeRequest(Body):
 
 
 class PrefillRequest(Body):
-    """POST /kv/prefill. token_ids: of whole blocks. first_block: of those that the decode server lacks."""
+    """POST /kv/prefill. token_ids: of whole blocks. first_block: of those that the decode server lacks. transport: how
+    it fetches them."""
 
     engine: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     token_ids: Ids
     cache_salt: str = ""
     first_block: Count = 0
+    transport: Literal["auto", "nixl"] = "auto"
 
 
 class StallRequest(Body):

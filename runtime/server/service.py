@@ -27,6 +27,7 @@ from ingot.runtime.server.generation import Generation, Order
 from ingot.runtime.server.health import HealthMonitor, PrepareExecutor, Result, look_at
 from ingot.runtime.server.kv_leases import Leases
 from ingot.runtime.server.metrics import Metrics
+from ingot.runtime.server.nixl_blocks import Arena
 from ingot.runtime.server.prefill_client import PrefillClient, Wanted, engine_digest
 from ingot.runtime.server.request_log import RequestLog
 from ingot.runtime.server.sampling_params import check_logprobs
@@ -66,7 +67,8 @@ class Service:
         self.sequences = 0  # in the executor, or on the way in or out
         metrics.watch(lambda: runner.executor.beat.stats)
         runner.executor.report_to(metrics.step)
-        self.leases = Leases(most_bytes=config.lease_memory, seconds=config.lease_timeout)
+        arena = Arena(config.lease_memory) if config.role == "prefill" and config.kv_transport == "nixl" else None
+        self.leases = Leases(most_bytes=config.lease_memory, seconds=config.lease_timeout, arena=arena)
         self.prefill: PrefillClient | None = None
         if config.role == "decode":
             digest = engine_digest(runner.engine)

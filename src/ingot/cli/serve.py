@@ -10,7 +10,7 @@ import click
 from ingot.cli.console import LEVELS, CliConsole, Level
 from ingot.cli.values import byte_size, log_level, positive, ranks, target_isa, use_mmap
 from ingot.configs.runtime import Policy, RuntimeConfig
-from ingot.configs.serve import ROLES, ServeConfig
+from ingot.configs.serve import KV_TRANSPORTS, ROLES, ServeConfig
 from ingot.errors import UsageError, install
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import join_ranks, load_engine
@@ -183,6 +183,14 @@ _seconds = click.FloatRange(min=0)
     default="1GiB",
     show_default=True,
     help="With --role prefill: use at most this much memory for computed blocks that wait to be fetched.",
+)
+@click.option(
+    "--kv_transport",
+    type=click.Choice(KV_TRANSPORTS),
+    default="auto",
+    show_default=True,
+    help="With --role: move blocks through shared memory on one machine and over HTTP between machines (auto), or by "
+    "NIXL, which uses RDMA where it can (nixl). Give prefill and decode servers the same.",
 )
 @click.option(
     "--threads", type=positive, help="Use this many threads. Default: one for each core that the process may use."
