@@ -83,6 +83,7 @@ class _EngineThread(threading.Thread):
                 if command is None:
                     return
                 command()
+                del command  # while this thread sleeps, memory that it has copied to must not wait for the next one
                 self._beat(busy=loop.has_work)
             loop.step()
             self._beat(busy=loop.has_work)

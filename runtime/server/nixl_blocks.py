@@ -77,7 +77,7 @@ def _open_agent() -> _Agent:
 
 
 class Piece:
-    """Of an arena. whole: uint8. place: what another server needs to read it."""
+    """Memory of an arena. whole: uint8. place: what another server needs to read it."""
 
     def __init__(self, whole: Bytes, place: Mapping[str, object]) -> None:
         self.whole, self.place = whole, place
@@ -137,7 +137,7 @@ class Arena:
                 agent.get_new_notifs()  # there are none; it moves data
             except Exception as error:  # what NIXL raises has no base of its own
                 self._failure = f"NIXL: {error or type(error).__name__}"
-                _LOG.error("NIXL has failed; decode servers compute prompts until this server is started again: %s", error)
+                _LOG.error("this server leases no more blocks, because NIXL has failed: %s; start it again", error)
                 return
             if self._taken:
                 time.sleep(_PAUSE)

@@ -111,6 +111,7 @@ FENCES = {
     "httpx": ("ingot.bench.http_client",),
     "matplotlib": ("ingot.plotting",),
     "opentelemetry": ("ingot.runtime.server.tracing",),
+    "nixl": ("ingot.runtime.server.nixl_blocks",),
     "uvicorn": ("ingot.runtime.server.http_server", "ingot.runtime.server.connection"),
     "h11": ("ingot.runtime.server.connection",),
     "ingot._cpu": ("ingot.plugins.cpu.native",),
@@ -128,6 +129,7 @@ OPTIONAL = {  # extras: may be imported inside functions
     "llguidance",
     "matplotlib",
     "opentelemetry",
+    "nixl",
 }
 
 

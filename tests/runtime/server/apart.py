@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ingot.configs.serve import ServeConfig
+from ingot.runtime.server.prefill_client import engine_digest
 from tests.runtime.server.served import CONFIG, Served, eventually, serving_engine
 
 PATH = "/v1/completions"
@@ -80,3 +82,19 @@ def fetched(served: Served, outcome: str = "fetched") -> float:
 def computed_tokens(served: Served) -> int:
     """Prompt tokens that its steps have computed."""
     return sum(prefill for prefill, _ in served.runner.executor.step_log())
+
+
+def check_fallback(own: Served, served: Served, seed: int, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer with equal bits, that this server computed itself; and why."""
+    asked = body(seed, **SEEDED)
+    before = fetched(own, "computed here")
+    expected = answer(served, asked)[0]
+    found, cached = answer(own, asked)
+    assert (found, cached) == (expected, 0)
+    assert fetched(own, "computed here") == before + 1
+    assert words in caplog.text
+
+
+def offer_of(prefill: Served, http: httpx.Client, **more: Any) -> httpx.Response:
+    asked = {"engine": engine_digest(prefill.runner.engine), "token_ids": prompt_of(64, 61), **more}
+    return http.post("/kv/prefill", json=asked)

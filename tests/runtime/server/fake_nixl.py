@@ -2,9 +2,9 @@
 
     transfer ──▶ waits at the agent that is read ──its get_new_notifs──▶ bytes ──▶ DONE
 
-It does what NIXL 1.5 does where that is easily forgotten: nothing moves unless the agent that is read looks, whoever
-releases a handle still gets the bytes, and nobody checks the memory they come from or go to. Here that is written down
-in `violations` instead.
+It does what NIXL 1.5 does where that is easily forgotten: nothing moves unless the agent that is read looks, bytes
+come although the handle was released, and nobody checks the memory that they come from or go to. Here `violations` tells
+of it instead.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Memory that is read by NIXL: pieces of an arena, reads that end, fail, or are given up. With NIXL, and with a fake."""
+"""Memory that is read by NIXL: pieces of an arena, reads that end, fail, or are given up. With NIXL and a fake."""
 
 import asyncio
 import gc

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from ingot.runtime.server.prefill_client import engine_digest
 from tests.runtime.server.apart import (
     PATH,
     PREFILL,
@@ -24,6 +23,7 @@ from tests.runtime.server.apart import (
     decoding,
     fetched,
     nothing_leaks,
+    offer_of,
     prefill,
     prompt_of,
 )
@@ -125,11 +125,6 @@ def test_a_prefill_server_answers_prefill_alone(prefill: Served, decode: Served)
         assert {"/kv/prefill", "/kv/leases/{lease_id}"} <= set(http.get("/openapi.json").json()["paths"])
     with decode.http() as http:
         assert http.post("/kv/prefill", json={}).status_code == 404
-
-
-def offer_of(prefill: Served, http: httpx.Client, **more: Any) -> httpx.Response:
-    asked = {"engine": engine_digest(prefill.runner.engine), "token_ids": prompt_of(64, 61), **more}
-    return http.post("/kv/prefill", json=asked)
 
 
 @pytest.mark.slow

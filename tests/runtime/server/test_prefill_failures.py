@@ -26,6 +26,7 @@ from tests.runtime.server.apart import (
     SEEDED,
     answer,
     body,
+    check_fallback,
     decode,
     decoding,
     fetched,
@@ -36,17 +37,6 @@ from tests.runtime.server.served import Served, ServeProcess, eventually, servin
 
 pytestmark = pytest.mark.native
 __all__ = ["decode", "nothing_leaks", "prefill"]  # fixtures
-
-
-def check_fallback(own: Served, served: Served, seed: int, words: str, caplog: pytest.LogCaptureFixture) -> None:
-    """An answer with equal bits, that this server computed itself; and why."""
-    asked = body(seed, **SEEDED)
-    before = fetched(own, "computed here")
-    expected = answer(served, asked)[0]
-    found, cached = answer(own, asked)
-    assert (found, cached) == (expected, 0)
-    assert fetched(own, "computed here") == before + 1
-    assert words in caplog.text
 
 
 @pytest.mark.slow
