@@ -217,8 +217,8 @@ class NixlReader:
             raise _failed(error) from error
         peer.reads += 1
         try:
-            places = [agent.get_xfer_descs([(at, nbytes, 0)], "DRAM") for at in (own, address)]
-            read.handle = agent.initialize_xfer("READ", *places, peer.name)
+            into, place = (agent.get_xfer_descs([(at, nbytes, 0)], "DRAM") for at in (own, address))
+            read.handle = agent.initialize_xfer("READ", into, place, peer.name)
             agent.transfer(read.handle)
         except Exception as error:
             peer.failed = True

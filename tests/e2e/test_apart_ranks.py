@@ -26,6 +26,7 @@ from ingot.runtime.server.prefill_client import engine_digest
 from tests.e2e.test_serve_ranks import ranks_of
 from tests.runtime.server.apart import PATH, SEEDED, SIZE, answer, body
 from tests.runtime.server.served import Served, ServeProcess, eventually, serving_engine
+from tests.runtime.server.test_nixl_blocks import needs_nixl
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,6 +42,7 @@ PAIRS = [
     ("pp2", "tp2", "auto"),
     ("2x2", "2x2", "auto"),
 ]
+BY_NIXL = ("--kv_transport", "nixl", "--lease_memory", "64MiB")
 WHOLE = 149 // SIZE * SIZE  # tokens of whole blocks of a prompt
 
 
@@ -96,8 +98,13 @@ def has_gone(path: Path) -> bool:
     return not path.exists()
 
 
-@pytest.mark.parametrize(("prefill", "decode", "collectives"), PAIRS)
-def test_the_answers_of_one_server(prefill: str, decode: str, collectives: str, engines: Path, served: Served) -> None:
+@pytest.mark.parametrize(
+    ("prefill", "decode", "collectives", "more"),
+    [*((*pair, ()) for pair in PAIRS), pytest.param("tp2", "pp2", "auto", BY_NIXL, marks=needs_nixl, id="nixl")],
+)
+def test_the_answers_of_one_server(
+    prefill: str, decode: str, collectives: str, more: tuple[str, ...], engines: Path, served: Served
+) -> None:
     """One by one, a stream, then several at once."""
     asked = [body(301, temperature=0, logprobs=3), body(302, **SEEDED, logprobs=2), body(303, **SEEDED, n=3)]
     at_once = [body(number, 40 + 9 * number % 150, **SEEDED, max_tokens=30) for number in range(311, 317)]
@@ -105,7 +112,7 @@ def test_the_answers_of_one_server(prefill: str, decode: str, collectives: str, 
     stream = body(304, temperature=0, stream=True, max_tokens=30)
     with served.http() as http:
         streamed = tokens(http.post(PATH, json=stream).text)
-    with apart(engines, prefill, decode, "--collectives", collectives) as (first, second):
+    with apart(engines, prefill, decode, "--collectives", collectives, *more) as (first, second):
         for each, wanted in zip(asked, expected, strict=False):
             assert ask(second, each) == (wanted, WHOLE)
         assert fetched(second) == len(asked)

@@ -3,8 +3,8 @@
     transfer ──▶ waits at the agent that is read ──its get_new_notifs──▶ bytes ──▶ DONE
 
 It does what NIXL 1.5 does where that is easily forgotten: nothing moves unless the agent that is read looks, bytes
-come although the handle was released, and nobody checks the memory that they come from or go to. Here `violations` tells
-of it instead.
+come although the handle was released, and nobody checks the memory that they come from or go to. Here `violations` has
+what went wrong.
 """
 
 import ctypes

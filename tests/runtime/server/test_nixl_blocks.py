@@ -154,7 +154,7 @@ def test_the_memory_of_a_read_stays_until_the_read_ends(fake: FakeNixl) -> None:
     assert [len(each.buffer) for each in reader._left] == [5000]
     fake.stopped = False
     np.testing.assert_array_equal(read(reader, piece), piece.whole)
-    assert eventually(lambda: len(read(reader, piece)) and not reader._left, 10)
+    assert eventually(lambda: len(read(reader, piece)) == 5000 and not reader._left, 10)
     reader.close()
     arena.close()
 
