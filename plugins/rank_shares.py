@@ -5,7 +5,7 @@
                  rank 2         layers 0 1    , head  0       rank 3   layers 0 1    , head    1
 
 A block of the whole model is the block of an engine of one rank. Where there are more ranks than key heads, several
-ranks hold the same one.
+neighbours hold the same one; all ranks of a stage hold the same latents, and the same states.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Arrays = Sequence[npt.NDArray[np.generic]]
 
 
 class RankShares:
-    """whole: the cache groups of the model."""
+    """whole: the cache groups of the model. alike: of each group, how many neighbours hold the same, always as many."""
 
     def __init__(self, caches: Sequence[Sequence[CacheGroup]], stages: int) -> None:
         """caches: of each rank. Raises EngineError for ranks that do not belong together."""
@@ -32,10 +32,12 @@ class RankShares:
         if any(len(each) != len(caches[0]) for each in caches):
             raise _mixed("caches", f"{len(caches[0])} groups", ", ".join(str(len(each)) for each in caches))
         self.whole = tuple(self._put_together(group) for group in range(len(caches[0])))
-        self._shares = [[self._share(group, rank) for rank in range(len(caches))] for group in range(len(caches[0]))]
+        shares = [[self._share(group, rank) for rank in range(len(caches))] for group in range(len(caches[0]))]
+        self.alike = [self._count_alike(each) for each in shares]
+        self._shares = [each[::alike] for each, alike in zip(shares, self.alike, strict=True)]
 
     def join(self, group: int, parts: Sequence[Arrays], whole: Arrays) -> None:
-        """Put together what the ranks hold. parts: by rank."""
+        """Put together what the ranks hold. parts: of the first rank of those that are alike."""
         for share, own in zip(self._shares[group], parts, strict=True):
             for to, each in zip(whole, own, strict=True):
                 to[share] = each
@@ -45,6 +47,11 @@ class RankShares:
         for share, own in zip(self._shares[group], parts, strict=True):
             for each, to in zip(whole, own, strict=True):
                 to[...] = each[share]
+
+    def _count_alike(self, shares: Sequence[tuple[slice, ...]]) -> int:
+        counts = (count for count in range(self._places, 1, -1) if self._places % count == 0)
+        firsts = {count: [shares[rank // count * count] for rank in range(len(shares))] for count in counts}
+        return next((count for count, first in firsts.items() if first == list(shares)), 1)
 
     def _in_order(self, group: int) -> list[CacheGroup]:
         """Those of the first rank of each stage, the first stage first: the last one has the first ranks."""

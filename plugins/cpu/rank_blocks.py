@@ -23,21 +23,24 @@ class RankBlocks:
         return self._shares.whole[group].block_bytes
 
     def parts(self, group: int) -> list[Bytes]:
-        """Room for the block of each rank."""
-        return [np.empty(own[group].block_bytes, np.uint8) for own in self._caches]
+        """Room for the block of each rank, and for one block of neighbours that hold the same."""
+        return [np.empty(own.block_bytes, np.uint8) for own in self._owners(group)]
 
     def join(self, group: int, parts: Sequence[Bytes], to: Bytes) -> None:
         """to: uint8 [nbytes]."""
         self._shares.join(group, self._arrays(group, parts), _arrays(to, self._shares.whole[group]))
 
     def cut(self, group: int, data: Bytes) -> list[Bytes]:
-        """The block of each rank. data: uint8 [nbytes]."""
+        """Blocks as `parts` has room for. data: uint8 [nbytes]."""
         parts = self.parts(group)
         self._shares.cut(group, _arrays(data, self._shares.whole[group]), self._arrays(group, parts))
         return parts
 
     def _arrays(self, group: int, parts: Sequence[Bytes]) -> list[Arrays]:
-        return [_arrays(part, own[group]) for part, own in zip(parts, self._caches, strict=True)]
+        return [_arrays(part, own) for part, own in zip(parts, self._owners(group), strict=True)]
+
+    def _owners(self, group: int) -> list[CacheGroup]:
+        return [own[group] for own in self._caches[:: self._shares.alike[group]]]
 
 
 def _arrays(block: Bytes, group: CacheGroup) -> Arrays:

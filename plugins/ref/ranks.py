@@ -93,7 +93,7 @@ class RanksSession:
     def read_block(self, group: int, block: int, to: npt.NDArray[np.uint8]) -> None:
         """See `BlockSession`."""
         whole = self._whole_arrays(group)
-        self._shares.join(group, self._parts(group, block), whole)
+        self._shares.join(group, self._parts(group, block)[:: self._shares.alike[group]], whole)
         to[...] = np.concatenate([part.ravel() for part in whole]).view(np.uint8)
 
     def write_block(self, group: int, block: int, data: npt.NDArray[np.uint8]) -> None:
@@ -102,7 +102,9 @@ class RanksSession:
         for part in whole:
             part[...] = data[offset : offset + part.nbytes].view(np.float32).reshape(part.shape)
             offset += part.nbytes
-        self._shares.cut(group, whole, self._parts(group, block))
+        parts, alike = self._parts(group, block), self._shares.alike[group]
+        for one in range(alike):
+            self._shares.cut(group, whole, parts[one::alike])
 
     def _parts(self, group: int, block: int) -> list[tuple[Array, ...]]:
         return [rank.kv[group].parts(block) for rank in self._ranks]

@@ -300,8 +300,9 @@ int run_late() {
   return 0;
 }
 
-// What a rank has in the end is what it has sent to the first one, of other lengths each time.
-void move_bytes(Window& window) {
+// What a rank has in the end is what it has sent to the first one, of other lengths each time. Of `alike` neighbours,
+// the first one sends, and all get it.
+void move_bytes(Window& window, int alike) {
   std::vector<std::byte> own(kNumbers * 4);
   const auto value = [](int move, int rank, size_t i) { return static_cast<std::byte>(7 * move + 31 * rank + i % 11); };
   const auto length = [&](int move, int rank) { return static_cast<size_t>((move * 37 + rank * 101) % kNumbers) + 1; };
@@ -309,12 +310,15 @@ void move_bytes(Window& window) {
   for (int move = 0; move < kMoves; ++move) {
     std::vector<std::span<std::byte>> to;
     std::vector<std::span<const std::byte>> from;
-    for (int rank = 0; rank < window.count(); ++rank) {
+    for (int rank = 0; rank < window.count(); rank += alike) {
       std::vector<std::byte>& part = all[static_cast<size_t>(rank)];
       to.emplace_back(part.data(), length(move, rank));
       from.emplace_back(part.data(), length(move, rank));
     }
-    const std::span<std::byte> mine(own.data(), length(move, window.rank()));
+    const int sender = window.rank() / alike * alike;
+    const std::span<std::byte> mine(own.data(), length(move, sender));
+    if (window.rank() == 0)
+      for (size_t i = 0; i < mine.size(); ++i) all[0][i] = value(move, 0, i);
     for (const bool back : {false, true}) {
       if (window.rank() == 0) {
         const int32_t number = move;
@@ -323,19 +327,19 @@ void move_bytes(Window& window) {
       } else {
         std::vector<int32_t> batch;
         count(window.next_step(batch, [] { return false; }) != NextStep::kBegun || batch != std::vector{move});
-        for (size_t i = 0; i < mine.size(); ++i) mine[i] = back ? std::byte{0} : value(move, window.rank(), i);
+        for (size_t i = 0; i < mine.size(); ++i) mine[i] = back ? std::byte{0} : value(move, sender, i);
       }
-      count(!(back ? window.scatter(mine, from) : window.gather(mine, to)));
-      for (int rank = 1; rank < window.count() && window.rank() == 0; ++rank)
+      count(!(back ? window.scatter(mine, from, alike) : window.gather(mine, to, alike)));
+      for (int rank = alike; rank < window.count() && window.rank() == 0; rank += alike)
         for (size_t i = 0; i < length(move, rank); ++i)
           count(all[static_cast<size_t>(rank)][i] != value(move, rank, i));
     }
-    for (size_t i = 0; i < mine.size() && window.rank() > 0; ++i) count(mine[i] != value(move, window.rank(), i));
+    for (size_t i = 0; i < mine.size() && window.rank() > 0; ++i) count(mine[i] != value(move, sender, i));
   }
 }
 
 int run_moves() {
-  for (const int stages : {1, 2}) {
+  for (const auto& [stages, alike] : {std::pair{1, 1}, {1, 2}, {1, 4}, {2, 1}, {2, 2}}) {
     const int ranks = 4, file = memfd_create("ranks", 0);
     const WindowShape shape{ranks, kNumbers * 4, 8, stages, 64};
     if (file < 0 || ftruncate(file, static_cast<off_t>(shape.bytes())) != 0) return 2;
@@ -343,9 +347,9 @@ int run_moves() {
     std::vector<std::thread> threads;
     const std::string path = "/proc/self/fd/" + std::to_string(file);
     for (int rank = 0; rank < ranks; ++rank) windows.push_back(std::make_unique<Window>(path, rank, shape, kTimeout));
-    for (auto& window : windows) threads.emplace_back([&window] { move_bytes(*window); });
+    for (auto& window : windows) threads.emplace_back([&window, alike = alike] { move_bytes(*window, alike); });
     for (std::thread& each : threads) each.join();
-    std::printf("%d stages, %ld moves: %d times wrong\n", stages, static_cast<long>(kMoves), wrong.load());
+    std::printf("%d stages, %d alike, %ld moves: %d times wrong\n", stages, alike, static_cast<long>(kMoves), wrong.load());
     ::close(file);
   }
   return wrong.load() == 0 ? 0 : 1;

@@ -103,7 +103,7 @@ class Session {
   void read_block(int64_t group, int64_t block, std::span<std::byte> to);
   void write_block(int64_t group, int64_t block, std::span<const std::byte> from);
   // Of the first of several ranks: the same of all ranks, while no announced step is under way. A part for each, by
-  // rank. Throw RankError, too.
+  // rank, or for each few neighbours that have the same. Throw RankError, too.
   void read_ranks_block(int64_t group, int64_t block, std::span<const std::span<std::byte>> parts);
   void write_ranks_block(int64_t group, int64_t block, std::span<const std::span<const std::byte>> parts);
 

@@ -78,11 +78,13 @@ std::byte* Session::begin_move(int32_t kind, int64_t group, int64_t block, std::
   if (group_ == nullptr || group_->rank() != 0)
     throw std::invalid_argument("blocks of all ranks are moved by the first of several");
   if (!announced_.empty()) throw std::invalid_argument("blocks of all ranks move while no announced step is under way");
-  if (std::ssize(parts) != group_->count()) throw std::invalid_argument("a block has a part for each rank");
+  if (parts.empty() || group_->count() % std::ssize(parts) != 0)
+    throw std::invalid_argument("a block has a part for each rank, or for as many ranks each");
   for (const auto& each : parts)
     if (each.size() > group_->slot_bytes()) throw std::invalid_argument("a KV block has another size");
   std::byte* const own = whole_block(group, block, parts[0].size());
-  packed_ = {kind, static_cast<int32_t>(group), static_cast<int32_t>(block), 0};
+  packed_ = {kind, static_cast<int32_t>(group), static_cast<int32_t>(block),
+             static_cast<int32_t>(group_->count() / std::ssize(parts))};
   group_->announce(packed_);
   group_->begin_step();
   return own;
@@ -92,14 +94,14 @@ void Session::read_ranks_block(int64_t group, int64_t block, std::span<const std
   const auto held = lock();
   const std::byte* const own = begin_move(kReadBlock, group, block, parts);
   std::ranges::copy_n(own, std::ssize(parts[0]), parts[0].begin());
-  if (!group_->gather({}, parts)) throw RankError(group_->failure());
+  if (!group_->gather({}, parts, packed_[3])) throw RankError(group_->failure());
 }
 
 void Session::write_ranks_block(int64_t group, int64_t block, std::span<const std::span<const std::byte>> parts) {
   const auto held = lock();
   std::byte* const own = begin_move(kWriteBlock, group, block, parts);
   std::ranges::copy(parts[0], own);
-  if (!group_->scatter({}, parts)) throw RankError(group_->failure());
+  if (!group_->scatter({}, parts, packed_[3])) throw RankError(group_->failure());
 }
 
 // Whether the step that has begun is a move of a block.
@@ -107,8 +109,8 @@ bool Session::follow_move() {
   if (packed_.size() != 4 || packed_[0] >= 0) return false;
   const size_t bytes = block_bytes(packed_[1]);
   std::byte* const own = whole_block(packed_[1], packed_[2], bytes);
-  const bool moved = packed_[0] == kReadBlock ? group_->gather(std::span<const std::byte>(own, bytes), {})
-                                              : group_->scatter(std::span(own, bytes), {});
+  const bool moved = packed_[0] == kReadBlock ? group_->gather(std::span<const std::byte>(own, bytes), {}, packed_[3])
+                                              : group_->scatter(std::span(own, bytes), {}, packed_[3]);
   if (!moved) throw RankError(group_->failure());
   return true;
 }

@@ -141,19 +141,22 @@ NextStep MpiGroup::next_step(std::vector<int32_t>& batch, const std::function<bo
   return NextStep::kBegun;
 }
 
-bool MpiGroup::gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) {
+bool MpiGroup::gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts, int alike) {
   uintptr_t request = 0;
+  if (rank() % alike != 0) return !failed();
   if (rank() > 0) return isend(own, 0, kMoveTag, request) && wait(request, kMove);
-  for (int other = 1; other < count(); ++other)
-    if (!irecv(parts[static_cast<size_t>(other)], other, kMoveTag, request) || !wait(request, kMove)) return false;
+  for (int other = alike; other < count(); other += alike)
+    if (!irecv(parts[static_cast<size_t>(other / alike)], other, kMoveTag, request) || !wait(request, kMove))
+      return false;
   return !failed();
 }
 
-bool MpiGroup::scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) {
+bool MpiGroup::scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts, int alike) {
   uintptr_t request = 0;
   if (rank() > 0) return irecv(own, 0, kMoveTag, request) && wait(request, kMove);
   for (int other = 1; other < count(); ++other)
-    if (!isend(parts[static_cast<size_t>(other)], other, kMoveTag, request) || !wait(request, kMove)) return false;
+    if (!isend(parts[static_cast<size_t>(other / alike)], other, kMoveTag, request) || !wait(request, kMove))
+      return false;
   return !failed();
 }
 

@@ -94,10 +94,10 @@ class RankGroup {
   virtual NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) = 0;
 
   // Bytes of every rank, at most slot_bytes() of each, in a step that has begun and runs no plan: they move to the
-  // first rank, or from it. The first rank has `parts`, by rank, and leaves its own alone; each other one has `own`.
-  // False: the group has failed.
-  virtual bool gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) = 0;
-  virtual bool scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) = 0;
+  // first rank, or from it. `alike` neighbours have the same bytes. The first rank has `parts`, one for each `alike`
+  // ranks, and leaves its own alone; each other one has `own`. False: the group has failed.
+  virtual bool gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts, int alike) = 0;
+  virtual bool scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts, int alike) = 0;
 
   // `meet` with `n` numbers of `x`, which are copied into the slot first; null: they are there.
   bool bring(const Team& team, const Meeting& meeting, const float* x, int64_t n, size_t bytes) {

@@ -229,31 +229,34 @@ NextStep Window::next_step(std::vector<int32_t>& batch, const std::function<bool
 
 // Slots are free: all ranks of a stage have begun the step, and so have read what others of it brought to the one
 // before.
-bool Window::gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) {
+bool Window::gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts, int alike) {
+  if (rank() % alike != 0) return !failed();
   if (rank() > 0) {
     std::ranges::copy(own, this->own(0));
     store(head_->lines[rank()].arrived, number(kMoved));
     return !failed();
   }
-  for (int other = 1; other < count(); ++other) {
+  for (int other = alike; other < count(); other += alike) {
     if (wait_for(head_->lines[other].arrived, other, number(kMoved), kMove, Patience::kTimeout) != Waited::kCame)
       return false;
-    const std::span<std::byte> to = parts[static_cast<size_t>(other)];
+    const std::span<std::byte> to = parts[static_cast<size_t>(other / alike)];
     std::copy_n(at(0, other), to.size(), to.begin());
   }
   return !failed();
 }
 
-bool Window::scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) {
+// Ranks that have the same bytes read them from the slot of the first of them.
+bool Window::scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts, int alike) {
   if (rank() > 0) {
     if (wait_for(head_->lines[0].arrived, 0, number(kMoved), kMove, Patience::kTimeout) != Waited::kCame) return false;
-    std::copy_n(this->own(0), own.size(), own.begin());
+    std::copy_n(at(0, rank() / alike * alike), own.size(), own.begin());
     return !failed();
   }
   for (int other = 1; other < count(); ++other)
     if (wait_for(head_->lines[other].arrived, other, number(0), kBegin, Patience::kTimeout) != Waited::kCame)
       return false;
-  for (int other = 1; other < count(); ++other) std::ranges::copy(parts[static_cast<size_t>(other)], at(0, other));
+  for (int first = alike == 1 ? 1 : 0; first < count(); first += alike)
+    std::ranges::copy(parts[static_cast<size_t>(first / alike)], at(0, first));
   store(head_->lines[0].arrived, number(kMoved));
   return !failed();
 }

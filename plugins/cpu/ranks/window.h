@@ -52,8 +52,8 @@ class Window final : public RankGroup {
   void announce(std::span<const int32_t> batch) override;
   void begin_step() override;
   NextStep next_step(std::vector<int32_t>& batch, const std::function<bool()>& interrupted) override;
-  bool gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts) override;
-  bool scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts) override;
+  bool gather(std::span<const std::byte> own, std::span<const std::span<std::byte>> parts, int alike) override;
+  bool scatter(std::span<std::byte> own, std::span<const std::span<const std::byte>> parts, int alike) override;
   void close() override;
   void fail(const std::string& words) override;
   bool failed() const override;
