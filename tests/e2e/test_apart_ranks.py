@@ -34,13 +34,15 @@ pytestmark = [
         importlib.util.find_spec("mpi4py") is None or find_mpirun() is None, reason="needs mpi4py and mpirun"
     ),
 ]
-LAYOUTS = {"whole": (1, 1), "tp2": (2, 1), "pp2": (1, 2), "2x2": (2, 2)}
+LAYOUTS = {"whole": (1, 1), "tp2": (2, 1), "pp2": (1, 2), "2x2": (2, 2), "tp4": (4, 1)}
 PAIRS = [
     ("whole", "tp2", "auto"),
     ("tp2", "whole", "auto"),
     ("tp2", "pp2", "mpi"),
     ("pp2", "tp2", "auto"),
     ("2x2", "2x2", "auto"),
+    ("tp4", "whole", "mpi"),  # of 2 key heads, which 2 ranks each have
+    ("whole", "tp4", "mpi"),
 ]
 BY_NIXL = ("--kv_transport", "nixl", "--lease_memory", "64MiB")
 WHOLE = 149 // SIZE * SIZE  # tokens of whole blocks of a prompt
@@ -51,7 +53,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("apart")
     convert(ConvertOptions(model_dir=SHIPPED, output_dir=work / "c"))
     for name, (tp, pp) in LAYOUTS.items():
-        config = BuildConfig(target="cpu", tp_size=tp, pp_size=pp, sum_parts=2, autotune=False)
+        config = BuildConfig(target="cpu", tp_size=tp, pp_size=pp, sum_parts=4, autotune=False)
         build(config, work / "c", work / name)
     return work
 
