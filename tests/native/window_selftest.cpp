@@ -349,7 +349,8 @@ int run_moves() {
     for (int rank = 0; rank < ranks; ++rank) windows.push_back(std::make_unique<Window>(path, rank, shape, kTimeout));
     for (auto& window : windows) threads.emplace_back([&window, alike = alike] { move_bytes(*window, alike); });
     for (std::thread& each : threads) each.join();
-    std::printf("%d stages, %d alike, %ld moves: %d times wrong\n", stages, alike, static_cast<long>(kMoves), wrong.load());
+    std::printf("%d stages, %d alike, %ld moves: %d times wrong\n", stages, alike, static_cast<long>(kMoves),
+                wrong.load());
     ::close(file);
   }
   return wrong.load() == 0 ? 0 : 1;
