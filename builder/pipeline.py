@@ -36,6 +36,7 @@ from ingot.builder.passes import (
 )
 from ingot.builder.passes.add_in_products import add_in_products
 from ingot.builder.passes.base import Pass, PassReport
+from ingot.builder.passes.cast_inputs import CastInputs
 from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
@@ -49,10 +50,12 @@ from ingot.builder.passes.use_library import UseLibrary
 from ingot.builder.passes.use_many_rows import UseManyRows
 from ingot.builder.precision import ProductChoice
 from ingot.builder.program import Program
+from ingot.builder.select import choose_kernel
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Plan
+from ingot.plugins.ops.cast import OP as CAST
 from ingot.plugins.target import CapturesDecode, HasManyRows, SplitsContexts, StoresNarrow, Target, WithLibrary
 
 
@@ -116,7 +119,8 @@ def program_passes(
         *many_row_passes(target, wanted=wanted),
         *library_passes(target, wanted=wanted),
         *((ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()),
-        *((cut,) if config.pp_size > 1 else ()),  # last: a stage's steps are those of an engine without stages
+        *((cut,) if config.pp_size > 1 else ()),  # so late: a stage's steps are those of an engine without stages
+        *cast_passes(target),  # behind the cut, since stages hand float32 on
     )
 
 
@@ -126,6 +130,11 @@ def step_passes(target: Target) -> tuple[StepPass, ...]:
         *((add_in_products,) if target.adds_in_products else ()),
         *((StoreNarrow(ops=target.storing_narrow()),) if isinstance(target, StoresNarrow) else ()),
     )
+
+
+def cast_passes(target: Target) -> tuple[StepPass, ...]:
+    """Where products take what has 16 bits."""
+    return (CastInputs(kernel=choose_kernel(target, CAST.name, "f32")),) if isinstance(target, StoresNarrow) else ()
 
 
 def many_row_passes(target: Target, *, wanted: bool) -> tuple[StepPass, ...]:

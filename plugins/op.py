@@ -264,6 +264,9 @@ class Op:
     tables        inputs that are tables, weights of which it reads single rows → how many rows a plan needs there
     vectors       inputs that are weights with one dimension, float32
     derived       inputs that are weights made of the packed one: rows of that, quantised → the same rows of this
+    unrounded     attrs → the input by which a product gets its first input as it is too, where that is rounded before:
+                  it copies columns of it. None: it does not
+    rounds        its output is its first input, rounded: what an engine was made from has no such step
     constants     inputs that are weights with the same numbers in every engine → these, given how many they are
     plain         a step of it → the step of another op that computes the same, all of it; itself without
     reads         rows of which a step wants nothing but the greatest number, 0 where it wants more → inputs that are
@@ -311,6 +314,8 @@ class Op:
     tables: Mapping[int, Callable[[Plan], int]] = dataclasses.field(default_factory=dict)
     vectors: tuple[int, ...] = ()
     derived: Mapping[int, Callable[[QuantisedRows], QuantisedRows]] = dataclasses.field(default_factory=dict)
+    unrounded: Callable[[Mapping[str, Attr]], int | None] = lambda attrs: None
+    rounds: bool = False
     constants: Mapping[int, Callable[[int], Array]] = dataclasses.field(default_factory=dict)
     plain: Callable[[Step], Step] = lambda step: step
     reads: Callable[[int], tuple[int, ...]] | None = None

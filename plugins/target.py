@@ -312,7 +312,7 @@ class StoresNarrow(Target, Protocol):
     """A target that stores what only products read in the 16-bit type to which these round it."""
 
     def storing_narrow(self) -> frozenset[str]:
-        """Ops whose kernels write their first output so, where the plan's buffer says it."""
+        """Ops whose kernels write their first output so, where the plan's buffer says it. One of them is `cast`."""
         ...
 
 

@@ -55,6 +55,11 @@ def _common_type(readers: list[Draft], index: int | None) -> DType | str | None:
 
 
 def _rounds_to(step: Draft, index: int | None) -> DType | None:
-    if find_op(step.op).packed is None or step.inputs[0] != index or step.inputs.count(index) > 1:
+    if step.inputs[0] != index or step.inputs.count(index) > 1 or find_op(step.op).unrounded(step.attrs) is not None:
         return None
-    return _NARROW.get(str(step.attrs["activations"]))
+    return rounded_type(step)
+
+
+def rounded_type(step: Draft) -> DType | None:
+    """The 16-bit type to which a product rounds its first input."""
+    return None if find_op(step.op).packed is None else _NARROW.get(str(step.attrs["activations"]))

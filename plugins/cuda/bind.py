@@ -100,10 +100,9 @@ class _Binder(SpecialSteps):
         x, weight_name, bias, residual = step.inputs
         weight, buffer = self._weights[weight_name], self._buffers[step.outputs[0]]
         n, k = weight.shape
-        source, work = self._product_input(x)
         own = OwnProduct(
             y=self._buffer(step.outputs[0]),
-            x=source,
+            x=self._buffer(x),
             weight=self._weight(weight_name),
             bias=self._weight(bias),
             residual=self._any(residual),
@@ -127,8 +126,8 @@ class _Binder(SpecialSteps):
                 hint=REBUILD,
             )
         if not (library or wide):
-            return [*work, *product_launches(own)]
-        work.extend(product_launches(own, FEW_ROWS))
+            return [*product_launches(own)]
+        work: list[Work] = [*product_launches(own, FEW_ROWS)]
         if wide:
             work.extend(
                 wide_launches(own, self._at.sums, BESIDE_LIBRARY) if library else wide_launches(own, self._at.sums)
@@ -148,10 +147,9 @@ class _Binder(SpecialSteps):
     def moe_gate_up(self, step: Step, narrow: bool) -> list[Work]:
         x, ids, weight, bias = step.inputs
         taken, work = self._taken(ids, self._weights[weight])
-        source, converting = self._product_input(x)
         product = dataclasses.replace(
             _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
-            x=source,
+            x=self._buffer(x),
             y=self._buffer(step.outputs[0]),
             each=taken.slots,
             gated=bool(step.attrs["gated"]),
@@ -160,20 +158,19 @@ class _Binder(SpecialSteps):
             limit=float(step.attrs["limit"]),
             alpha=float(step.attrs["alpha"]),
         )
-        return [*work, *converting, *expert_launches(product, taken)]
+        return [*work, *expert_launches(product, taken)]
 
     def moe_down(self, step: Step, narrow: bool) -> list[Work]:
         x, ids, weights, weight, bias = step.inputs
         taken, work = self._taken(ids, self._weights[weight])
-        source, converting = self._product_input(x)
         product = dataclasses.replace(
             _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
-            x=source,
+            x=self._buffer(x),
             y=self._at.sums,
         )
         y, rows = self._buffer(step.outputs[0]), self._buffers[x].rows
         added = sum_launch(y, self._at.sums, self._buffer(weights), cols=product.n, slots=taken.slots, rows=rows)
-        return [*work, *converting, *expert_launches(product, taken), added]
+        return [*work, *expert_launches(product, taken), added]
 
     def add_gated(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
@@ -186,6 +183,11 @@ class _Binder(SpecialSteps):
         x, residual = (self._buffer(name) for name in step.inputs)
         y = self._buffer(buffer.name)
         return [epilogue_launch(y, x, cols=cols, rows=buffer.rows, kind=0, narrow=narrow, residual=residual)]
+
+    def cast(self, step: Step, narrow: bool) -> list[Work]:
+        buffer, cols = self._shape(step)
+        y, x = self._buffer(buffer.name), self._buffer(step.inputs[0])
+        return [epilogue_launch(y, x, cols=cols, rows=buffer.rows, kind=0, narrow=narrow)]
 
     def activation(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
@@ -330,6 +332,7 @@ _STEPS: dict[str, _StepKernels] = {
     "layer_norm": _StepKernels(_Binder.norm, narrow=True),
     "matmul": _StepKernels(_Binder.matmul, narrow=True),
     "add": _StepKernels(_Binder.add, narrow=True),
+    "cast": _StepKernels(_Binder.cast, narrow=True, alone=True),
     "activation": _StepKernels(_Binder.activation, narrow=True),
     "rope_kv_write": _StepKernels(_Binder.rope_kv_write),
     "paged_attention": _StepKernels(_Binder.paged_attention, narrow=True),

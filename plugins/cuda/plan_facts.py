@@ -176,8 +176,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     weights = {weight.name: weight for weight in plan.weights}
-    narrow = specialisation(plan).weight is not DType.F32
-    sums, inputs, groups = [0], [0], [0]
+    sums, groups = [0], [0]
     for step in plan.steps:
         op = find_op(step.op)
         if op.packed is None:
@@ -191,9 +190,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
             sums.append(4 * count * taken * weight.shape[-2])
         if takes_wide(step) and not op.experts:
             sums.append(4 * part_sums(weight.shape[-2], weight.shape[-1], count))
-        if narrow and x.dtype is DType.F32:
-            inputs.append(2 * count * x.cols)
-    return ScratchBytes(sums=max(sums), inputs=max(inputs), groups=max(groups), exchanged=exchanged_bytes(plan))
+    return ScratchBytes(sums=max(sums), groups=max(groups), exchanged=exchanged_bytes(plan))
 
 
 def weight_places(plan: Plan) -> tuple[dict[str, int], int]:

@@ -3,7 +3,6 @@
 from ingot.dtypes import DType
 from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Places
-from ingot.plugins.cuda.epilogues import epilogue_launch
 from ingot.plugins.cuda.experts import Taken, group_launches
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.plan_facts import specialisation, tiles_of, weight_places
@@ -79,14 +78,6 @@ class PlanPlaces:
 
     def _counts(self, rows: Rows) -> int:
         return self._at.tables["counts"] + (0 if rows is Rows.TOKENS else 4)
-
-    def _product_input(self, name: str) -> tuple[int, list[Work]]:
-        """Where a product's input lies in the products' type, and what brings it there."""
-        source, buffer = self._buffer(name), self._buffers[name]
-        if self._types.weight is DType.F32 or self._narrow(name):
-            return source, []
-        to = self._at.inputs
-        return to, [epilogue_launch(to, source, cols=buffer.cols, rows=buffer.rows, kind=0, narrow=True)]
 
     def _taken(self, ids: str, weight: Weight) -> tuple[Taken, list[Work]]:
         """The experts that rows take, and what sorts them, unless the kernel call before has done it."""

@@ -125,14 +125,13 @@ class SpecialSteps(PlanPlaces):
         return [*launches]
 
     def head_matmul(self, step: Step, narrow: bool) -> list[Work]:
-        x, name = step.inputs
+        x, name, tail = step.inputs
         weight, buffer = self._weights[name], self._buffers[step.outputs[0]]
-        source, work = self._product_input(x)
         heads, n, k = weight.shape
         product = HeadProduct(
             y=self._buffer(buffer.name),
-            x=source,
-            kept_from=self._buffer(x),
+            x=self._buffer(x),
+            kept_from=self._buffer(tail or x),
             weight=self._weight(name),
             counts=self._counts(buffer.rows),
             heads=heads,
@@ -143,7 +142,7 @@ class SpecialSteps(PlanPlaces):
             dtype=weight.dtype,
             rows=buffer.rows,
         )
-        return [*work, *head_launches(product)]
+        return [*head_launches(product)]
 
     def causal_conv(self, step: Step, narrow: bool) -> list[Work]:
         x, weight, bias = step.inputs[:3]

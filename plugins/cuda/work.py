@@ -80,7 +80,6 @@ class Addresses:
     num_blocks  of each cache group, the spare one included; of slots of states, which have none
     table_width  integers from a sequence's block tables to those of the next one
     sums    products before their epilogues, float32; those of experts before they are added up
-    inputs  of products, in their type, where they lie elsewhere as float32
     groups  of rows by experts, see experts.py
     drawn   the token that the sequence in each slot drew last
     exchanged  what ranks have brought, before it is put together, see exchanges.py
@@ -92,7 +91,6 @@ class Addresses:
     kv: tuple[int, ...]
     num_blocks: tuple[int, ...]
     sums: int
-    inputs: int
     groups: int
     drawn: int
     exchanged: int
@@ -105,10 +103,9 @@ class Addresses:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchBytes:
-    """What `sums`, `inputs`, `groups` and `exchanged` must hold."""
+    """What `sums`, `groups` and `exchanged` must hold."""
 
     sums: int
-    inputs: int
     groups: int
     exchanged: int
 

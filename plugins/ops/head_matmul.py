@@ -7,20 +7,24 @@ import numpy as np
 
 from ingot.plan import Attr
 from ingot.plugins.attributes import PRODUCT_RULES, between
-from ingot.plugins.op import Array, Call, Op, Shapes
+from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.work import OpUse, plain_work
 from ingot.step_work import Work
 
 
 def reference(call: Call) -> tuple[Array, ...]:
-    """y[r, h] = [x[r, h, :K] @ weight[h].T | x[r, h, K:]]; activations round x[:K], as in the op matmul."""
-    x, weight = call.required(0), call.weight(1)
+    """y[r, h] = [x[r, h, :K] @ weight[h].T | tail[r, h, K:]]; activations round x[:K], as in the op matmul.
+
+    tail  what x is where it is not rounded before; absent: x
+    """
+    x, weight, tail = call.required(0), call.weight(1), call.optional(2)
     heads, _, k = weight.shape
     split = x.reshape(len(x), heads, -1)
     parts = [(head, np.ascontiguousarray(split[:, head, :k])) for head in range(heads)]
     products = weight.products(parts, str(call.attrs["activations"]))
     made = np.stack(list(products), axis=1)
-    return (np.concatenate([made, split[:, :, k:]], axis=2).reshape(len(x), -1),)
+    kept = (x if tail is None else tail).reshape(split.shape)[:, :, k:]
+    return (np.concatenate([made, kept], axis=2).reshape(len(x), -1),)
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
@@ -28,7 +32,10 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     (cols,), weight = shapes[0] or (0,), shapes[1] or ()
     if len(weight) != 3 or weight[0] * (weight[2] + int(attrs["kept"])) != cols:
         return f"an input of {cols} columns cannot be multiplied with the weights of heads {weight}"
-    return None if weight[0] == attrs["heads"] else f"{attrs['heads']} heads, the weight has {weight[0]}"
+    if shapes[2] is not None and not attrs["kept"]:
+        return "columns that are kept come from an input of their own, and none are kept"
+    heads = None if weight[0] == attrs["heads"] else f"{attrs['heads']} heads, the weight has {weight[0]}"
+    return heads or unequal("tail", shapes[2], cols)
 
 
 def work(use: OpUse) -> Work:
@@ -39,7 +46,7 @@ def work(use: OpUse) -> Work:
 
 OP = Op(
     name="head_matmul",
-    inputs=("x", "weight"),  # [rows, heads * (K + kept)], [heads, N, K] packed
+    inputs=("x", "weight", "tail?"),  # [rows, heads * (K + kept)], [heads, N, K] packed, as x
     outputs=("y",),  # [rows, heads * (N + kept)]
     # kept: columns of each head that are copied behind its product
     attrs={"heads": int, "kept": 0, "activations": "f32", "group": 0},
@@ -50,4 +57,5 @@ OP = Op(
     work=work,
     packed=1,
     stacked=True,
+    unrounded=lambda attrs: 2 if attrs["kept"] else None,
 )

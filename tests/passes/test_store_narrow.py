@@ -76,3 +76,13 @@ def test_it_runs_for_targets_that_store_so() -> None:
     assert not any(
         isinstance(each, StoreNarrow) for name in ("ref", "cpu/amx") for each in step_passes(find_target(name))
     )
+
+
+def test_columns_that_a_matmul_copies_stay_float32() -> None:
+    attrs: dict[str, Attr] = {"activations": "bf16", "heads": 1, "kept": 8}
+    copying = Draft(name="heads", op="head_matmul", kernel="", inputs=(1, "w", None), outputs=(2,), attrs=attrs)
+    made, report = NARROW(program(norm(0, 1), copying))
+    assert stored(made) == "f32 f32 f32"
+    assert (report.fired, report.refused) == (0, {})
+    made, _ = NARROW(program(norm(0, 1), dataclasses.replace(copying, attrs={**attrs, "kept": 0})))
+    assert stored(made) == "f32 bf16 f32"

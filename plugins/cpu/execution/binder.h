@@ -115,6 +115,11 @@ class Binder {
     check_count("takes", step_->attrs.size(), attrs, "attributes");
   }
 
+  // An input that kernels of other targets take.
+  void check_absent(size_t index, const std::string& name) const {
+    check(step_->inputs[index].empty(), "CPU kernels take no input " + name + ", got " + step_->inputs[index]);
+  }
+
   const BufferSpec* find_buffer(const std::string& name) const {
     const auto found = buffers_.find(name);
     check(found != buffers_.end(), "there is no buffer " + name);

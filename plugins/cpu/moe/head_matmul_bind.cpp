@@ -5,7 +5,8 @@ namespace ingot {
 namespace {
 
 void bind_head_matmul(const Binder& step, BoundStep& bound) {
-  step.check_form(2, 1, 4);
+  step.check_form(3, 1, 4);
+  step.check_absent(2, "tail");
   const WeightSpec* weight = step.product_weight(step.spec().inputs[1], 3, false);
   const int64_t heads = weight->shape[0], n = weight->shape[1], k = weight->shape[2];
   step.check(step.attr_group(weight->dtype) == 0, "weights of heads do not come in groups");

@@ -145,7 +145,7 @@ class Run:
 
     def _check_alike(self, stage: Sequence[Rank], steps: Sequence[Step], written: Sequence[Outputs]) -> None:
         """What is a tensor of the source is whole in every rank of a stage, and has the same bits there."""
-        for output, tensor in enumerate(self._source.tensors[steps[0].name]):
+        for output, tensor in enumerate(self._source.tensors.get(steps[0].name, ())):
             for rank, own, outputs in list(zip(stage, steps, written, strict=True))[1:] if tensor else ():
                 wanted = written[0][steps[0].outputs[output]]
                 error = same_bits("output", outputs[own.outputs[output]], wanted)

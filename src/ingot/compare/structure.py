@@ -54,9 +54,14 @@ def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:
     cols = {buffer.name: f"{buffer.cols} columns per row of {buffer.rows.value}" for buffer in plan.buffers}
     made_by: dict[str, str] = {each.name: f"input {each.name}" for each in plan.inputs}
     for step in (find_op(each.op).plain(each) for each in plan.steps):
+        op = find_op(step.op)
+        if op.rounds:
+            made_by[step.outputs[0]] = made_by.get(step.inputs[0], "")
+            continue
         inputs = tuple(
             f"weight {same.get(name, name)} {weights[name].shape}" if name in weights else made_by.get(name, "")
-            for name in step.inputs
+            for index, name in enumerate(step.inputs)
+            if index != op.unrounded(step.attrs)
         )
         yield _Outline(
             name=step.name,

@@ -81,7 +81,7 @@ class _Walk:
 
     def _named(self, step: Step) -> list[tuple[str, str]]:
         """(buffer, tensor) of the outputs that the source's graph has, too."""
-        both = zip(step.outputs, self._tensors[step.name], strict=False)
+        both = zip(step.outputs, self._tensors.get(step.name, ()), strict=False)
         return [(buffer, tensor) for buffer, tensor in both if buffer and tensor]
 
     def _split(self, tensor: str) -> list[Float64]:
@@ -208,5 +208,5 @@ def _experts(
         if step.name in routes:
             taken = routes[step.name].astype(np.int64).reshape(*sequences.shape, -1)
             found[written[step.inputs[0]]] = np.concatenate([np.full_like(taken, -1), taken, taken])
-        written |= dict(zip(step.outputs, source.tensors[step.name], strict=False))
+        written |= dict(zip(step.outputs, source.tensors.get(step.name, ()), strict=False))
     return found

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType, from_float32
+from ingot.errors import EngineError
 from ingot.plan import Attr, CacheGroup
 from ingot.plugins.cpu.kv_layout import unpack_rows
 from ingot.plugins.cpu.native import kernel_table
@@ -153,3 +154,11 @@ def test_products_of_heads(kernel: str) -> None:
             _write(session, inputs, slice(row, row + 1))
             assert native_outputs(session, plain_batch(1))[0].tobytes() == whole[row : row + 1].tobytes()
             session.close()
+
+
+def test_kept_columns_from_elsewhere_are_refused() -> None:
+    """Only kernels of GPUs take them so."""
+    x, weight = random_array(2, 6), Packed(values=random_array(1, 4, 3), panels=True)
+    attrs: dict[str, Attr] = {"heads": 1, "kept": 3, "activations": "f32", "group": 0}
+    with pytest.raises(EngineError, match="CPU kernels take no input tail, got in2"):
+        open_step("head_matmul.f32.avx2", [x, weight, x], attrs, plain_batch(2))

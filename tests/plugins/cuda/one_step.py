@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ingot.builder.memory import Value
 from ingot.builder.pack import add_constants
+from ingot.builder.pipeline import StepPass, cast_passes, run_step_passes
+from ingot.builder.program import Draft, Program
 from ingot.dtypes import DType
-from ingot.plan import Attr, CacheGroup, Plan, Split
+from ingot.plan import ALIGNMENT, Attr, Buffer, CacheGroup, Plan, Split, Step
+from ingot.plan_check import buffer_bytes
 from ingot.plugins.cuda.kv_blocks import pack, unpack
 from ingot.plugins.cuda.session import CudaSession
 from ingot.plugins.cuda.target import CudaTarget
@@ -31,9 +35,10 @@ def layout_of(dtype: DType, head_dim: int = 16, kv_heads: int = 1, tokens_per_bl
 
 
 def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> CudaSession:
-    """A session with machine code added to the plan."""
+    """A session with machine code added to the plan, and what prepares the step's inputs."""
     target = find_target("cuda/sm90")
     assert isinstance(target, CudaTarget)
+    plan = prepared(plan, cast_passes(target))
     constants = target.extra_sections(plan, lambda what, done, total: None)
     (plan,) = add_constants([plan], [constants])
     whole = np.zeros(plan.weight_bytes, np.uint8)
@@ -42,6 +47,42 @@ def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> Cud
         (piece,) = weight.pieces
         whole[piece.offset : piece.offset + piece.end] = np.frombuffer(constant.data, np.uint8)
     return target.open_session(plan, whole, SessionOptions(num_blocks=(num_blocks,)))
+
+
+def prepared(plan: Plan, passes: Sequence[StepPass]) -> Plan:
+    """The plan after passes that add steps. What these write lies behind all other buffers."""
+    place = {buffer.name: index for index, buffer in enumerate(plan.buffers)}
+    drafts = [
+        Draft(
+            name=step.name,
+            op=step.op,
+            kernel=step.kernel,
+            inputs=tuple(place.get(name, name or None) for name in step.inputs),
+            outputs=tuple(place.get(name) for name in step.outputs),
+            attrs=step.attrs,
+        )
+        for step in plan.steps
+    ]
+    values = tuple(Value(rows=each.rows, cols=each.cols, dtype=each.dtype) for each in plan.buffers)
+    made = run_step_passes(Program(steps=tuple(drafts), values=values, logits=place[plan.logits]), passes)
+    buffers, end = list(plan.buffers), plan.arena_bytes
+    for number, value in enumerate(made.values[len(values) :]):
+        name = f"made{number}"
+        buffers.append(Buffer(name=name, rows=value.rows, cols=value.cols, offset=end, dtype=value.dtype))
+        end += -(-buffer_bytes(plan, buffers[-1]) // ALIGNMENT) * ALIGNMENT
+    names = [buffer.name for buffer in buffers]
+    steps = tuple(
+        Step(
+            name=each.name,
+            op=each.op,
+            kernel=each.kernel,
+            inputs=tuple(names[ref] if isinstance(ref, int) else ref or "" for ref in each.inputs),
+            outputs=tuple("" if index is None else names[index] for index in each.outputs),
+            attrs=each.attrs,
+        )
+        for each in made.steps
+    )
+    return dataclasses.replace(plan, buffers=tuple(buffers), steps=steps, arena_bytes=end)
 
 
 def run_step(

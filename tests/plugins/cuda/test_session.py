@@ -366,6 +366,8 @@ def test_the_plan_says_what_lies_in_16_bits(engine: Path) -> None:
         ("layers.0/attention", 0, DType.F16, "expected: f32 or bf16"),
         ("layers.0/qkv", 0, DType.BF16, "expected: f32"),
         ("embed", 0, DType.BF16, "expected: f32"),
+        ("layers.0/attention", 0, DType.F32, "expected: bf16\n"),
+        ("layers.1/attention_out.cast", 0, DType.F32, "expected: bf16\n"),
     ],
 )
 def test_types_that_kernels_do_not_store_are_refused(
@@ -378,6 +380,16 @@ def test_types_that_kernels_do_not_store_are_refused(
     )
     changed = dataclasses.replace(opened.plan, buffers=buffers)
     with pytest.raises(EngineError, match=rf"has a type that cuda targets do not store(.|\n)*{words}"):
+        find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
+
+
+def test_a_cast_to_another_type_than_that_of_its_buffer_is_refused(gpu: ctypes.CDLL, engine: Path) -> None:
+    opened = open_engine(engine)
+    steps = tuple(
+        dataclasses.replace(each, attrs={"to": "f16"}) if each.op == "cast" else each for each in opened.plan.steps
+    )
+    changed = dataclasses.replace(opened.plan, steps=steps)
+    with pytest.raises(EngineError, match=r"kernel call layers.1/attention_out.cast(.|\n)*expected: another buffer"):
         find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
 
 
