@@ -42,6 +42,7 @@ from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.set_precision import SetPrecision
 from ingot.builder.passes.size_decode_steps import size_decode_steps
+from ingot.builder.passes.sort_by_expert import SortByExpert
 from ingot.builder.passes.split_contexts import split_contexts
 from ingot.builder.passes.split_ranks import SplitRanks
 from ingot.builder.passes.split_sums import SplitSums
@@ -56,6 +57,7 @@ from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Plan
 from ingot.plugins.ops.cast import OP as CAST
+from ingot.plugins.ops.sort_by_expert import OP as SORT
 from ingot.plugins.target import CapturesDecode, HasManyRows, SplitsContexts, StoresNarrow, Target, WithLibrary
 
 
@@ -120,7 +122,7 @@ def program_passes(
         *library_passes(target, wanted=wanted),
         *((ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()),
         *((cut,) if config.pp_size > 1 else ()),  # so late: a stage's steps are those of an engine without stages
-        *cast_passes(target),  # behind the cut, since stages hand float32 on
+        *input_passes(target, lambda name: lowering.use(name).shape),  # behind the cut: stages hand float32 on
     )
 
 
@@ -132,9 +134,14 @@ def step_passes(target: Target) -> tuple[StepPass, ...]:
     )
 
 
-def cast_passes(target: Target) -> tuple[StepPass, ...]:
-    """Where products take what has 16 bits."""
-    return (CastInputs(kernel=choose_kernel(target, CAST.name, "f32")),) if isinstance(target, StoresNarrow) else ()
+def input_passes(target: Target, shape_of: Callable[[str], Sequence[int]]) -> tuple[StepPass, ...]:
+    """Where products take what kernel calls before them have prepared. shape_of: a weight's name → its shape."""
+    if not isinstance(target, StoresNarrow):
+        return ()
+    return (
+        CastInputs(kernel=choose_kernel(target, CAST.name, "f32")),
+        SortByExpert(kernel=choose_kernel(target, SORT.name, "f32"), experts=lambda name: shape_of(name)[0]),
+    )
 
 
 def many_row_passes(target: Target, *, wanted: bool) -> tuple[StepPass, ...]:

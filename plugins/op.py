@@ -260,6 +260,10 @@ class Op:
     routes        its first output names the experts that each row takes
     copies_rows   its output is rows of its first input: nothing is computed
     experts       that weight has a matrix for each expert; the second input names those that a row takes
+    listed        the input that such kernels take the rows from which are sorted by expert: what an op with the mark
+                  `lists` has made of the same numbers. `reference` does not read it
+    lists         its output has int32 lists of all rows of a step, for kernels of other ops: what an engine was made
+                  from has no such step, and what is in them depends on the step that a row is in
     stacked       that weight has a matrix for each head
     tables        inputs that are tables, weights of which it reads single rows → how many rows a plan needs there
     vectors       inputs that are weights with one dimension, float32
@@ -310,6 +314,8 @@ class Op:
     packed: int | None = None
     gated: Callable[[Mapping[str, Attr]], bool] = lambda attrs: False
     experts: bool = False
+    listed: int | None = None
+    lists: bool = False
     stacked: bool = False
     tables: Mapping[int, Callable[[Plan], int]] = dataclasses.field(default_factory=dict)
     vectors: tuple[int, ...] = ()
@@ -337,7 +343,7 @@ class Op:
     @property
     def by_rows(self) -> bool:
         """Whether each row of the outputs depends on the same row of the activations alone."""
-        elsewhere = self.uses_kv or self.of_tokens or self.batch_inputs or self.state or self.collective
+        elsewhere = self.uses_kv or self.of_tokens or self.batch_inputs or self.state or self.collective or self.lists
         return self.is_step and self.rows is None and not elsewhere
 
     @property

@@ -312,7 +312,8 @@ class StoresNarrow(Target, Protocol):
     """A target that stores what only products read in the 16-bit type to which these round it."""
 
     def storing_narrow(self) -> frozenset[str]:
-        """Ops whose kernels write their first output so, where the plan's buffer says it. One of them is `cast`."""
+        """Ops whose kernels write their first output so, where the plan's buffer says it. It has kernels of `cast` and
+        `sort_by_expert` too."""
         ...
 
 

@@ -15,7 +15,7 @@ from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
 from ingot.plugins.cuda.exchanges import gather_work, receive_work, reduce_work, send_work
-from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sum_launch
+from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sort_launches, sum_launch
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
 from ingot.plugins.cuda.plan_facts import LIBRARY, code_of, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
@@ -138,15 +138,19 @@ class _Binder(SpecialSteps):
 
     def moe_route(self, step: Step, narrow: bool) -> list[Work]:
         logits, bias = step.inputs
-        self._sorted = ""
         ids, weights = (self._buffer(name) for name in step.outputs)
         x, given = self._buffers[logits], self._weight(bias)
         at = self._buffer(logits)
         return [route_launch(step.attrs, ids=ids, weights=weights, logits=at, bias=given, experts=x.cols, rows=x.rows)]
 
+    def sort_by_expert(self, step: Step, narrow: bool) -> list[Work]:
+        ids, lists, experts = step.inputs[0], step.outputs[0], int(step.attrs["experts"])
+        self._sorted[lists] = ids, experts
+        return [*sort_launches(self._taken(ids, lists, experts), self._types.weight)]
+
     def moe_gate_up(self, step: Step, narrow: bool) -> list[Work]:
-        x, ids, weight, bias = step.inputs
-        taken, work = self._taken(ids, self._weights[weight])
+        x, ids, weight, bias, lists = step.inputs
+        taken = self._sorted_rows(step, ids, lists, self._weights[weight].shape[0])
         product = dataclasses.replace(
             _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
             x=self._buffer(x),
@@ -158,11 +162,11 @@ class _Binder(SpecialSteps):
             limit=float(step.attrs["limit"]),
             alpha=float(step.attrs["alpha"]),
         )
-        return [*work, *expert_launches(product, taken)]
+        return [*expert_launches(product, taken)]
 
     def moe_down(self, step: Step, narrow: bool) -> list[Work]:
-        x, ids, weights, weight, bias = step.inputs
-        taken, work = self._taken(ids, self._weights[weight])
+        x, ids, weights, weight, bias, lists = step.inputs
+        taken = self._sorted_rows(step, ids, lists, self._weights[weight].shape[0])
         product = dataclasses.replace(
             _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
             x=self._buffer(x),
@@ -170,7 +174,7 @@ class _Binder(SpecialSteps):
         )
         y, rows = self._buffer(step.outputs[0]), self._buffers[x].rows
         added = sum_launch(y, self._at.sums, self._buffer(weights), cols=product.n, slots=taken.slots, rows=rows)
-        return [*work, *expert_launches(product, taken), added]
+        return [*expert_launches(product, taken), added]
 
     def add_gated(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
@@ -340,6 +344,7 @@ _STEPS: dict[str, _StepKernels] = {
     "softcap": _StepKernels(_Binder.softcap),
     "scale": _StepKernels(_Binder.scale),
     "moe_route": _StepKernels(_Binder.moe_route, alone=True),
+    "sort_by_expert": _StepKernels(_Binder.sort_by_expert, alone=True),
     "moe_gate_up": _StepKernels(_Binder.moe_gate_up, narrow=True, alone=True),
     "moe_down": _StepKernels(_Binder.moe_down, alone=True),
     "add_gated": _StepKernels(_Binder.add_gated, alone=True),

@@ -1,6 +1,7 @@
 """The launches of mixtures of experts: routing, rows sorted by expert, the products of experts, their weighted sums.
 
-logits ─ moe_route ▶ ids, weights ─ group_by_expert ▶ pairs, tiles ─ experts_* ▶ a result per pair ─ sum_experts ▶ y
+logits ─ moe_route ▶ ids, weights ─ group_by_expert ▶ lists: pairs, tiles ─ experts_* ▶ a result per pair ─ sum_experts
+▶ y
 
 A pair is a row and one of its slots. Grids depend on how many rows a step has, not on what they take, so that graphs
 can be captured. The rows of an expert's tile have the bits that they would have in any other tile of its size; in
@@ -18,7 +19,7 @@ from ingot.plugins.cuda.wide_products import WIDE_THREADS, multiplies, wide_shar
 from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, number, pointer, row_grid
 
 MAX_EXPERTS = 1024  # as the kernel that routes remembers them
-_WARP, _TILE_INTEGERS, _ALIGNMENT = 32, 4, 256
+_WARP = 32
 _PAIR_ROWS, _BLOCK_PAIRS = 32, 4  # rows of a weight that are computed together, and how many such a block of many rows
 _F32_ROWS, _F32_COLS = 16, 64
 
@@ -29,13 +30,13 @@ class Taken:
 
     ids     float32 [rows, slots], an address
     counts  how many rows the step has, an address
-    groups  where they are sorted: room for `group_bytes`
+    lists   where they are sorted: pairs, behind those of the largest step the tiles. An address
     most    rows of the largest step
     """
 
     ids: int
     counts: int
-    groups: int
+    lists: int
     experts: int
     slots: int
     rows: Rows
@@ -43,25 +44,16 @@ class Taken:
 
     @property
     def tiles(self) -> int:
-        """Where they lie: behind the pairs."""
-        return self.groups + _pair_bytes(self.most * self.slots)
+        """Where they lie."""
+        return self.lists + 4 * self.most * self.slots
 
     def pairs(self, counts: Counts) -> int:
         """How many a step has."""
         return count_of(self.rows, counts) * self.slots
 
 
-def _pair_bytes(pairs: int) -> int:
-    return -(-4 * pairs // _ALIGNMENT) * _ALIGNMENT
-
-
-def group_bytes(pairs: int, experts: int) -> int:
-    """Scratch memory for so many pairs, in tiles of any size."""
-    return _pair_bytes(pairs) + 4 * _TILE_INTEGERS * _tiles(pairs, experts, min(each.rows for each in _KERNELS))
-
-
 def _tiles(pairs: int, experts: int, rows: int) -> int:
-    """As many as any choice of experts can fill or begin."""
+    """As many as any choice of experts can fill or begin: there is room for one of each pair."""
     return min(pairs, pairs // rows + experts)
 
 
@@ -116,17 +108,17 @@ def route_launch(
     return Launch(kernel="moe_route", grid=row_grid(rows), threads=_WARP, shared=shared, arguments=arguments)
 
 
-def group_launches(taken: Taken, dtype: DType) -> list[Launch]:
+def sort_launches(taken: Taken, dtype: DType) -> list[Launch]:
     """Sort the pairs by expert, for products with weights of a type."""
-    return [_group(taken, each) for each in _kernels(dtype)]
+    return [_sort(taken, each) for each in _kernels(dtype)]
 
 
-def _group(taken: Taken, kernel: _Kernel) -> Launch:
+def _sort(taken: Taken, kernel: _Kernel) -> Launch:
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
         return (taken.experts if kernel.computes(taken.pairs(counts), taken.experts) else 0), 1, 1
 
     arguments = (
-        pointer(taken.groups),
+        pointer(taken.lists),
         pointer(taken.tiles),
         pointer(taken.ids),
         pointer(taken.counts),
@@ -189,7 +181,7 @@ def _product(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Launch:
         pointer(product.weight),
         pointer(product.bias),
         pointer(taken.tiles),
-        pointer(taken.groups),
+        pointer(taken.lists),
         integer(product.each),
         integer(product.n),
         integer(product.k),

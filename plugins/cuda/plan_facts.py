@@ -8,7 +8,6 @@ from ingot.errors import EngineError
 from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.exchanges import exchanged_bytes
-from ingot.plugins.cuda.experts import group_bytes
 from ingot.plugins.cuda.shapes import (
     MAX_GROUP,
     MAX_HEAD_DIM,
@@ -73,7 +72,7 @@ def specialisation(plan: Plan) -> Specialisation:
         head_dim=kv.head_dim,
         tokens_per_block=plan.tokens_per_block,
         codes=codes,
-        experts=any(find_op(s.op).routes or find_op(s.op).experts for s in plan.steps),
+        experts=any(op.routes or op.experts or op.lists for op in (find_op(step.op) for step in plan.steps)),
         states=any(each.state for each in plan.caches),
         latent=kv.latent,
         wide=any(map(takes_wide, plan.steps)),
@@ -176,7 +175,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     weights = {weight.name: weight for weight in plan.weights}
-    sums, groups = [0], [0]
+    sums = [0]
     for step in plan.steps:
         op = find_op(step.op)
         if op.packed is None:
@@ -185,12 +184,11 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
         count, taken = rows[x.rows], 1
         if op.experts:
             taken = buffers[step.inputs[1]].cols
-            groups.append(group_bytes(count * taken, weight.shape[0]))
         if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
             sums.append(4 * count * taken * weight.shape[-2])
         if takes_wide(step) and not op.experts:
             sums.append(4 * part_sums(weight.shape[-2], weight.shape[-1], count))
-    return ScratchBytes(sums=max(sums), groups=max(groups), exchanged=exchanged_bytes(plan))
+    return ScratchBytes(sums=max(sums), exchanged=exchanged_bytes(plan))
 
 
 def weight_places(plan: Plan) -> tuple[dict[str, int], int]:

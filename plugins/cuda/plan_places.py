@@ -1,23 +1,14 @@
 """Where the steps of a plan find what they read and write on a GPU, and what brings it there."""
 
 from ingot.dtypes import DType
-from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step, Weight
+from ingot.errors import REBUILD, EngineError
+from ingot.plan import Buffer, CacheGroup, Plan, Rows, Step
 from ingot.plugins.cuda.attention import Places
-from ingot.plugins.cuda.experts import Taken, group_launches
+from ingot.plugins.cuda.experts import Taken
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.plan_facts import specialisation, tiles_of, weight_places
 from ingot.plugins.cuda.states import Slots
-from ingot.plugins.cuda.work import (
-    Addresses,
-    Launch,
-    Work,
-    cache_places,
-    integer,
-    number,
-    pointer,
-    row_grid,
-    state_places,
-)
+from ingot.plugins.cuda.work import Addresses, Launch, cache_places, integer, number, pointer, row_grid, state_places
 
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
 _TABLES = {
@@ -39,7 +30,7 @@ class PlanPlaces:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
         self._offsets, _ = weight_places(plan)
-        self._sorted = ""  # ids by which rows are sorted already
+        self._sorted: dict[str, tuple[str, int]] = {}  # lists → ids by which rows are sorted there, of how many experts
 
     def _narrow(self, name: str) -> bool:
         """Whether what lies in a buffer has the products' type."""
@@ -79,22 +70,31 @@ class PlanPlaces:
     def _counts(self, rows: Rows) -> int:
         return self._at.tables["counts"] + (0 if rows is Rows.TOKENS else 4)
 
-    def _taken(self, ids: str, weight: Weight) -> tuple[Taken, list[Work]]:
-        """The experts that rows take, and what sorts them, unless the kernel call before has done it."""
+    def _sorted_rows(self, step: Step, ids: str, lists: str, experts: int) -> Taken:
+        """`_taken` of a step that reads the lists. Raises EngineError where they are of other rows."""
+        found = self._sorted.get(lists)
+        if found != (ids, experts):
+            raise EngineError(
+                "cuda targets multiply rows of experts that are sorted before",
+                where=f"kernel call {step.name}",
+                expected=f"lists that sort_by_expert has made of {ids} for {experts} experts",
+                got="none" if found is None else f"lists of {found[0]} for {found[1]} experts",
+                hint=REBUILD,
+            )
+        return self._taken(ids, lists, experts)
+
+    def _taken(self, ids: str, lists: str, experts: int) -> Taken:
+        """The experts that rows take, and the buffer where they are sorted."""
         buffer, limits = self._buffers[ids], self._plan.limits
-        taken = Taken(
+        return Taken(
             ids=self._buffer(ids),
             counts=self._counts(buffer.rows),
-            groups=self._at.groups,
-            experts=weight.shape[0],
+            lists=self._buffer(lists),
+            experts=experts,
             slots=buffer.cols,
             rows=buffer.rows,
             most=limits.max_num_tokens if buffer.rows is Rows.TOKENS else limits.max_logit_rows,
         )
-        if self._sorted == ids:
-            return taken, []
-        self._sorted = ids
-        return taken, [*group_launches(taken, weight.dtype)]
 
     def _by_number(self, step: Step, kernel: str, value: float) -> Launch:
         """A kernel that computes each element of y from the same of x and a number."""

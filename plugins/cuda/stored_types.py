@@ -20,6 +20,8 @@ def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType, *, n
             allowed = [each for each in allowed if each is products]
         if op.rounds and name == step.outputs[0]:
             allowed = [each for each in allowed if each.value == step.attrs["to"]]
+        if (op.lists and name == step.outputs[0]) or (op.listed is not None and name == step.inputs[op.listed]):
+            allowed = [DType.I32]
         if name in buffers and buffers[name].dtype not in allowed:
             raise EngineError(
                 "an activation has a type that cuda targets do not store",

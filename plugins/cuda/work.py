@@ -80,7 +80,6 @@ class Addresses:
     num_blocks  of each cache group, the spare one included; of slots of states, which have none
     table_width  integers from a sequence's block tables to those of the next one
     sums    products before their epilogues, float32; those of experts before they are added up
-    groups  of rows by experts, see experts.py
     drawn   the token that the sequence in each slot drew last
     exchanged  what ranks have brought, before it is put together, see exchanges.py
     place   of this rank among those of its pipeline stage
@@ -91,7 +90,6 @@ class Addresses:
     kv: tuple[int, ...]
     num_blocks: tuple[int, ...]
     sums: int
-    groups: int
     drawn: int
     exchanged: int
     place: int
@@ -103,10 +101,9 @@ class Addresses:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchBytes:
-    """What `sums`, `groups` and `exchanged` must hold."""
+    """What `sums` and `exchanged` must hold."""
 
     sums: int
-    groups: int
     exchanged: int
 
 

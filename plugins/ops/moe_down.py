@@ -8,6 +8,7 @@ from ingot.plan import Attr
 from ingot.plugins.attributes import PRODUCT_RULES
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.ops.moe_gate_up import biases, each_expert, too_many
+from ingot.plugins.ops.sort_by_expert import COLUMNS
 from ingot.plugins.work import experts_work
 
 
@@ -34,13 +35,13 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
     if len(weight) != 3 or weight[2] * slots != k:
         return f"an input of {slots} slots in {k} columns cannot be multiplied with experts {weight}"
     sizes = unequal("weights", shapes[2], slots) or unequal("bias", shapes[4], weight[0] * weight[1])
-    return sizes or too_many(slots, weight[0])
+    return sizes or unequal("lists", shapes[5], COLUMNS * slots) or too_many(slots, weight[0])
 
 
 OP = Op(
     name="moe_down",
-    # [rows, slots * K], [rows, slots] twice, [experts, N, K] packed, [experts * N]
-    inputs=("x", "ids", "weights", "weight", "bias?"),
+    # [rows, slots * K], [rows, slots] twice, [experts, N, K] packed, [experts * N], of the op sort_by_expert
+    inputs=("x", "ids", "weights", "weight", "bias?", "lists?"),
     outputs=("y",),  # [rows, N]
     attrs={"activations": "f32", "group": 0},
     out_cols=lambda cols, attrs: (cols[3] or 0,),
@@ -51,4 +52,5 @@ OP = Op(
     packed=3,
     vectors=(4,),
     experts=True,
+    listed=5,
 )

@@ -9,6 +9,7 @@ from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS, sigmoid
 from ingot.plugins.attributes import PRODUCT_RULES, is_flag, not_negative, one_of
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
+from ingot.plugins.ops.sort_by_expert import COLUMNS
 from ingot.plugins.work import experts_work
 
 
@@ -68,7 +69,8 @@ def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:
         return f"an input of {k} columns cannot be multiplied with the gates and ups of experts {weight}"
     if attrs["limit"] and (attrs["activation"] != "silu" or not attrs["gated"]):
         return f"a clamped gate is none of {attrs['activation']}"
-    return unequal("bias", shapes[3], weight[0] * weight[1]) or too_many(slots, weight[0])
+    sizes = unequal("bias", shapes[3], weight[0] * weight[1]) or unequal("lists", shapes[4], COLUMNS * slots)
+    return sizes or too_many(slots, weight[0])
 
 
 def too_many(slots: int, experts: int) -> str | None:
@@ -78,8 +80,9 @@ def too_many(slots: int, experts: int) -> str | None:
 
 OP = Op(
     name="moe_gate_up",
-    # [rows, K], [rows, slots], [experts, N, K] packed: N = 2 I, gate rows, then up rows, or I, [experts * N]
-    inputs=("x", "ids", "weight", "bias?"),
+    # [rows, K], [rows, slots], [experts, N, K] packed: N = 2 I, gate rows, then up rows, or I, [experts * N], of the op
+    # sort_by_expert
+    inputs=("x", "ids", "weight", "bias?", "lists?"),
     outputs=("y",),  # [rows, slots * I]
     attrs={"activation": str, "gated": 1, "limit": 0.0, "alpha": 1.0, "activations": "f32", "group": 0},
     out_cols=lambda cols, attrs: ((cols[1] or 0) * _columns(cols[2] or 0, attrs),),
@@ -97,4 +100,5 @@ OP = Op(
     vectors=(3,),
     gated=lambda attrs: bool(attrs["gated"]),
     experts=True,
+    listed=4,
 )

@@ -69,7 +69,7 @@ class Input:
 class Buffer:
     """An activation [rows, cols] at a fixed byte offset of the arena (64-byte aligned).
 
-    dtype  f32, or bf16 or f16 for what only products read, which round it to that type
+    dtype  f32; bf16 or f16 for what only products read, which round it to that type; i32 for lists of rows
     """
 
     name: Name

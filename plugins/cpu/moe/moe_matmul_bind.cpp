@@ -6,7 +6,8 @@ namespace {
 
 void bind_moe_matmul(const Binder& step, BoundStep& bound) {
   const bool first = step.spec().op == "moe_gate_up";  // of the two halves
-  step.bind_form(bound, first ? 4 : 5, first ? 6 : 2, step.kernel());
+  step.bind_form(bound, first ? 5 : 6, first ? 6 : 2, step.kernel());
+  step.check_absent(first ? 4 : 5, "lists");
   const bool gated = first && step.attr_int("gated", 0, 1) == 1;
   const size_t of_weight = first ? 2 : 3;
   const WeightSpec* weight = step.product_weight(step.spec().inputs[of_weight], 3, gated);

@@ -57,11 +57,12 @@ def _outlines(plan: Plan, same: Mapping[str, str]) -> Iterator[_Outline]:
         op = find_op(step.op)
         if op.rounds:
             made_by[step.outputs[0]] = made_by.get(step.inputs[0], "")
+        if op.rounds or op.lists:
             continue
         inputs = tuple(
             f"weight {same.get(name, name)} {weights[name].shape}" if name in weights else made_by.get(name, "")
             for index, name in enumerate(step.inputs)
-            if index != op.unrounded(step.attrs)
+            if index not in (op.unrounded(step.attrs), op.listed)
         )
         yield _Outline(
             name=step.name,

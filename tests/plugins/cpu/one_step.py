@@ -214,7 +214,8 @@ def one_step_plan(
 
     def add_buffer(name: str, rows: Rows, cols: int) -> str:
         nonlocal end
-        buffers.append(Buffer(name=name, rows=rows, cols=cols, offset=end))
+        dtype = DType.I32 if op.lists and name.startswith("out") else DType.F32
+        buffers.append(Buffer(name=name, rows=rows, cols=cols, offset=end, dtype=dtype))
         end += -(-(tokens if rows is Rows.TOKENS else limits.max_logit_rows) * cols * 4 // 64) * 64
         return name
 

@@ -279,3 +279,17 @@ def test_tactics_that_are_none_are_refused(kernel: str, ways: int) -> None:
     for tactics in ("", "000", "00000", f"000{ways}", "000x"):
         with pytest.raises(EngineError, match=f"four digits, each below {ways}"):
             _taken(kernel, tactics, 1)
+
+
+@pytest.mark.parametrize("op", ["moe_gate_up", "moe_down"])
+def test_lists_of_sorted_rows_are_refused(op: str) -> None:
+    """Only kernels of GPUs take them."""
+    rows, ids, weight = _normal(1, 2, 4), _ids(1, 2, 3, 1), _weight("f32", 0, 3, 6, 4, gated=False)
+    inputs: list[Input] = [rows, ids, weight, None, np.zeros((2, 5), np.float32)]
+    attrs: dict[str, Attr] = {"activations": "f32", "group": 0}
+    if op == "moe_down":
+        inputs.insert(2, ids)
+    else:
+        attrs |= {"activation": "relu2", "gated": 0, "limit": 0.0, "alpha": 1.0}
+    with pytest.raises(EngineError, match="CPU kernels take no input lists"):
+        open_step(f"{op}.f32.avx2", inputs, attrs, plain_batch(2))

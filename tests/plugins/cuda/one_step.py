@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ingot.builder.memory import Value
 from ingot.builder.pack import add_constants
-from ingot.builder.pipeline import StepPass, cast_passes, run_step_passes
+from ingot.builder.pipeline import StepPass, input_passes, run_step_passes
 from ingot.builder.program import Draft, Program
 from ingot.dtypes import DType
 from ingot.plan import ALIGNMENT, Attr, Buffer, CacheGroup, Plan, Split, Step
@@ -38,7 +38,8 @@ def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> Cud
     """A session with machine code added to the plan, and what prepares the step's inputs."""
     target = find_target("cuda/sm90")
     assert isinstance(target, CudaTarget)
-    plan = prepared(plan, cast_passes(target))
+    shapes = {weight.name: weight.shape for weight in plan.weights}
+    plan = prepared(plan, input_passes(target, shapes.__getitem__))
     constants = target.extra_sections(plan, lambda what, done, total: None)
     (plan,) = add_constants([plan], [constants])
     whole = np.zeros(plan.weight_bytes, np.uint8)

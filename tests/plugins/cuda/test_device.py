@@ -196,6 +196,14 @@ def test_codes_that_a_library_should_multiply_are_refused(engine: Engine) -> Non
         bind(plan, _nowhere(plan))
 
 
+def test_a_cast_to_another_type_than_that_of_its_buffer_is_refused(engine: Engine) -> None:
+    attrs = {"to": "f16"}
+    steps = (dataclasses.replace(each, attrs=attrs) if each.op == "cast" else each for each in engine.plan.steps)
+    plan = dataclasses.replace(engine.plan, steps=tuple(steps))
+    with pytest.raises(EngineError, match=r"layers.1/attention_out.cast(.|\n)*expected: another buffer"):
+        bind(plan, _nowhere(plan))
+
+
 def test_a_product_without_an_algorithm_keeps_nothing(held: Held, gpu: ctypes.CDLL) -> None:
     before = held()
     with (

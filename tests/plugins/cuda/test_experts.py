@@ -2,6 +2,7 @@
 whatever the other rows take."""
 
 import ctypes
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.dtypes import DType
+from ingot.errors import EngineError
 from ingot.plan import Attr
+from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.devices import devices_of
-from ingot.plugins.cuda.estimate import step_ops
+from ingot.plugins.cuda.estimate import _nowhere, step_ops
 from ingot.plugins.cuda.experts import _KERNELS, MAX_EXPERTS
 from ingot.plugins.cuda.plan_facts import scratch_bytes
 from ingot.plugins.op import Array
@@ -166,6 +169,17 @@ def test_the_rows_choose_among_the_kernels() -> None:
         assert sum(each.computes(pairs, 3) for each in _KERNELS) == 1
 
 
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
+def test_rows_are_sorted_by_expert(gpu: ctypes.CDLL, dtype: DType) -> None:
+    """For tiles of each size."""
+    for rows in ROWS:
+        ids = _ids(rows, 3, 2)
+        batch, attrs = plain_batch(rows), {"experts": 3}
+        (expected,) = reference_outputs("sort_by_expert.f32.sm80", [ids], attrs, batch)
+        (found,) = run_step(gpu, "sort_by_expert.f32.sm80", [ids], attrs, batch, kv=layout_of(dtype))
+        np.testing.assert_array_equal(found.reshape(-1)[: ids.size], expected.reshape(-1)[: ids.size])
+
+
 def routes() -> Iterator[tuple[list[Input], dict[str, Attr]]]:
     """Each attribute; equal logits; as many experts and groups as lanes can remember; NaN and infinity."""
     logits = _normal(5, 9, 65)
@@ -211,6 +225,23 @@ def test_what_all_rows_add(gpu: ctypes.CDLL) -> None:
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
 
 
+def test_rows_that_are_not_sorted_are_refused(tmp_path: Path) -> None:
+    """Lists of another choice, and none at all; the build's own are taken."""
+    (tmp_path / "config.json").write_text(json.dumps(dict(find_family("mixtral").tiny)))
+    convert(ConvertOptions(config=tmp_path / "config.json", random_weights=1, output_dir=tmp_path / "c"))
+    options = BuildConfig(target="cuda/sm90", precision="bf16", dry_run=True)
+    plan = build(options, tmp_path / "c", tmp_path / "e").plan
+    bind(plan, _nowhere(plan))
+    without = tuple(each for each in plan.steps if each.op != "sort_by_expert")
+    of_more = tuple(
+        dataclasses.replace(each, attrs={"experts": 99}) if each.op == "sort_by_expert" else each for each in plan.steps
+    )
+    for steps, got in ((without, "got: none"), (of_more, "for 99 experts")):
+        changed = dataclasses.replace(plan, steps=steps)
+        with pytest.raises(EngineError, match=rf"sorted before(.|\n)*layers.0/moe_gate_up(.|\n)*{got}"):
+            bind(changed, _nowhere(changed))
+
+
 def test_the_estimate_counts_the_experts_that_are_read(tmp_path: Path) -> None:
     """Of a few rows: those that they may take; of many: all."""
     config = {**find_family("qwen3_moe").tiny, "num_experts": 64, "num_experts_per_tok": 2, "hidden_size": 256}
@@ -226,4 +257,6 @@ def test_the_estimate_counts_the_experts_that_are_read(tmp_path: Path) -> None:
         first = next(each for each in step_ops(plan, device, load) if each.op == GATE_UP)
         beside = 4 * rows * (256 + 2 + 2 * int(str(config["moe_intermediate_size"])))  # as float32
         assert least * weight <= first.nbytes <= most * weight + beside
-        assert first.kernels == ("group_by_expert", f"experts_{8 if rows < 2048 else 128}")
+        assert first.kernels == (f"experts_{8 if rows < 2048 else 128}",)
+        sorts = next(each for each in step_ops(plan, device, load) if each.op == "sort_by_expert")
+        assert (sorts.kernels, sorts.launches) == (("group_by_expert",), 1)

@@ -383,16 +383,6 @@ def test_types_that_kernels_do_not_store_are_refused(
         find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
 
 
-def test_a_cast_to_another_type_than_that_of_its_buffer_is_refused(gpu: ctypes.CDLL, engine: Path) -> None:
-    opened = open_engine(engine)
-    steps = tuple(
-        dataclasses.replace(each, attrs={"to": "f16"}) if each.op == "cast" else each for each in opened.plan.steps
-    )
-    changed = dataclasses.replace(opened.plan, steps=steps)
-    with pytest.raises(EngineError, match=r"kernel call layers.1/attention_out.cast(.|\n)*expected: another buffer"):
-        find_target("cuda/sm90").open_session(changed, opened.weights, SessionOptions(num_blocks=(4,)))
-
-
 def test_the_runtime_sizes_the_cache_by_the_gpus_memory(gpu: ctypes.CDLL, engine: Path) -> None:
     loaded = load_engine(engine, RuntimeConfig())
     per_sequence = -(-(loaded.limits.max_seq_len - 1) // 16)

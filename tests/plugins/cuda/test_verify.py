@@ -27,6 +27,7 @@ MORE_FAMILIES = [
     *((name, "bf16") for name in ("gemma2", "gpt_neox", "glm4", "olmo2", "phi3", "stablelm", "starcoder2")),
     *(("gpt2", "f16"), ("gemma3_text", "f16"), ("qwen3_5_text", "bf16"), ("granitemoehybrid", "f16")),
     ("deepseek_v3", "bf16"),
+    ("mixtral", "bf16"),
 ]
 OPTIONS = CompareOptions(tokens=48)
 

@@ -78,7 +78,7 @@ def test_a_single_expert_and_many_without_rows(gpu: ctypes.CDLL, op: str, precis
 
 
 EXPERTS, SLOTS = 32, 4  # of gpt-oss-20b
-TAKEN = Taken(ids=0, counts=0, groups=0, experts=EXPERTS, slots=SLOTS, rows=Rows.TOKENS, most=8192)
+TAKEN = Taken(ids=0, counts=0, lists=0, experts=EXPERTS, slots=SLOTS, rows=Rows.TOKENS, most=8192)
 COUNTS = Counts(tokens=0, logit_rows=0, sequences=0, decode=0, prefill=0, longest=0)
 
 

@@ -16,7 +16,7 @@ GPU_OPS = {  # GPU targets have kernels of these; one that draws is no kernel ca
     *("rope_kv_write", "paged_attention", "gather_rows", "softcap", "scale"),
 }
 CUDA_OPS = {  # cuda targets have these, too
-    *("moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate", "cast"),
+    *("moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate", "cast", "sort_by_expert"),
     *("causal_conv", "linear_attention", "gated_norm"),
     *("latent_kv_write", "latent_attention", "head_matmul"),
     *("rope_query", "take_columns", "gather_columns", "join_columns"),
