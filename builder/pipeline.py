@@ -39,6 +39,7 @@ from ingot.builder.passes.base import Pass, PassReport
 from ingot.builder.passes.cast_inputs import CastInputs
 from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.choose_kernels import ChooseKernels
+from ingot.builder.passes.choose_tiles import choose_tiles
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.set_precision import SetPrecision
 from ingot.builder.passes.size_decode_steps import size_decode_steps
@@ -59,6 +60,7 @@ from ingot.plan import Plan
 from ingot.plugins.ops.cast import OP as CAST
 from ingot.plugins.ops.sort_by_expert import OP as SORT
 from ingot.plugins.target import CapturesDecode, HasManyRows, SplitsContexts, StoresNarrow, Target, WithLibrary
+from ingot.plugins.tiles import ChoosesTiles
 
 
 def structure_passes() -> tuple[Pass, ...]:
@@ -167,6 +169,8 @@ def plan_passes(target: Target) -> tuple[PlanPass, ...]:
         passes.append(functools.partial(split_contexts, rules=target.split_rules()))
     if isinstance(target, CapturesDecode):
         passes.append(size_decode_steps)
+    if isinstance(target, ChoosesTiles):
+        passes.append(functools.partial(choose_tiles, tiles=target.tiles))
     return tuple(passes)
 
 

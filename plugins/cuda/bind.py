@@ -5,7 +5,7 @@ then nothing is converted in between.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ingot.dtypes import DType
@@ -13,16 +13,26 @@ from ingot.errors import REBUILD, EngineError
 from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.devices import devices_of
-from ingot.plugins.cuda.epilogues import epilogue_launch, library_work, norm_block
+from ingot.plugins.cuda.epilogues import epilogue_launch, norm_block
 from ingot.plugins.cuda.exchanges import gather_work, receive_work, reduce_work, send_work
-from ingot.plugins.cuda.experts import ExpertProduct, expert_launches, route_launch, sort_launches, sum_launch
-from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_launches
+from ingot.plugins.cuda.experts import (
+    ExpertProduct,
+    Taken,
+    expert_kernels,
+    expert_launch,
+    route_launch,
+    sort_kernels,
+    sort_launch,
+    sum_launch,
+)
+from ingot.plugins.cuda.own_products import OwnProduct
 from ingot.plugins.cuda.plan_facts import LIBRARY, code_of, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
 from ingot.plugins.cuda.shapes import prefill_parts, takes_warpgroups
 from ingot.plugins.cuda.special_steps import SpecialSteps
 from ingot.plugins.cuda.stored_types import check_types
-from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, multiplies, wide_launches
+from ingot.plugins.cuda.tilings import in_ranges, matmul_work, require_tile
+from ingot.plugins.cuda.wide_products import multiplies
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
 
@@ -116,8 +126,7 @@ class _Binder(SpecialSteps):
             group=int(str(step.attrs["group"])),
             rows=buffer.rows,
         )
-        library, wide = takes_library(step), takes_wide(step) and multiplies(k, weight.dtype)
-        if library and weight.dtype.is_quantised:
+        if takes_library(step) and weight.dtype.is_quantised:
             raise EngineError(
                 "cuBLASLt multiplies no codes",
                 where=f"step {step.name}",
@@ -125,16 +134,7 @@ class _Binder(SpecialSteps):
                 got=step.kernel,
                 hint=REBUILD,
             )
-        if not (library or wide):
-            return [*product_launches(own)]
-        work: list[Work] = [*product_launches(own, FEW_ROWS)]
-        if wide:
-            work.extend(
-                wide_launches(own, self._at.sums, BESIDE_LIBRARY) if library else wide_launches(own, self._at.sums)
-            )
-        if library:
-            work.extend(library_work(own, self._at.sums, least=(BESIDE_LIBRARY if wide else FEW_ROWS) + 1))
-        return work
+        return matmul_work(step, own, in_ranges(self._plan, step), self._at.sums)
 
     def moe_route(self, step: Step, narrow: bool) -> list[Work]:
         logits, bias = step.inputs
@@ -145,8 +145,11 @@ class _Binder(SpecialSteps):
 
     def sort_by_expert(self, step: Step, narrow: bool) -> list[Work]:
         ids, lists, experts = step.inputs[0], step.outputs[0], int(step.attrs["experts"])
-        self._sorted[lists] = ids, experts
-        return [*sort_launches(self._taken(ids, lists, experts), self._types.weight)]
+        taken, tiles = self._taken(ids, lists, experts), in_ranges(self._plan, step)
+        for tile, _ in tiles:
+            require_tile(step, tile, sort_kernels(exact=self._types.weight is DType.F32))
+        self._sorted[lists] = ids, experts, tuple((tile.rows, rows) for tile, rows in tiles)
+        return [sort_launch(taken, tile, rows) for tile, rows in tiles]
 
     def moe_gate_up(self, step: Step, narrow: bool) -> list[Work]:
         x, ids, weight, bias, lists = step.inputs
@@ -162,7 +165,7 @@ class _Binder(SpecialSteps):
             limit=float(step.attrs["limit"]),
             alpha=float(step.attrs["alpha"]),
         )
-        return [*expert_launches(product, taken)]
+        return [*self._expert_launches(step, product, taken)]
 
     def moe_down(self, step: Step, narrow: bool) -> list[Work]:
         x, ids, weights, weight, bias, lists = step.inputs
@@ -174,7 +177,13 @@ class _Binder(SpecialSteps):
         )
         y, rows = self._buffer(step.outputs[0]), self._buffers[x].rows
         added = sum_launch(y, self._at.sums, self._buffer(weights), cols=product.n, slots=taken.slots, rows=rows)
-        return [*expert_launches(product, taken), added]
+        return [*self._expert_launches(step, product, taken), added]
+
+    def _expert_launches(self, step: Step, product: ExpertProduct, taken: Taken) -> Iterator[Launch]:
+        known = expert_kernels(product.dtype, wide=takes_wide(step) and multiplies(product.k, product.dtype))
+        for tile, rows in in_ranges(self._plan, step):
+            require_tile(step, tile, known)
+            yield expert_launch(product, taken, tile, rows)
 
     def add_gated(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
@@ -316,7 +325,6 @@ def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertPro
         narrow=False,
         dtype=weight.dtype,
         group=int(str(step.attrs["group"])),
-        wide=takes_wide(step),
     )
 
 

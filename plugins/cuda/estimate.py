@@ -14,7 +14,7 @@ from typing import Any
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.devices import Device, devices_of
-from ingot.plugins.cuda.plan_facts import specialisation, tiles_of
+from ingot.plugins.cuda.plan_facts import CUBLASLT, specialisation, tiles_of
 from ingot.plugins.cuda.sampling import draw_kernel
 from ingot.plugins.cuda.session import device_bytes
 from ingot.plugins.cuda.step_tables import Counts
@@ -24,7 +24,7 @@ from ingot.plugins.plan_work import PlanWork
 from ingot.step_work import Load
 
 BATCHES, CONTEXT, PROMPT = (1, 8, 64), 1024, 2048  # decode steps and the prompt of an estimate, within the limits
-PRODUCT = "cuBLASLt"
+PRODUCT = CUBLASLT
 
 Sequences = Sequence[tuple[int, int]]
 """(tokens before, tokens now) of each sequence of a step."""

@@ -9,19 +9,21 @@ tiles of every size, where no warpgroups multiply.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, Rows
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.wide_products import WIDE_THREADS, multiplies, wide_shared_bytes
-from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, number, pointer, row_grid
+from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
+from ingot.plugins.cuda.work import ANY_ROWS, Grid, Launch, count_of, integer, number, pointer, row_grid
+from ingot.tiles import Tile
 
 MAX_EXPERTS = 1024  # as the kernel that routes remembers them
 _WARP = 32
 _PAIR_ROWS, _BLOCK_PAIRS = 32, 4  # rows of a weight that are computed together, and how many such a block of many rows
 _F32_ROWS, _F32_COLS = 16, 64
+_WIDE = "wide_"  # in the names of kernels whose warpgroups multiply
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,30 +59,40 @@ def _tiles(pairs: int, experts: int, rows: int) -> int:
     return min(pairs, pairs // rows + experts)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Kernel:
-    """rows: of a tile. For more than `above` and at most `most` pairs per expert on average."""
-
-    rows: int
-    above: int
-    most: int
-
-    def computes(self, pairs: int, experts: int) -> bool:
-        """Whether this is the kernel of a step."""
-        return self.above * experts < pairs <= self.most * experts
+SORT = "group_by_expert"
+_AVERAGES = {8: 4, 64: 48, 128: ANY_ROWS}  # rows of a tile → rows of an expert, on average, up to which it is taken
 
 
-_ANY = 1 << 30
-_KERNELS = (
-    _Kernel(rows=8, above=0, most=4),
-    _Kernel(rows=64, above=4, most=48),
-    _Kernel(rows=128, above=48, most=_ANY),
-)
-_KERNEL_F32 = _Kernel(rows=_F32_ROWS, above=0, most=_ANY)
+def sort_tiles(experts: int, slots: int, *, exact: bool) -> list[Tile]:
+    """Which tiles the rows of each expert are cut into, for each number of rows of a step. exact: in float32."""
+    if exact:
+        return [Tile(most_rows=ANY_ROWS, kernel=SORT, rows=_F32_ROWS)]
+    return [
+        Tile(most_rows=min(ANY_ROWS, average * experts // slots), kernel=SORT, rows=rows)
+        for rows, average in _AVERAGES.items()
+    ]
 
 
-def _kernels(dtype: DType) -> Sequence[_Kernel]:
-    return (_KERNEL_F32,) if dtype is DType.F32 else _KERNELS
+def expert_tiles(experts: int, slots: int, dtype: DType, *, wide: bool) -> list[Tile]:
+    """Which kernel computes the same tiles. wide: warpgroups do, where a tile has many rows."""
+    kind = f"{dtype.value}_" if dtype.is_quantised else ""
+    if dtype is DType.F32:
+        return [dataclasses.replace(each, kernel="experts_f32") for each in sort_tiles(experts, slots, exact=True)]
+    return [
+        dataclasses.replace(each, kernel=f"experts_{kind}{_WIDE if wide and each.rows > 8 else ''}{each.rows}")
+        for each in sort_tiles(experts, slots, exact=False)
+    ]
+
+
+def expert_kernels(dtype: DType, *, wide: bool) -> list[Tile]:
+    """Every kernel of such products. Each computes any number of rows."""
+    found = [*expert_tiles(1, 1, dtype, wide=False), *(expert_tiles(1, 1, dtype, wide=True) if wide else ())]
+    return [dataclasses.replace(each, most_rows=ANY_ROWS) for each in found]
+
+
+def sort_kernels(*, exact: bool) -> list[Tile]:
+    """The same of what sorts rows."""
+    return [dataclasses.replace(each, most_rows=ANY_ROWS) for each in sort_tiles(1, 1, exact=exact)]
 
 
 def route_launch(
@@ -108,14 +120,11 @@ def route_launch(
     return Launch(kernel="moe_route", grid=row_grid(rows), threads=_WARP, shared=shared, arguments=arguments)
 
 
-def sort_launches(taken: Taken, dtype: DType) -> list[Launch]:
-    """Sort the pairs by expert, for products with weights of a type."""
-    return [_sort(taken, each) for each in _kernels(dtype)]
+def sort_launch(taken: Taken, tile: Tile, rows: range) -> Launch:
+    """Sorts the pairs by expert, in steps of these numbers of rows."""
 
-
-def _sort(taken: Taken, kernel: _Kernel) -> Launch:
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        return (taken.experts if kernel.computes(taken.pairs(counts), taken.experts) else 0), 1, 1
+        return (taken.experts if count_of(taken.rows, counts) in rows else 0), 1, 1
 
     arguments = (
         pointer(taken.lists),
@@ -123,9 +132,9 @@ def _sort(taken: Taken, kernel: _Kernel) -> Launch:
         pointer(taken.ids),
         pointer(taken.counts),
         integer(taken.slots),
-        integer(kernel.rows),
+        integer(tile.rows),
     )
-    return Launch(kernel="group_by_expert", grid=grid, threads=THREADS, shared=0, arguments=arguments)
+    return Launch(kernel=tile.kernel, grid=grid, threads=THREADS, shared=0, arguments=arguments)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +145,6 @@ class ExpertProduct:
     kind     the activation's number in the kernels
     narrow   y has the products' type, else float32
     limit    of a clamped gate, whose sigmoid takes `alpha` times it; 0: it is not clamped
-    wide     warpgroups multiply tiles of many rows, if they can
     """
 
     y: int
@@ -153,7 +161,6 @@ class ExpertProduct:
     group: int
     limit: float = 0.0
     alpha: float = 1.0
-    wide: bool = False
 
     @property
     def cols(self) -> int:
@@ -161,20 +168,13 @@ class ExpertProduct:
         return self.n // 2 if self.gated else self.n
 
 
-def expert_launches(product: ExpertProduct, taken: Taken) -> list[Launch]:
-    """For each number of pairs, one of them runs. The pairs are sorted already."""
-    return [_product(product, taken, each) for each in _kernels(product.dtype)]
-
-
-def _product(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Launch:
-    few, wide = kernel.rows <= 8, product.wide and multiplies(product.k, product.dtype)
-    kind = f"{product.dtype.value}_" if product.dtype.is_quantised else ""
-    name, threads, shared = f"experts_{kind}{kernel.rows}", THREADS, 0 if few else shared_bytes(kernel.rows)
-    if product.dtype is DType.F32:
-        name, shared = "experts_f32", 0
-    elif wide and not few:
-        name, threads = f"experts_{kind}wide_{kernel.rows}", WIDE_THREADS
-        shared = wide_shared_bytes(kernel.rows, product.dtype)
+def expert_launch(product: ExpertProduct, taken: Taken, tile: Tile, rows: range) -> Launch:
+    """Runs for these numbers of rows of a step, whose pairs are sorted already in tiles of the same size."""
+    threads, shared = THREADS, 0
+    if _WIDE in tile.kernel:
+        threads, shared = WIDE_THREADS, wide_shared_bytes(tile.rows, product.dtype)
+    elif tile.rows > 8 and product.dtype is not DType.F32:
+        shared = shared_bytes(tile.rows)
     arguments = (
         pointer(product.y),
         pointer(product.x),
@@ -192,21 +192,20 @@ def _product(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Launch:
         number(product.limit),
         number(product.alpha),
     )
-    grid = _grid(product, taken, kernel)
-    return Launch(kernel=name, grid=grid, threads=threads, shared=shared, arguments=arguments)
+    grid = _grid(product, taken, tile, rows)
+    return Launch(kernel=tile.kernel, grid=grid, threads=threads, shared=shared, arguments=arguments)
 
 
-def _grid(product: ExpertProduct, taken: Taken, kernel: _Kernel) -> Grid:
+def _grid(product: ExpertProduct, taken: Taken, tile: Tile, rows: range) -> Grid:
     weight_pairs = -(-product.cols // (_PAIR_ROWS // 2 if product.gated else _PAIR_ROWS))
 
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        pairs = taken.pairs(counts)
-        if not kernel.computes(pairs, taken.experts):
+        if count_of(taken.rows, counts) not in rows:
             return 0, 0, 0
-        tiles = _tiles(pairs, taken.experts, kernel.rows)
+        tiles = _tiles(taken.pairs(counts), taken.experts, tile.rows)
         if product.dtype is DType.F32:
             return tiles, -(-product.cols // _F32_COLS), 1
-        return (weight_pairs, tiles, 1) if kernel.rows <= 8 else (tiles, -(-weight_pairs // _BLOCK_PAIRS), 1)
+        return (weight_pairs, tiles, 1) if tile.rows <= 8 else (tiles, -(-weight_pairs // _BLOCK_PAIRS), 1)
 
     return grid
 

@@ -11,11 +11,13 @@ from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.shapes import LATENT_ROWS, Tiles, latent_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, number, pointer, row_grid
+from ingot.plugins.cuda.work import ANY_ROWS, Grid, Launch, count_of, integer, number, pointer, row_grid
+from ingot.tiles import Tile
 
 _THREADS, _WARPS = 128, 4
 _PAIR_ROWS, _BLOCK_PAIRS = 32, 4  # rows of a weight that are computed together, and how many such a block of many rows
 _F32_ROWS, _F32_COLS = 16, 64
+_MOST_ROWS = {8: 8, 64: 64, 128: ANY_ROWS}  # rows of a tile → of a step, up to which it is taken
 
 
 def write_latent_launch(
@@ -117,54 +119,33 @@ class HeadProduct:
     rows: Rows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Kernel:
-    """tile: rows that a block computes, in steps of more than `above` and at most `most` rows."""
-
-    tile: int
-    above: int
-    most: int
+def head_tiles(dtype: DType) -> list[Tile]:
+    """Which kernel computes each number of rows."""
+    if dtype is DType.F32:
+        return [Tile(most_rows=ANY_ROWS, kernel="heads_f32", rows=_F32_ROWS)]
+    return [Tile(most_rows=most, kernel=f"heads_{rows}", rows=rows) for rows, most in _MOST_ROWS.items()]
 
 
-_ANY = 1 << 30
-_KERNELS = (
-    _Kernel(tile=8, above=0, most=8),
-    _Kernel(tile=64, above=8, most=64),
-    _Kernel(tile=128, above=64, most=_ANY),
-)
+def head_kernels(dtype: DType) -> list[Tile]:
+    """How many rows each of them computes at most: a block of the first one computes all of them."""
+    return [each if each.rows == 8 else dataclasses.replace(each, most_rows=ANY_ROWS) for each in head_tiles(dtype)]
 
 
-def head_launches(product: HeadProduct) -> list[Launch]:
-    """For each number of rows, one of them runs."""
-    if product.dtype is DType.F32:
-        return [_launch(product, "heads_f32", _grid(product, _F32_ROWS, _F32_COLS, 0, _ANY), 0)]
-    few, *many = _KERNELS
-    launches = [_launch(product, "heads_8", _few_grid(product, few.most), 0)]
-    for each in many:
-        grid = _grid(product, each.tile, _PAIR_ROWS * _BLOCK_PAIRS, each.above, each.most)
-        launches.append(_launch(product, f"heads_{each.tile}", grid, shared_bytes(each.tile)))
-    return launches
+def head_launch(product: HeadProduct, tile: Tile, rows: range) -> Launch:
+    """Runs for these numbers of rows."""
+    exact, few = product.dtype is DType.F32, tile.rows == 8
+    columns = _F32_COLS if exact else _PAIR_ROWS * (1 if few else _BLOCK_PAIRS)
 
-
-def _few_grid(product: HeadProduct, most: int) -> Grid:
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        few = 0 < count_of(product.rows, counts) <= most
-        return (-(-product.n // _PAIR_ROWS), 1, product.heads) if few else (0, 0, 0)
+        count = count_of(product.rows, counts)
+        if count not in rows:
+            return 0, 0, 0
+        blocks = -(-product.n // columns)
+        return (blocks, 1, product.heads) if few else (-(-count // tile.rows), blocks, product.heads)
 
-    return grid
-
-
-def _grid(product: HeadProduct, tile: int, columns: int, above: int, most: int) -> Grid:
-    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        rows = count_of(product.rows, counts)
-        return (-(-rows // tile), -(-product.n // columns), product.heads) if above < rows <= most else (0, 0, 0)
-
-    return grid
-
-
-def _launch(product: HeadProduct, kernel: str, grid: Grid, shared: int) -> Launch:
     arguments: tuple[Argument, ...] = (
         *(pointer(each) for each in (product.y, product.x, product.kept_from, product.weight, product.counts)),
         *(integer(each) for each in (product.heads, product.n, product.k, product.kept, product.narrow)),
     )
-    return Launch(kernel=kernel, grid=grid, threads=THREADS, shared=shared, arguments=arguments)
+    shared = 0 if exact or few else shared_bytes(tile.rows)
+    return Launch(kernel=tile.kernel, grid=grid, threads=THREADS, shared=shared, arguments=arguments)

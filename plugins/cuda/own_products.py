@@ -1,18 +1,20 @@
 """The launches of ingot's own matrix products. Which kernel computes a row does not change its bits."""
 
 import dataclasses
-from collections.abc import Sequence
 
 from ingot.dtypes import DType
 from ingot.plan import Rows
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
+from ingot.plugins.cuda.work import ANY_ROWS, Launch, count_of, integer, pointer
+from ingot.tiles import Tile
 
 FEW_ROWS = 16  # up to here weights are streamed through registers
 THREADS = 256
 HALF_PAIRS = 256  # weights of so few pairs are shared among twice as many blocks, or a large GPU would have too few
 _PAIR_ROWS, _BLOCK_PAIRS, _STAGES, _LINE = 32, 4, 4, 64
+_F32_ROWS, _F32_COLS = 16, 64  # of a block
+_HALF = "_half"  # ends the names of kernels whose blocks take half a pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +50,6 @@ class OwnProduct:
         return -(-self.cols // (_PAIR_ROWS // 2 if self.gated else _PAIR_ROWS))
 
     @property
-    def halves(self) -> bool:
-        """Whether a block that computes few rows takes half a pair."""
-        return not self.gated and self.pairs <= HALF_PAIRS
-
-    @property
     def cols(self) -> int:
         """Columns of y."""
         return self.n // 2 if self.gated else self.n
@@ -65,67 +62,44 @@ class OwnProduct:
         return (*map(pointer, addresses), *map(integer, numbers))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Kernel:
-    """rows: in its name. For least to most rows. tile: of rows that a block computes; 0: all of them, a pair of the
-    weight, or half of one."""
-
-    rows: int
-    least: int
-    most: int
-    tile: int
-
-
-_ANY = 1 << 30
-_KERNELS = (
-    _Kernel(rows=8, least=1, most=8, tile=0),
-    _Kernel(rows=16, least=9, most=FEW_ROWS, tile=0),
-    _Kernel(rows=64, least=FEW_ROWS + 1, most=64, tile=64),
-    _Kernel(rows=128, least=65, most=_ANY, tile=128),
-)
+def product_kernels(dtype: DType, *, gated: bool) -> list[Tile]:
+    """Every kernel of products with such weights, and how many rows it computes at most. Those of few rows compute all
+    of them in a block, for 32 rows of the weight or, by halves, for 16."""
+    if dtype is DType.F32:
+        return [Tile(most_rows=ANY_ROWS, kernel="product_f32", rows=_F32_ROWS)]
+    kind = f"product_{dtype.value}_" if dtype.is_quantised else "product_"
+    few = [Tile(most_rows=rows, kernel=f"{kind}{rows}", rows=rows) for rows in (8, FEW_ROWS)]
+    halves = [] if gated else [dataclasses.replace(each, kernel=f"{each.kernel}{_HALF}") for each in few]
+    many = [Tile(most_rows=ANY_ROWS, kernel=f"{kind}{rows}", rows=rows) for rows in (64, 128)]
+    return [*few, *halves, *many]
 
 
-def product_launches(product: OwnProduct, most: int = _ANY) -> Sequence[Launch]:
-    """For each number of rows up to `most`, one of them runs."""
-    if product.dtype is DType.F32:
-        return [_launch(product, "product_f32", _grid_f32(product, most), 0)]
-    kind = f"product_{product.dtype.value}_" if product.dtype.is_quantised else "product_"
-    return [
-        _launch(product, kind + _name(product, each), _grid(product, each), shared_bytes(each.tile))
-        for each in _KERNELS
-        if each.most <= most
-    ]
+def product_tiles(n: int, dtype: DType, *, gated: bool) -> list[Tile]:
+    """Which of them computes each number of rows. n: rows of the weight, gates and ups together."""
+    halves = not gated and -(-n // _PAIR_ROWS) <= HALF_PAIRS
+    chosen = {each.rows: each for each in product_kernels(dtype, gated=gated) if halves or _HALF not in each.kernel}
+    return [dataclasses.replace(each, most_rows=64) if each.rows == 64 else each for each in chosen.values()]
 
 
-def _name(product: OwnProduct, kernel: _Kernel) -> str:
-    return f"{kernel.rows}_half" if product.halves and not kernel.tile else str(kernel.rows)
+def product_launch(product: OwnProduct, tile: Tile, rows: range) -> Launch:
+    """Runs for these numbers of rows."""
+    few = tile.rows <= FEW_ROWS and product.dtype is not DType.F32
+    halves = tile.kernel.endswith(_HALF)
+
+    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
+        count = count_of(product.rows, counts)
+        if count not in rows:
+            return 0, 0, 0
+        if product.dtype is DType.F32:
+            return -(-count // tile.rows), -(-product.cols // _F32_COLS), 1
+        if few:
+            return (-(-product.n // (_PAIR_ROWS // 2)) if halves else product.pairs), 1, 1
+        return -(-count // tile.rows), -(-product.pairs // _BLOCK_PAIRS), 1
+
+    shared = 0 if few or product.dtype is DType.F32 else shared_bytes(tile.rows)
+    return Launch(kernel=tile.kernel, grid=grid, threads=THREADS, shared=shared, arguments=product.arguments)
 
 
 def shared_bytes(tile: int) -> int:
-    """Dynamic shared memory of a kernel whose blocks compute tiles of that many rows; 0: all of few rows."""
-    return _STAGES * _LINE * (_BLOCK_PAIRS * _PAIR_ROWS + tile) if tile else 0
-
-
-def _launch(product: OwnProduct, kernel: str, grid: Grid, shared: int) -> Launch:
-    return Launch(kernel=kernel, grid=grid, threads=THREADS, shared=shared, arguments=product.arguments)
-
-
-def _grid(product: OwnProduct, kernel: _Kernel) -> Grid:
-    pairs = product.pairs
-    blocks = -(-product.n // (_PAIR_ROWS // 2)) if product.halves else pairs
-
-    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        rows = count_of(product.rows, counts)
-        if not kernel.least <= rows <= kernel.most:
-            return 0, 0, 0
-        return (-(-rows // kernel.tile), -(-pairs // _BLOCK_PAIRS), 1) if kernel.tile else (blocks, 1, 1)
-
-    return grid
-
-
-def _grid_f32(product: OwnProduct, most: int) -> Grid:
-    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
-        rows = count_of(product.rows, counts)
-        return (-(-rows // 16), -(-product.cols // 64), 1) if rows <= most else (0, 0, 0)
-
-    return grid
+    """Dynamic shared memory of a kernel whose blocks compute tiles of that many rows."""
+    return _STAGES * _LINE * (_BLOCK_PAIRS * _PAIR_ROWS + tile)

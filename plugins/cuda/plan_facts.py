@@ -19,11 +19,11 @@ from ingot.plugins.cuda.shapes import (
     latent_tiles,
     takes_warpgroups,
 )
-from ingot.plugins.cuda.wide_products import part_sums
 from ingot.plugins.cuda.work import ScratchBytes
 from ingot.plugins.ops import moe_down
 from ingot.plugins.registry import find_op
 
+CUBLASLT = "cuBLASLt"
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows by warpgroups
 CODE_LAYOUT = "cubin11."  # of machine code among the weights; the number counts changes of names and parameters
@@ -186,8 +186,8 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
             taken = buffers[step.inputs[1]].cols
         if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
             sums.append(4 * count * taken * weight.shape[-2])
-        if takes_wide(step) and not op.experts:
-            sums.append(4 * part_sums(weight.shape[-2], weight.shape[-1], count))
+        cut = (each for each in plan.tiles_of(step.name) if each.parts > 1)
+        sums.extend(4 * each.parts * min(each.most_rows, count) * weight.shape[-2] for each in cut)
     return ScratchBytes(sums=max(sums), exchanged=exchanged_bytes(plan))
 
 

@@ -8,6 +8,7 @@ from ingot.plugins.cuda.experts import Taken
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.plan_facts import specialisation, tiles_of, weight_places
 from ingot.plugins.cuda.states import Slots
+from ingot.plugins.cuda.tilings import in_ranges
 from ingot.plugins.cuda.work import Addresses, Launch, cache_places, integer, number, pointer, row_grid, state_places
 
 # input of a plan → table of a step, see step_tables.py; attention's items hold query_starts and past_lengths
@@ -30,7 +31,8 @@ class PlanPlaces:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._weights = {weight.name: weight for weight in plan.weights}
         self._offsets, _ = weight_places(plan)
-        self._sorted: dict[str, tuple[str, int]] = {}  # lists → ids by which rows are sorted there, of how many experts
+        # lists → ids by which rows are sorted there, of how many experts, into which tiles for which rows of a step
+        self._sorted: dict[str, tuple[str, int, tuple[tuple[int, range], ...]]] = {}
 
     def _narrow(self, name: str) -> bool:
         """Whether what lies in a buffer has the products' type."""
@@ -73,12 +75,13 @@ class PlanPlaces:
     def _sorted_rows(self, step: Step, ids: str, lists: str, experts: int) -> Taken:
         """`_taken` of a step that reads the lists. Raises EngineError where they are of other rows."""
         found = self._sorted.get(lists)
-        if found != (ids, experts):
+        tiles = tuple((tile.rows, rows) for tile, rows in in_ranges(self._plan, step))
+        if found != (ids, experts, tiles):
             raise EngineError(
                 "cuda targets multiply rows of experts that are sorted before",
                 where=f"kernel call {step.name}",
-                expected=f"lists that sort_by_expert has made of {ids} for {experts} experts",
-                got="none" if found is None else f"lists of {found[0]} for {found[1]} experts",
+                expected=f"lists that sort_by_expert has made of {ids} for {experts} experts, {_tile_words(tiles)}",
+                got="none" if found is None else f"lists of {found[0]} for {found[1]} experts, {_tile_words(found[2])}",
                 hint=REBUILD,
             )
         return self._taken(ids, lists, experts)
@@ -135,3 +138,7 @@ class PlanPlaces:
             items=self._at.tables["counts"] + 8,
         )
         return places, kv
+
+
+def _tile_words(tiles: tuple[tuple[int, range], ...]) -> str:
+    return "tiles of " + ", ".join(f"{rows} for {steps.start} to {steps.stop - 1} rows" for rows, steps in tiles)

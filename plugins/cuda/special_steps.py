@@ -2,7 +2,13 @@
 
 from ingot.plan import Step
 from ingot.plugins.cuda.attention import rotate_queries_launch
-from ingot.plugins.cuda.latent import HeadProduct, head_launches, latent_attention_launches, write_latent_launch
+from ingot.plugins.cuda.latent import (
+    HeadProduct,
+    head_kernels,
+    head_launch,
+    latent_attention_launches,
+    write_latent_launch,
+)
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP, PlanPlaces
 from ingot.plugins.cuda.states import convolution_launches, gated_norm_launch, linear_attention_launches
 from ingot.plugins.cuda.streams import (
@@ -14,6 +20,7 @@ from ingot.plugins.cuda.streams import (
     mix_launch,
     take_launch,
 )
+from ingot.plugins.cuda.tilings import in_ranges, require_tile
 from ingot.plugins.cuda.work import Launch, Work, integer, pointer, row_grid
 
 
@@ -142,7 +149,11 @@ class SpecialSteps(PlanPlaces):
             dtype=weight.dtype,
             rows=buffer.rows,
         )
-        return [*head_launches(product)]
+        work: list[Work] = []
+        for tile, rows in in_ranges(self._plan, step):
+            require_tile(step, tile, head_kernels(weight.dtype))
+            work.append(head_launch(product, tile, rows))
+        return work
 
     def causal_conv(self, step: Step, narrow: bool) -> list[Work]:
         x, weight, bias = step.inputs[:3]

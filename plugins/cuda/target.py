@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError, TargetError, UsageError
-from ingot.plan import Plan
+from ingot.plan import Plan, Step
 from ingot.plugins.cuda.bind import ACTIVATIONS, NARROW, OPS
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
@@ -32,11 +32,13 @@ from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
 from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_RANK, split_rules
 from ingot.plugins.cuda.states import MAX_KEY_DIM
+from ingot.plugins.cuda.tilings import tiles_of_step
 from ingot.plugins.cuda.wide_products import TYPES as WIDE_TYPES
 from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
 from ingot.plugins.split_rules import SplitRules
 from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, RankLink, SessionOptions, Target
+from ingot.tiles import Tile
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
@@ -135,6 +137,10 @@ class CudaTarget:
     def split_rules(self) -> SplitRules:
         """For the largest GPU of the table that runs the machine code."""
         return split_rules(max(each.multiprocessors for each in devices_of(self.architecture.code)))
+
+    def tiles(self, plan: Plan, step: Step) -> tuple[Tile, ...]:
+        """Those of all architectures; the kernel's name says what one architecture alone has."""
+        return tiles_of_step(plan, step)
 
     def limits(self) -> KernelLimits:
         """Kernels of all architectures take the same."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from ingot.dtypes import DType
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.work import Grid, Launch, count_of, integer, pointer
+from ingot.plugins.cuda.work import ANY_ROWS, Grid, Launch, count_of, integer, pointer
 from ingot.plugins.layouts import PANEL
+from ingot.tiles import Tile
 from ingot.weight_formats import KEPT
 
 BESIDE_LIBRARY = 128  # rows up to which these kernels are faster than cuBLASLt
-_ANY = 1 << 30
 WIDE_THREADS = 384
 _SUM_THREADS, _SUM_STRIP = 256, 4 * 256
 _LINES, _LINE, _STEP, _ALIGN = 128, 128, 64, 1024  # rows of the weight, bytes of a row of x and k of a step; bytes
@@ -34,7 +34,7 @@ class _Kernel:
     stages: int
     weight: int
     beside: int = 0
-    most: int = _ANY
+    most: int = ANY_ROWS
 
     @property
     def shared_bytes(self) -> int:
@@ -102,37 +102,42 @@ def parts_of(n: int, k: int) -> int:
     return max(1, min(_BLOCKS // tiles, _MOST_PARTS, steps // _LEAST_STEPS))
 
 
-def part_sums(n: int, k: int, rows: int) -> int:
-    """Float32 sums that the parts of a product leave. rows: of x, at most."""
-    parts = parts_of(n, k)
-    return parts * min(rows, _PARTED) * n if parts > 1 else 0
+def wide_tiles(n: int, k: int, dtype: DType, most: int) -> Iterator[Tile]:
+    """Which kernel computes each number of rows from FEW_ROWS + 1 to `most`, and into how many parts K is cut."""
+    before, cut = FEW_ROWS, parts_of(n, k)
+    for kernel in _KERNELS[dtype]:
+        for end, parts in ((_PARTED, cut), (ANY_ROWS, 1)):
+            end = min(kernel.most, end, most)
+            if end > before:
+                yield _tile(dtype, kernel, end, parts)
+                before = end
 
 
-def wide_launches(product: OwnProduct, sums: int, most: int = _ANY) -> Iterator[Launch]:
-    """For each number of rows from FEW_ROWS + 1 to `most`, one kernel runs, and the sum of its parts if K is cut. sums:
-    where these lie."""
-    least = FEW_ROWS + 1
-    for kernel in _KERNELS[product.dtype]:
-        for end, parts in ((_PARTED, parts_of(product.n, product.k)), (_ANY, 1)):
-            rows = range(least, min(kernel.most, end, most) + 1)
-            if not rows:
-                continue
-            least = rows.stop
-            yield _launch(product, kernel, parts, sums, rows)
-            if parts > 1:
-                yield _sum_launch(product, parts, sums, rows)
+def _tile(dtype: DType, kernel: _Kernel, most: int, parts: int) -> Tile:
+    kind = f"{dtype.value}_" if dtype.is_quantised else ""
+    return Tile(most_rows=most, kernel=f"product_{kind}wide_{kernel.tokens}", rows=kernel.tokens, parts=parts)
 
 
-def _launch(product: OwnProduct, kernel: _Kernel, parts: int, sums: int, rows: range) -> Launch:
-    kind = f"{product.dtype.value}_" if product.dtype.is_quantised else ""
+def wide_kernels(product: OwnProduct) -> list[Tile]:
+    """Every kernel that computes a product, with the most parts of K: none may be empty."""
+    if not multiplies(product.k, product.dtype):
+        return []
+    parts = -(-product.k // _STEP)
+    return [_tile(product.dtype, each, ANY_ROWS, parts) for each in _KERNELS[product.dtype]]
+
+
+def wide_launches(product: OwnProduct, tile: Tile, rows: range, sums: int) -> Iterator[Launch]:
+    """For these numbers of rows one kernel runs, and the sum of its parts if K is cut. sums: where these lie."""
     tiles = -(-product.cols // (_LINES // 2 if product.gated else _LINES))
-    return Launch(
-        kernel=f"product_{kind}wide_{kernel.tokens}",
-        grid=_grid(product, rows, lambda count: (-(-count // kernel.tokens), tiles, parts)),
+    yield Launch(
+        kernel=tile.kernel,
+        grid=_grid(product, rows, lambda count: (-(-count // tile.rows), tiles, tile.parts)),
         threads=WIDE_THREADS,
-        shared=kernel.shared_bytes,
-        arguments=(*product.arguments, pointer(sums if parts > 1 else 0)),
+        shared=wide_shared_bytes(tile.rows, product.dtype),
+        arguments=(*product.arguments, pointer(sums if tile.parts > 1 else 0)),
     )
+    if tile.parts > 1:
+        yield _sum_launch(product, tile.parts, sums, rows)
 
 
 def _sum_launch(product: OwnProduct, parts: int, sums: int, rows: range) -> Launch:

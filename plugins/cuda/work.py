@@ -11,6 +11,7 @@ from ingot.plugins.cuda.nccl import Communicator
 from ingot.plugins.cuda.products import Product
 from ingot.plugins.cuda.step_tables import Counts
 
+ANY_ROWS = 1 << 30  # more than any step has
 Grid = Callable[[Counts, int], tuple[int, int, int]]
 """(counts, splits of decode) → blocks; a zero means nothing to do."""
 

@@ -21,7 +21,8 @@ from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
 from ingot.plugins.cuda.estimate import estimates
 from ingot.plugins.cuda.plan_facts import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
-from ingot.step_table import short_table, step_info, whole_table
+from ingot.step_table import layer_words, short_table, step_info, whole_table
+from ingot.tiles import Tiling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,12 +261,14 @@ def _chosen(plan: Plan) -> dict[str, Any]:
         "splits": [write_record(each) for each in plan.splits],
         "draw_kernel": plan.draw_kernel,
         "decode_sizes": list(plan.decode_sizes),
+        "tilings": [write_record(each) for each in plan.tilings],
         "variants": [write_record(each) for each in plan.variants],
     }
 
 
 def _chosen_lines(plan: Plan) -> list[str]:
-    """Into how many parts attention cuts contexts, which kernel draws tokens, which decode steps are CUDA graphs."""
+    """Into how many parts attention cuts contexts, which kernels draw tokens and compute matmuls, which decode steps
+    are CUDA graphs."""
     lines = []
     if plan.splits:
         words = ", ".join(f"{each.parts} up to {each.most_items}" for each in plan.splits)
@@ -276,7 +279,14 @@ def _chosen_lines(plan: Plan) -> list[str]:
     if plan.decode_sizes:
         sizes = ", ".join(map(str, plan.decode_sizes))
         lines.append(f"graphs      of decode steps with {sizes} sequences; smaller batches are filled up")
+    lines += [f"tiles       {', '.join(layer_words(each.steps))}: {_tile_words(each)}" for each in plan.tilings]
     return lines
+
+
+def _tile_words(tiling: Tiling) -> str:
+    """The kernels of few and of many rows."""
+    *some, last = tiling.tiles
+    return ", ".join([*map(str, some), f"{last.words()} for more" if some else last.words()])
 
 
 def _versions(manifest: Manifest) -> str:

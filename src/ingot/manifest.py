@@ -15,7 +15,8 @@ from ingot.chunks import Checksums
 from ingot.configs.exact import Between, Like, read_exactly
 from ingot.configs.read import parse_json, write_record
 from ingot.errors import REBUILD, ConfigError, EngineError
-from ingot.plan import Limits, Name, Number
+from ingot.plan import Limits, Number
+from ingot.tiles import Name
 
 ENGINE_SCHEMA = 6
 MANIFEST_NAME = "config.json"

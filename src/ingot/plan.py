@@ -19,6 +19,7 @@ from typing import Annotated
 from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
+from ingot.tiles import Name, Tile, Tiling
 
 PLAN_SCHEMA = 16
 ALIGNMENT = 64  # of buffers and pieces: one cache line
@@ -30,7 +31,6 @@ Attr = Number | float | str
 RowCount = Annotated[int, Between(1, (1 << 21) - 1)]  # of a step: sessions have arrays of this length
 Layer = Annotated[int, Between(0, 65534)]
 Offset = Annotated[int, Between(0, (1 << 63) - 1), MultipleOf(ALIGNMENT)]
-Name = Annotated[str, Like(r"[^\0]+", "a name")]
 Kernel = Annotated[str, Like(r"[^.\0]+(\.[^.\0]+){2,}", "<op>.<dtype>.<isa or sm>")]
 DrawKernel = Annotated[str, Like(r"([^.\0]+(\.[^.\0]+){2,})?", "<op>.<dtype>.<isa or sm>, or nothing")]
 Digits = Annotated[str, Like("[0-9]{4}", "four digits")]
@@ -298,6 +298,7 @@ class Plan:
     splits   of attention, for more and more items, up to the largest batch; without any, contexts stay whole
     decode_sizes  numbers of sequences, ascending, of decode steps that are captured as CUDA graphs; a smaller batch is
              filled up to the next one
+    tilings  of products, on targets that launch other kernels for other numbers of rows
     """
 
     vocab_size: Count
@@ -317,6 +318,7 @@ class Plan:
     variants: tuple[Variant, ...] = ()
     splits: tuple[Split, ...] = ()
     decode_sizes: tuple[RowCount, ...] = ()
+    tilings: tuple[Tiling, ...] = ()
 
     @property
     def stage(self) -> tuple[int, int]:
@@ -355,6 +357,10 @@ class Plan:
         """Into how many parts attention cuts contexts. items: as of a Split; longest: tokens that one may see."""
         split = next((each for each in self.splits if items <= each.most_items), None)
         return 1 if split is None else max(1, min(split.parts, longest // split.least_tokens))
+
+    def tiles_of(self, step: str) -> tuple[Tile, ...]:
+        """Those of a step, by its name."""
+        return next((each.tiles for each in self.tilings if step in each.steps), ())
 
     def variant(self, name: str) -> Variant:
         """A variant by its name; "" stands for the steps one by one."""

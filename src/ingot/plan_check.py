@@ -56,6 +56,7 @@ def _problems(plan: Plan) -> Iterable[tuple[str, str]]:
     yield from _variants(plan)
     yield from _splits(plan)
     yield from _decode_sizes(plan)
+    yield from _tilings(plan)
 
 
 def _limits(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -270,6 +271,23 @@ def _decode_sizes(plan: Plan) -> Iterable[tuple[str, str]]:
     sizes, most = plan.decode_sizes, most_decoding(plan.limits)
     if sizes and (list(sizes) != sorted(set(sizes)) or sizes[-1] > most):
         yield "decode_sizes", f"{sizes[:20]}, expected larger and larger ones up to {most}"
+
+
+def _tilings(plan: Plan) -> Iterable[tuple[str, str]]:
+    """A step has tiles once, for more and more rows up to those that it may have."""
+    steps = {step.name: step for step in plan.steps}
+    rows = {buffer.name: buffer.rows for buffer in plan.buffers}
+    for name, count in Counter(name for each in plan.tilings for name in each.steps).items():
+        if name not in steps:
+            yield "tilings", f"there is no kernel call {name}"
+            continue
+        if count > 1:
+            yield "tilings", f"{name} has tiles twice"
+        tokens = any(rows.get(output) is Rows.TOKENS for output in steps[name].outputs)
+        most = plan.limits.max_num_tokens if tokens else plan.limits.max_logit_rows
+        found = [tile.most_rows for tile in plan.tiles_of(name)]
+        if found != sorted(set(found)) or found[-1:] != [most]:
+            yield "tilings", f"{name} has tiles for {found[:20]} rows, expected more and more up to {most}"
 
 
 def most_decoding(limits: Limits) -> int:

@@ -83,6 +83,7 @@ def _info(step: Step, work: Work, weights: Mapping[str, Weight], error: float | 
     )
 
 
+_LAYER = re.compile(r"layers\.(\d+)/")
 _Group = tuple[str, StepInfo, str, str]
 """(layers such as "0-3", or ""; the step without its layer; the int8 errors of its layers; those of its weights)"""
 
@@ -91,7 +92,7 @@ def _groups(steps: Sequence[StepInfo]) -> Iterator[_Group]:
     """Every step once; layers that do the same share one."""
     groups: dict[tuple[bool, StepInfo], list[tuple[int, StepInfo]]] = {}
     for each in steps:
-        layer = re.match(r"layers\.(\d+)/", each.name)
+        layer = _LAYER.match(each.name)
         name = each.name[layer.end() :] if layer else each.name
         same = (layer is not None, dataclasses.replace(each, name=name, int8_error=None, weight_error=None))
         groups.setdefault(same, []).append((int(layer[1]) if layer else -1, each))
@@ -99,6 +100,15 @@ def _groups(steps: Sequence[StepInfo]) -> Iterator[_Group]:
         layers = ranges([layer for layer, _ in members]) if in_layer else ""
         rounding, packing = [each.int8_error for _, each in members], [each.weight_error for _, each in members]
         yield layers, step, _span(rounding), _span(packing)
+
+
+def layer_words(names: Sequence[str]) -> list[str]:
+    """Names of steps, those of several layers together: layers.0-3/qkv."""
+    found: dict[str, list[int]] = {}
+    for name in names:
+        layer = _LAYER.match(name)
+        found.setdefault(name[layer.end() :] if layer else name, []).extend([int(layer[1])] if layer else [])
+    return [f"layers.{ranges(layers)}/{name}" if layers else name for name, layers in found.items()]
 
 
 def whole_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:

@@ -21,7 +21,7 @@ from ingot.plan import Attr
 from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.estimate import _nowhere, step_ops
-from ingot.plugins.cuda.experts import _KERNELS, MAX_EXPERTS
+from ingot.plugins.cuda.experts import MAX_EXPERTS, sort_tiles
 from ingot.plugins.cuda.plan_facts import scratch_bytes
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
@@ -162,11 +162,12 @@ def test_a_row_has_the_same_bits_whatever_others_take(gpu: ctypes.CDLL, op: str,
 
 
 def test_the_rows_choose_among_the_kernels() -> None:
-    """Those of the tests run each of them, and each number of pairs has exactly one."""
-    chosen = [[each.rows for each in _KERNELS if each.computes(2 * rows, 3)] for rows in ROWS]
-    assert {rows for each in chosen for rows in each} == {each.rows for each in _KERNELS}
-    for pairs in (1, 12, 13, 144, 145, 1 << 20):
-        assert sum(each.computes(pairs, 3) for each in _KERNELS) == 1
+    """Those of the tests run each of them."""
+    tiles = sort_tiles(3, 2, exact=False)
+    chosen = [next(each.rows for each in tiles if rows <= each.most_rows) for rows in ROWS]
+    assert set(chosen) == {each.rows for each in tiles} == {8, 64, 128}
+    assert [each.most_rows for each in tiles[:-1]] == [4 * 3 // 2, 48 * 3 // 2], "on average of an expert"
+    assert tiles[-1].most_rows > 1 << 20
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])

@@ -59,20 +59,27 @@ def test_who_multiplies_and_where_contexts_are_cut_stands_in_the_plan(gpu: ctype
     built = ingot(*args, "--output_dir", tmp_path / "e", *dump).succeeds()
     assert needs in built.err
     assert "pass use_library: 9" in built.err
+    assert "pass cast_inputs: 1" in built.err, "the last layer's rows are gathered in float32"
     assert "pass split_contexts: 2" in built.err
+    assert "pass choose_tiles: 9" in built.err
     files = {path.name.partition("_")[2]: path for path in (tmp_path / "passes").iterdir()}
     assert '"splits":[]' in files["use_library.json"].read_text()
     assert "matmul.bf16.sm90a.cublaslt" in files["use_library.json"].read_text()
     assert "cublaslt" not in files["use_many_rows.json"].read_text()
     assert '"most_items":64' in files["split_contexts.json"].read_text()
+    assert '"op":"cast"' in files["cast_inputs.json"].read_text()
+    assert '"kernel":"cuBLASLt"' in files["choose_tiles.json"].read_text()
     shown = ingot("inspect", tmp_path / "e", "--all").succeeds().out
     assert "matmul.bf16.sm80.cublaslt" in shown
     assert "matmul.bf16.sm90a.cublaslt" in shown
     assert "attention   parts of a context by sequences: 8 up to 33, 7 up to 37, 6 up to 44, 5 up to 52" in shown
     assert "draws       tokens by sample.f32.sm80\n" in shown
     assert "graphs      of decode steps with 1, 2, 4, 8, 16, 32, 64 sequences; smaller batches are filled up" in shown
-    splits = json.loads(ingot("inspect", tmp_path / "e", "--json").succeeds().out)["splits"]
-    assert splits[0] == {"most_items": 33, "parts": 8, "least_tokens": 128}
+    few = "product_8_half up to 8 rows, product_16_half up to 16 rows"
+    assert f"tiles       layers.0-1/qkv, layers.0/attention_out, layers.0/down: {few}, cuBLASLt for more\n" in shown
+    inspected = json.loads(ingot("inspect", tmp_path / "e", "--json").succeeds().out)
+    assert inspected["splits"][0] == {"most_items": 33, "parts": 8, "least_tokens": 128}
+    assert inspected["tilings"][0]["tiles"][0] == {"most_rows": 8, "kernel": "product_8_half", "rows": 8, "parts": 1}
     built = ingot(*args, "--output_dir", tmp_path / "own", "--gemm_plugin", "disable").succeeds()
     assert needs not in built.err
     assert "gemm_plugin" not in built.err

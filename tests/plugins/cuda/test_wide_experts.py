@@ -19,9 +19,10 @@ from ingot.errors import TargetError
 from ingot.plan import Rows
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.estimate import step_ops
-from ingot.plugins.cuda.experts import ExpertProduct, Taken, expert_launches
+from ingot.plugins.cuda.experts import ExpertProduct, Taken, expert_launch, expert_tiles
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.wide_products import TYPES
+from ingot.plugins.cuda.wide_products import TYPES, multiplies
+from ingot.plugins.cuda.work import Launch
 from ingot.step_work import Load
 from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.test_experts import DOWN, GATE_UP, PRECISIONS, product
@@ -82,15 +83,25 @@ TAKEN = Taken(ids=0, counts=0, lists=0, experts=EXPERTS, slots=SLOTS, rows=Rows.
 COUNTS = Counts(tokens=0, logit_rows=0, sequences=0, decode=0, prefill=0, longest=0)
 
 
-def own(k: int, dtype: DType = DType.BF16, *, wide: bool = True) -> ExpertProduct:
+def own(k: int, dtype: DType = DType.BF16) -> ExpertProduct:
     zeros = dict.fromkeys(("y", "x", "weight", "bias", "kind", "group"), 0)
-    return ExpertProduct(n=5760, k=k, each=SLOTS, gated=True, narrow=True, dtype=dtype, wide=wide, **zeros)
+    return ExpertProduct(n=5760, k=k, each=SLOTS, gated=True, narrow=True, dtype=dtype, **zeros)
 
 
-def run_for(rows: int, product: ExpertProduct) -> list[tuple[str, tuple[int, int, int], int]]:
+def launches_of(product: ExpertProduct, *, wide: bool = True) -> list[Launch]:
+    """Of the tiles that a plan states."""
+    found, least = list[Launch](), 1
+    wide = wide and multiplies(product.k, product.dtype)
+    for tile in expert_tiles(EXPERTS, SLOTS, product.dtype, wide=wide):
+        found.append(expert_launch(product, TAKEN, tile, range(least, tile.most_rows + 1)))
+        least = tile.most_rows + 1
+    return found
+
+
+def run_for(rows: int, product: ExpertProduct, *, wide: bool = True) -> list[tuple[str, tuple[int, int, int], int]]:
     """The launches that run, their grids and threads."""
     counts = dataclasses.replace(COUNTS, tokens=rows)
-    launches = [(each.kernel, each.grid(counts, 1), each.threads) for each in expert_launches(product, TAKEN)]
+    launches = [(each.kernel, each.grid(counts, 1), each.threads) for each in launches_of(product, wide=wide)]
     return [each for each in launches if min(each[1]) > 0]
 
 
@@ -100,7 +111,7 @@ def test_tiles_of_many_rows_go_to_warpgroups() -> None:
     assert run_for(33, own(2880)) == [("experts_wide_64", (132 // 64 + EXPERTS, 45, 1), 384)]
     assert run_for(2048, own(2880)) == [("experts_wide_128", (64 + EXPERTS, 45, 1), 384)]
     assert run_for(2048, own(2880, DType.W4TS))[0][0] == "experts_w4ts_wide_128"
-    assert run_for(2048, own(2880, wide=False)) == [("experts_128", (64 + EXPERTS, 45, 1), 256)]
+    assert run_for(2048, own(2880), wide=False) == [("experts_128", (64 + EXPERTS, 45, 1), 256)]
 
 
 def test_other_rows_and_types_keep_the_other_kernels() -> None:
@@ -112,7 +123,7 @@ def test_other_rows_and_types_keep_the_other_kernels() -> None:
 def test_tiles_fit_shared_memory() -> None:
     """Of codes, two tiles of 64 rows fit a multiprocessor: each takes 1 KiB more."""
     for dtype in TYPES:
-        _, few, many = expert_launches(own(2880, dtype), TAKEN)
+        _, few, many = launches_of(own(2880, dtype))
         assert max(few.shared, many.shared) <= 227 << 10
         if dtype.is_quantised:
             assert 2 * (few.shared + 1024) <= 228 << 10

@@ -2,17 +2,23 @@
 
 import ctypes
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingot.builder.passes.choose_tiles import choose_tiles
 from ingot.dtypes import DType
 from ingot.errors import TargetError
-from ingot.plan import Rows
-from ingot.plugins.cuda.own_products import OwnProduct
+from ingot.plan import Attr, Rows
+from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
+from ingot.plugins.cuda.plan_facts import scratch_bytes
 from ingot.plugins.cuda.step_tables import Counts
-from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, TYPES, multiplies, part_sums, parts_of, wide_launches
+from ingot.plugins.cuda.tilings import tiles_of_step
+from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, TYPES, multiplies, parts_of, wide_launches, wide_tiles
+from ingot.plugins.cuda.work import ANY_ROWS, Launch
+from tests.plugins.cpu.one_step import Input, Packed, one_step_plan, plain_batch
 from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.test_own_products import KEPT_TYPES, check_numbers, product
 from tests.spanning import often
@@ -64,11 +70,19 @@ def own(n: int, k: int, *, gated: bool = False) -> OwnProduct:
 COUNTS = Counts(tokens=0, logit_rows=0, sequences=0, decode=0, prefill=0, longest=0)
 
 
-def run_for(rows: int, product: OwnProduct, most: int = 1 << 30) -> list[tuple[str, tuple[int, int, int]]]:
+def run_for(rows: int, product: OwnProduct, most: int = ANY_ROWS) -> list[tuple[str, tuple[int, int, int]]]:
     """The launches that run, and their grids."""
     counts = dataclasses.replace(COUNTS, tokens=rows)
-    grids = [(each.kernel, each.grid(counts, 1)) for each in wide_launches(product, 0, most)]
+    grids = [(each.kernel, each.grid(counts, 1)) for each in launches(product, most)]
     return [(kernel, grid) for kernel, grid in grids if min(grid) > 0]
+
+
+def launches(product: OwnProduct, most: int = ANY_ROWS) -> Iterator[Launch]:
+    """Of the tiles that a plan states."""
+    least = FEW_ROWS + 1
+    for tile in wide_tiles(product.n, product.k, product.dtype, most):
+        yield from wide_launches(product, tile, range(least, tile.most_rows + 1), 0)
+        least = tile.most_rows + 1
 
 
 def test_one_kernel_computes_each_number_of_rows() -> None:
@@ -99,16 +113,22 @@ def test_one_kernel_computes_each_number_of_rows() -> None:
 
 
 def test_parts_have_room_for_their_sums() -> None:
-    assert part_sums(2048, 2048, 8192) == 8 * 256 * 2048
-    assert part_sums(2048, 2048, 40) == 8 * 40 * 2048
-    assert part_sums(28672, 4096, 8192) == 0
+    """As many as the tiles of the plan cut K into, for as many rows."""
     assert parts_of(2048, 300) == 1  # a part has a few steps
+    weight = Packed(values=np.zeros((256, 1024), np.float32), dtype=DType.BF16)
+    attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "bf16", "group": 0}
+    for rows, parts in ((300, 4 * 256), (40, 4 * 40), (16, 0)):
+        inputs: list[Input] = [np.zeros((rows, 1024), np.float32), weight, None, None]
+        plan, _ = one_step_plan("matmul.bf16.sm90a", inputs, attrs, plain_batch(rows))
+        made, _ = choose_tiles(plan, tiles_of_step)
+        assert scratch_bytes(made).sums == 4 * parts * 256
+        assert scratch_bytes(plan).sums == 0
 
 
 def test_tiles_fit_shared_memory() -> None:
     """Of codes, two tiles of 64 rows of x fit a multiprocessor: each takes 1 KiB more."""
     for dtype in TYPES:
-        for each in wide_launches(dataclasses.replace(own(128, 64), dtype=dtype), 0):
+        for each in launches(dataclasses.replace(own(128, 64), dtype=dtype)):
             assert each.shared <= 227 << 10, each.kernel
             if dtype.is_quantised and each.kernel.endswith("_64"):
                 assert 2 * (each.shared + 1024) <= 228 << 10, each.kernel
