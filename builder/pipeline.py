@@ -50,6 +50,7 @@ from ingot.builder.passes.split_sums import SplitSums
 from ingot.builder.passes.store_narrow import StoreNarrow
 from ingot.builder.passes.use_library import UseLibrary
 from ingot.builder.passes.use_many_rows import UseManyRows
+from ingot.builder.passes.use_prompt_kernels import use_prompt_kernels
 from ingot.builder.precision import ProductChoice
 from ingot.builder.program import Program
 from ingot.builder.select import choose_kernel
@@ -60,7 +61,7 @@ from ingot.plan import Plan
 from ingot.plugins.ops.cast import OP as CAST
 from ingot.plugins.ops.sort_by_expert import OP as SORT
 from ingot.plugins.target import CapturesDecode, HasManyRows, SplitsContexts, StoresNarrow, Target, WithLibrary
-from ingot.plugins.tiles import ChoosesTiles
+from ingot.plugins.tiles import ChoosesTiles, HasPromptKernels
 
 
 def structure_passes() -> tuple[Pass, ...]:
@@ -169,6 +170,8 @@ def plan_passes(target: Target) -> tuple[PlanPass, ...]:
         passes.append(functools.partial(split_contexts, rules=target.split_rules()))
     if isinstance(target, CapturesDecode):
         passes.append(size_decode_steps)
+    if isinstance(target, HasPromptKernels):
+        passes.append(functools.partial(use_prompt_kernels, faster=target.prompt_kernel))
     if isinstance(target, ChoosesTiles):
         passes.append(functools.partial(choose_tiles, tiles=target.tiles))
     return tuple(passes)

@@ -1,16 +1,25 @@
-"""What a target says of the kernels that compute its products: see `Tiling` of ingot.plan."""
+"""What a target says of its kernels for few and for many rows."""
 
 from typing import Protocol, runtime_checkable
 
-from ingot.plan import Plan, Step
+from ingot.plan import CacheGroup, Plan, Step
 from ingot.plugins.target import Target
 from ingot.tiles import Tile
 
 
 @runtime_checkable
 class ChoosesTiles(Target, Protocol):
-    """A target that has kernels of products for few and for many rows."""
+    """A target that launches other kernels of a product for other numbers of rows: see `Tiling` of ingot.tiles."""
 
     def tiles(self, plan: Plan, step: Step) -> tuple[Tile, ...]:
         """Which one computes each number of rows, up to the largest step; nothing for other steps than products."""
+        ...
+
+
+@runtime_checkable
+class HasPromptKernels(Target, Protocol):
+    """A target that may have kernels of attention which are faster for prompts."""
+
+    def prompt_kernel(self, kernel: str, group: CacheGroup) -> str | None:
+        """In place of another one, over such a cache; None where there is none."""
         ...

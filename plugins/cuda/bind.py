@@ -26,7 +26,7 @@ from ingot.plugins.cuda.experts import (
     sum_launch,
 )
 from ingot.plugins.cuda.own_products import OwnProduct
-from ingot.plugins.cuda.plan_facts import LIBRARY, code_of, takes_library, takes_wide
+from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
 from ingot.plugins.cuda.shapes import prefill_parts, takes_warpgroups
 from ingot.plugins.cuda.special_steps import SpecialSteps
@@ -251,16 +251,22 @@ class _Binder(SpecialSteps):
             narrow=narrow,
             parts=prefill_parts(self._tiles.prefill, heads // kv.kv_heads, kv.head_dim),
             exact=self._types.kv is DType.F32,
-            multiprocessors=self._multiprocessors(kv),
+            multiprocessors=self._multiprocessors(step, kv),
         )
         return [*launches]
 
-    def _multiprocessors(self, kv: CacheGroup) -> int:
+    def _multiprocessors(self, step: Step, kv: CacheGroup) -> int:
         """How many the largest GPU of the machine code has, where attention of prompts takes warpgroups; else 0."""
-        code = code_of(self._plan)
-        if not takes_warpgroups(code, kv.dtype, kv.head_dim, kv.tokens_per_block):
+        if not takes_wide(step):
             return 0
-        return max(each.multiprocessors for each in devices_of(code))
+        if not takes_warpgroups(WIDE_CODE, kv.dtype, kv.head_dim, kv.tokens_per_block):
+            raise EngineError(
+                "no warpgroups attend to prompts with such heads",
+                where=f"kernel call {step.name}",
+                got=f"heads of {kv.head_dim} dims, {kv.tokens_per_block} tokens a block in {kv.dtype.value}",
+                hint=REBUILD,
+            )
+        return max(each.multiprocessors for each in devices_of(WIDE_CODE))
 
     def gather_rows(self, step: Step, narrow: bool) -> list[Work]:
         _, cols = self._shape(step)

@@ -17,7 +17,6 @@ from ingot.plugins.cuda.shapes import (
     Tiles,
     attention_tiles,
     latent_tiles,
-    takes_warpgroups,
 )
 from ingot.plugins.cuda.work import ScratchBytes
 from ingot.plugins.ops import moe_down
@@ -25,7 +24,8 @@ from ingot.plugins.registry import find_op
 
 CUBLASLT = "cuBLASLt"
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
-WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows by warpgroups
+WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows, or prompts, by warpgroups
+WIDE_CODE = "sm_90a"  # the machine code that has them
 CODE_LAYOUT = "cubin11."  # of machine code among the weights; the number counts changes of names and parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 
@@ -75,7 +75,7 @@ def specialisation(plan: Plan) -> Specialisation:
         experts=any(op.routes or op.experts or op.lists for op in (find_op(step.op) for step in plan.steps)),
         states=any(each.state for each in plan.caches),
         latent=kv.latent,
-        wide=any(map(takes_wide, plan.steps)),
+        wide=any(takes_wide(step) for step in plan.steps if find_op(step.op).packed is not None),
     )
 
 
@@ -109,18 +109,18 @@ def _check_heads(plan: Plan) -> None:
         )
 
 
-def all_specialisations(plan: Plan, code: str = "") -> tuple[Specialisation, ...]:
-    """The plan's own, then one for each further size of heads. code: the machine code to be made, if it matters. Raises
-    EngineError as `specialisation`."""
+def all_specialisations(plan: Plan) -> tuple[Specialisation, ...]:
+    """The plan's own, then one for each further size of heads. Raises EngineError as `specialisation`."""
     first = specialisation(plan)
     further = dict.fromkeys(each.head_dim for each in plan.caches if not each.state and each.head_dim != first.head_dim)
     alone = dataclasses.replace(first, codes=(), experts=False, states=False, wide=False, alone=True)
     every = first, *(dataclasses.replace(alone, head_dim=each) for each in further)
-    dtype, block = heads_of(plan).dtype, plan.tokens_per_block
-    return tuple(
-        dataclasses.replace(each, warpgroups=not each.latent and takes_warpgroups(code, dtype, each.head_dim, block))
-        for each in every
-    )
+    prompts = {
+        plan.caches[plan.group_of(int(step.attrs["layer"]))].head_dim
+        for step in plan.steps
+        if find_op(step.op).reads_kv and takes_wide(step)
+    }
+    return tuple(dataclasses.replace(each, warpgroups=each.head_dim in prompts) for each in every)
 
 
 def _kinds(plan: Plan) -> list[tuple[int, CacheGroup]]:
@@ -157,7 +157,7 @@ def takes_library(step: Step) -> bool:
 
 
 def takes_wide(step: Step) -> bool:
-    """Whether warpgroups compute a step's product where there are more than a few rows."""
+    """Whether warpgroups compute a step's product of more than a few rows, or its attention of prompts."""
     return step.kernel.split(".")[2:3] == [WIDE]
 
 
@@ -205,12 +205,6 @@ def weight_places(plan: Plan) -> tuple[dict[str, int], int]:
 def code_weight(plan: Plan) -> Weight:
     """The piece of the weights section that holds the machine code. Raises EngineError where there is none."""
     return next(iter(code_weights(plan).values()))
-
-
-def code_of(plan: Plan) -> str:
-    """The name of the machine code that the plan holds; nothing where it holds none yet."""
-    layouts = (weight.layout for weight in plan.weights if weight.layout.startswith(CODE_LAYOUT))
-    return next(layouts, CODE_LAYOUT).removeprefix(CODE_LAYOUT)
 
 
 def code_weights(plan: Plan) -> dict[int, Weight]:

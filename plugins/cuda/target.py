@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError, TargetError, UsageError
-from ingot.plan import Plan, Step
+from ingot.plan import CacheGroup, Plan, Step
 from ingot.plugins.cuda.bind import ACTIVATIONS, NARROW, OPS
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
@@ -30,7 +30,7 @@ from ingot.plugins.cuda.products import find_library
 from ingot.plugins.cuda.rank_session import CudaRankSession
 from ingot.plugins.cuda.sampling import KERNELS as DRAW_KERNELS
 from ingot.plugins.cuda.session import CudaSession, device_bytes
-from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_RANK, split_rules
+from ingot.plugins.cuda.shapes import MAX_GROUP, MAX_HEAD_DIM, MAX_LATENT_DIM, MAX_RANK, split_rules, takes_warpgroups
 from ingot.plugins.cuda.states import MAX_KEY_DIM
 from ingot.plugins.cuda.tilings import tiles_of_step
 from ingot.plugins.cuda.wide_products import TYPES as WIDE_TYPES
@@ -117,7 +117,8 @@ class CudaTarget:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         own = tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
         many = self.many_row_kernels(gated=True).values()
-        return (*own, *many, *self.library_kernels().values(), *DRAW_KERNELS)
+        prompts = [f"paged_attention.{dtype}.{WIDE}" for dtype in ("bf16", "f16") if many]
+        return (*own, *many, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
 
     def many_row_kernels(self, *, gated: bool) -> dict[str, str]:
         """Products by warpgroups, which sm_90a alone has: of codes, of experts, of gated 16-bit numbers. cuBLASLt is
@@ -137,6 +138,14 @@ class CudaTarget:
     def split_rules(self) -> SplitRules:
         """For the largest GPU of the table that runs the machine code."""
         return split_rules(max(each.multiprocessors for each in devices_of(self.architecture.code)))
+
+    def prompt_kernel(self, kernel: str, group: CacheGroup) -> str | None:
+        """By warpgroups, which sm_90a alone has."""
+        op, dtype, _ = kernel.split(".")
+        has = not group.latent and takes_warpgroups(
+            self.architecture.code, group.dtype, group.head_dim, group.tokens_per_block
+        )
+        return f"{op}.{dtype}.{WIDE}" if has else None
 
     def tiles(self, plan: Plan, step: Step) -> tuple[Tile, ...]:
         """Those of all architectures; the kernel's name says what one architecture alone has."""
@@ -158,7 +167,7 @@ class CudaTarget:
     def extra_sections(self, plan: Plan, progress: Progress) -> tuple[Constant, ...]:
         """The machine code of the plan's kernels."""
         code, layout = self.architecture.code, CODE_LAYOUT + self.architecture.code
-        first, *further = all_specialisations(plan, code)
+        first, *further = all_specialisations(plan)
         made = {"code": first, **{f"code.head_dim{each.head_dim}": each for each in further}}
         return tuple(
             Constant(name=name, layout=layout, data=compile_kernels(each, code, progress).image)

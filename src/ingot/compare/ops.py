@@ -32,7 +32,8 @@ SLACK = 32.0  # roundings that every kernel may make beside those of its sums
 # head; F16_STEP: of f16 at zero.
 KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.I8: 1 / 127}
 F16_STEP = 2.0**-24
-MATRIX_UNITS = (".sm80", ".amx", ".avx512bf16")  # how the names of kernels end that multiply in the type of the cache
+# How the names of kernels end that multiply in the type of the cache.
+MATRIX_UNITS = (".sm80", ".sm90a", ".amx", ".avx512bf16")
 TIMES_ROUNDED = 4.0  # queries once, probabilities once, and what chance adds
 # How often inputs are moved where rounded queries decide the bound. A row of sharp attention hangs on the score of one
 # or two tokens, which a single draw may happen to leave in place.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ingot.builder.memory import Value
 from ingot.builder.pack import add_constants
 from ingot.builder.passes.choose_tiles import choose_tiles
+from ingot.builder.passes.use_prompt_kernels import use_prompt_kernels
 from ingot.builder.pipeline import StepPass, input_passes, run_step_passes
 from ingot.builder.program import Draft, Program
 from ingot.dtypes import DType
@@ -41,6 +42,7 @@ def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> Cud
     assert isinstance(target, CudaTarget)
     shapes = {weight.name: weight.shape for weight in plan.weights}
     plan = prepared(plan, input_passes(target, shapes.__getitem__))
+    plan, _ = use_prompt_kernels(plan, target.prompt_kernel)
     plan, _ = choose_tiles(plan, target.tiles)
     constants = target.extra_sections(plan, lambda what, done, total: None)
     (plan,) = add_constants([plan], [constants])
