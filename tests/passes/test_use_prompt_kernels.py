@@ -15,7 +15,8 @@ from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.estimate import _nowhere
 from ingot.plugins.cuda.plan_facts import all_specialisations
 from ingot.plugins.cuda.target import CudaTarget
-from ingot.plugins.registry import find_op, find_target
+from ingot.plugins.ops.paged_attention import OP as ATTENTION
+from ingot.plugins.registry import find_target
 from tests.builder.test_schedule import LAYER, plan_of
 from tests.plugins.cpu.one_step import Input, one_step_plan, plain_batch
 
@@ -82,8 +83,8 @@ def test_it_runs_for_cuda_targets() -> None:
 
 def test_heads_that_no_warpgroups_take_are_refused() -> None:
     """The name of the kernel says that they do."""
-    given = {key: (1 if default is int else default) for key, default in find_op("paged_attention").attrs.items()}
-    attrs: dict[str, Attr] = {key: 1.0 if value is float else value for key, value in given.items()}
+    by_type: dict[Attr | type, Attr] = {int: 1, float: 1.0}
+    attrs = {key: by_type.get(value, 0) if isinstance(value, type) else value for key, value in ATTENTION.attrs.items()}
     cache = CacheGroup(layers=(0, 1), kv_heads=1, head_dim=12, tokens_per_block=16, dtype=DType.BF16)
     inputs: list[Input] = [np.zeros((1, 24), np.float32), None, None]
     attrs |= {"heads": 2, "head_dim": 12}
