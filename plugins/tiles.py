@@ -3,13 +3,13 @@
 from typing import Protocol, runtime_checkable
 
 from ingot.plan import CacheGroup, Plan, Step
+from ingot.plan_tiles import Tile
 from ingot.plugins.target import Target
-from ingot.tiles import Tile
 
 
 @runtime_checkable
 class ChoosesTiles(Target, Protocol):
-    """A target that launches other kernels of a product for other numbers of rows: see `Tiling` of ingot.tiles."""
+    """A target that launches other kernels of a product for other numbers of rows: see `Tiling` of ingot.plan_tiles."""
 
     def tiles(self, plan: Plan, step: Step) -> tuple[Tile, ...]:
         """Which one computes each number of rows, up to the largest step; nothing for other steps than products."""

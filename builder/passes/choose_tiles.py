@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from ingot.builder.passes.base import PassReport
 from ingot.plan import Plan, Step
-from ingot.tiles import Tile, Tiling
+from ingot.plan_tiles import Tile, Tiling
 
 NAME = "choose_tiles"
 
 
 def choose_tiles(plan: Plan, tiles: Callable[[Plan, Step], tuple[Tile, ...]]) -> tuple[Plan, PassReport]:
-    """fired: kernel calls that have tiles. tiles: of a step; none where it is no matmul."""
+    """fired: kernel calls that have tiles. tiles: of a step, if it has some."""
     alike: dict[tuple[Tile, ...], list[str]] = {}
     for step in plan.steps:
         if found := tiles(plan, step):

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, Rows
+from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
 from ingot.plugins.cuda.work import ANY_ROWS, Grid, Launch, count_of, integer, number, pointer, row_grid
-from ingot.tiles import Tile
 
 MAX_EXPERTS = 1024  # as the kernel that routes remembers them
 _WARP = 32

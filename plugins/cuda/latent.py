@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup, Rows
+from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.attention import Places
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.shapes import LATENT_ROWS, Tiles, latent_shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import ANY_ROWS, Grid, Launch, count_of, integer, number, pointer, row_grid
-from ingot.tiles import Tile
 
 _THREADS, _WARPS = 128, 4
 _PAIR_ROWS, _BLOCK_PAIRS = 32, 4  # rows of a weight that are computed together, and how many such a block of many rows

@@ -4,10 +4,10 @@ import dataclasses
 
 from ingot.dtypes import DType
 from ingot.plan import Rows
+from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.gpu import Argument
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import ANY_ROWS, Launch, count_of, integer, pointer
-from ingot.tiles import Tile
 
 FEW_ROWS = 16  # up to here weights are streamed through registers
 THREADS = 256

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError, TargetError, UsageError
 from ingot.plan import CacheGroup, Plan, Step
+from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.bind import ACTIVATIONS, NARROW, OPS
 from ingot.plugins.cuda.compiler import compile_kernels, find_compiler, why_not
 from ingot.plugins.cuda.devices import devices_of
@@ -38,7 +39,6 @@ from ingot.plugins.op import Op
 from ingot.plugins.registry import find_op
 from ingot.plugins.split_rules import SplitRules
 from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, RankLink, SessionOptions, Target
-from ingot.tiles import Tile
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.

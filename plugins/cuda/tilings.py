@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Plan, Rows, Step
+from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.epilogues import library_work
 from ingot.plugins.cuda.experts import expert_tiles, sort_tiles
 from ingot.plugins.cuda.latent import head_tiles
@@ -20,11 +21,10 @@ from ingot.plugins.cuda.plan_facts import CUBLASLT, specialisation, takes_librar
 from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, multiplies, wide_kernels, wide_launches, wide_tiles
 from ingot.plugins.cuda.work import ANY_ROWS, Work
 from ingot.plugins.registry import find_op
-from ingot.tiles import Tile
 
 
 def tiles_of_step(plan: Plan, step: Step) -> tuple[Tile, ...]:
-    """For all numbers of rows up to those of the largest step; nothing where a step is no product."""
+    """For all numbers of rows up to those of the largest step; nothing for other steps than products."""
     op, buffers = find_op(step.op), {buffer.name: buffer for buffer in plan.buffers}
     if op.lists:
         slots, exact = buffers[step.inputs[0]].cols, specialisation(plan).weight is DType.F32
@@ -60,7 +60,7 @@ def _matmul_tiles(n: int, k: int, dtype: DType, *, gated: bool, wide: bool, libr
 
 
 def _up_to(most: int, tiles: Iterable[Tile]) -> Iterator[Tile]:
-    """Those that so many rows need."""
+    """Those that up to `most` rows need."""
     for tile in tiles:
         if tile.most_rows >= most:
             yield dataclasses.replace(tile, most_rows=most)

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from ingot.dtypes import DType
+from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import ANY_ROWS, Grid, Launch, count_of, integer, pointer
 from ingot.plugins.layouts import PANEL
-from ingot.tiles import Tile
 from ingot.weight_formats import KEPT
 
 BESIDE_LIBRARY = 128  # rows up to which these kernels are faster than cuBLASLt

@@ -18,11 +18,11 @@ from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.lost_codes import lost_lines
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
 from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
+from ingot.plan_tiles import Tiling
 from ingot.plugins.cuda.estimate import estimates
 from ingot.plugins.cuda.plan_facts import CODE_LAYOUT
 from ingot.plugins.tensorrt.description import DESCRIPTION, description_lines, read_description
 from ingot.step_table import layer_words, short_table, step_info, whole_table
-from ingot.tiles import Tiling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from ingot.configs.exact import Between, Like, read_exactly
 from ingot.configs.read import parse_json, write_record
 from ingot.errors import REBUILD, ConfigError, EngineError
 from ingot.plan import Limits, Number
-from ingot.tiles import Name
+from ingot.plan_tiles import Name
 
 ENGINE_SCHEMA = 6
 MANIFEST_NAME = "config.json"

@@ -19,7 +19,7 @@ from typing import Annotated
 from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
 from ingot.dtypes import DType
-from ingot.tiles import Name, Tile, Tiling
+from ingot.plan_tiles import Name, Tile, Tiling
 
 PLAN_SCHEMA = 16
 ALIGNMENT = 64  # of buffers and pieces: one cache line

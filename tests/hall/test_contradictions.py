@@ -74,9 +74,12 @@ def test_a_buffer_is_not_read_once_another_was_written_over_it(offset: int, soun
 
 @pytest.mark.parametrize(
     ("dtype", "words"),
-    [(DType.I32, r"buffers.b.dtype(.|\n)*i32, expected f32, bf16, f16"), (DType.BF16, "columns of f32")],
+    [
+        (DType.I64, r"buffers.b.dtype(.|\n)*i64, expected f32, bf16, f16, i32"),
+        *((dtype, "columns of f32") for dtype in (DType.BF16, DType.I32)),
+    ],
 )
-def test_logits_are_float32_and_no_buffer_holds_integers(dtype: DType, words: str) -> None:
+def test_logits_are_float32_and_buffers_hold_few_types(dtype: DType, words: str) -> None:
     plan = make_plan()
     nbytes = plan.limits.max_logit_rows * 5 * dtype.itemsize
     buffers = (dataclasses.replace(plan.buffers[0], dtype=dtype),)

@@ -15,7 +15,8 @@ MAY = {
     "ingot.weight_formats": "",
     "ingot.dtypes": "errors weight_formats",
     "ingot.configs": "errors dtypes configs",
-    "ingot.plan": "errors dtypes configs",
+    "ingot.plan_tiles": "configs",
+    "ingot.plan": "errors dtypes configs plan_tiles",
     "ingot.plan_check": "errors dtypes plan",
     "ingot.plan_json": "errors configs plan plan_check",
     "ingot.step_io": "errors dtypes plan",
@@ -25,7 +26,7 @@ MAY = {
     "ingot.fixed_tables": "errors dtypes plan step_io",
     "ingot.chunks": "errors configs",
     "ingot.lost_codes": "",
-    "ingot.manifest": "errors dtypes configs plan chunks",
+    "ingot.manifest": "errors dtypes configs plan plan_tiles chunks",
     "ingot.output_dir": "errors",
     "ingot.resource_estimate": "errors configs",
     "ingot.tensor_file": "errors dtypes configs chunks",
@@ -34,14 +35,13 @@ MAY = {
     "ingot.weights_memory": "errors plan",
     "ingot.engine": "errors dtypes configs chunks plan plan_json manifest weights_memory engine",
     "ingot.engine_writer": "errors dtypes configs chunks plan manifest engine output_dir",
-    "ingot.plugins": "errors weight_formats dtypes configs plan plan_check plan_json step_io step_inputs step_work "
-    "weights_memory plugins _cpu",
+    "ingot.plugins": "errors weight_formats dtypes configs plan plan_tiles plan_check plan_json step_io step_inputs "
+    "step_work weights_memory plugins _cpu",
     "ingot.convert": "errors dtypes configs chunks companions checkpoint tensor_file output_dir "
     "resource_estimate convert",
     "ingot.builder": "errors weight_formats dtypes configs chunks companions checkpoint tensor_file output_dir "
-    "resource_estimate plan plan_check manifest engine engine_writer step_io step_inputs step_work timed_run "
-    "fixed_tables weights_memory lost_codes "
-    "plugins builder",
+    "resource_estimate plan plan_tiles plan_check manifest engine engine_writer step_io step_inputs step_work "
+    "timed_run fixed_tables weights_memory lost_codes plugins builder",
     "ingot.runtime": "errors dtypes configs companions plan step_io manifest engine weights_memory plugins runtime",
 }
 TOP = (

@@ -19,12 +19,12 @@ from ingot.errors import EngineError
 from ingot.plan import Attr, Plan
 from ingot.plan_check import check_plan
 from ingot.plan_json import plan_from_json
+from ingot.plan_tiles import Tile, Tiling
 from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.estimate import _nowhere
 from ingot.plugins.cuda.plan_facts import scratch_bytes
 from ingot.plugins.cuda.tilings import tiles_of_step
 from ingot.plugins.registry import find_target
-from ingot.tiles import Tile, Tiling
 from tests.plugins.cpu.one_step import Input, Packed, one_step_plan, plain_batch
 
 

@@ -97,8 +97,9 @@ def test_odd_splits_are_refused() -> None:
 )
 def test_a_target_fills_its_largest_gpu(name: str, multiprocessors: int) -> None:
     made = plan(batch=600, kv_heads=1)
-    for each in plan_passes(find_target(name)):
-        made, _ = each(made)
+    first, *_ = plan_passes(find_target(name))
+    made, report = first(made)
+    assert report.name == "split_contexts"
     assert {items: made.parts_of(items, 1 << 20) for items in (1, 33, 600)} == {
         1: 64,
         33: 4 * multiprocessors // 33,
