@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ingot.plugins.cuda import bind, compiler, gpu, plan_facts, target
+from ingot.plugins.cuda import compiler, gpu, target
 from ingot.plugins.cuda.compiler import Compiler, MachineCode, Specialisation
 from ingot.plugins.cuda.gpu import Arguments, Device
 from ingot.plugins.target import Progress
@@ -62,8 +62,8 @@ class Interpreted:
         self._modules: list[Specialisation] = []
         self._allocate = Device.allocate
         monkeypatch.setattr(target, "compile_kernels", self._compiled)
-        for module in (plan_facts, bind):  # the interpreter knows no signals between warps, which that kernel takes
-            monkeypatch.setattr(module, "takes_warpgroups", lambda *given: False)
+        # the interpreter knows no signals between warps, which that kernel takes
+        monkeypatch.setattr(target, "takes_warpgroups", lambda *given: False)
         monkeypatch.setattr(Device, "load", lambda device, image: self._modules[int(image.tobytes())])
         monkeypatch.setattr(Device, "kernel", lambda device, types, name, shared_bytes: self._kernel(types, name))
         monkeypatch.setattr(Device, "allocate", lambda device, nbytes: self._allocated(device, nbytes))
