@@ -4,16 +4,23 @@
 
 mpirun would kill its ranks at once for the signals on the left, but hands SIGUSR1 on. If this process is killed, the
 system sends mpirun SIGTERM, which ends the ranks. A server that ends without a signal has failed.
+
+A guard, which is a process of its own, kills an mpirun that goes on though its ranks have ended: while Open MPI 5 ends,
+two of its threads may wait for each other for ever (PMIx_server_finalize). The guard outlives this process.
 """
 
 import contextlib
 import ctypes
+import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_LOOK_SECONDS = 5.0  # between two looks of the guard; it kills at the second one that finds no rank
 
 
 def run(command: Sequence[str]) -> int:
@@ -37,12 +44,47 @@ def run(command: Sequence[str]) -> int:
             signal.signal(number, drain)
     # a session of its own: the terminal's Ctrl-C must not reach mpirun itself
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
+    start_guard(process.pid)
     if asked:
         process.send_signal(signal.SIGUSR1)
     code = process.wait()
     if code == 0 and not asked:  # so ends Open MPI's where it has lost another machine
         return 1
     return code if code >= 0 else 128 - code
+
+
+def start_guard(launcher: int) -> None:
+    """Leave a process behind that ends with the launcher, or kills it. None where the system hides children."""
+    if not Path(f"/proc/{launcher}/task/{launcher}/children").is_file() or os.fork():
+        return
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # whole groups of processes get them
+        signal.signal(number, signal.SIG_IGN)
+    handle = os.pidfd_open(launcher)  # readable once the launcher has ended; its number may be another's then
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
+    begun, looks = False, 0
+    while looks < 2:
+        if ended.poll(_LOOK_SECONDS * 1000):
+            os._exit(0)
+        working = has_children(launcher)
+        begun = begun or working
+        looks = 0 if working or not begun else looks + 1
+    print("mpirun did not end after its ranks; it has been killed", file=sys.stderr, flush=True)
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    os._exit(0)
+
+
+def has_children(process: int) -> bool:
+    """Whether a child of the process runs. One that has ended, and that nobody has asked for its end, does not."""
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,41 @@ def test_a_launcher_that_was_asked_to_end() -> None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_launcher_that_stands_still_after_its_ranks(killed: bool) -> None:
+    """It is killed, also where the command that has started it is gone; one whose rank still works is left alone."""
+    guarded = """import sys
+from ingot.runtime import forward_signals
+forward_signals._LOOK_SECONDS = 0.1
+sys.exit(forward_signals.run(sys.argv[1:]))"""
+    launcher = """import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank = subprocess.Popen(["sleep", "1.5"])
+print(os.getpid(), rank.pid, flush=True)
+os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+signal.pause()"""
+    command = [sys.executable, "-c", guarded, sys.executable, "-c", launcher]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found, rank = (Path("/proc") / each for each in process.stdout.readline().split())
+        if killed:
+            process.kill()
+        while not has_ended(rank):
+            assert not has_ended(found)
+            time.sleep(0.01)
+        _, err = process.communicate(timeout=20)
+    assert "mpirun did not end after its ranks" in err
+    assert process.returncode == (-signal.SIGKILL if killed else 128 + signal.SIGKILL)
+
+
+def has_ended(process: Path) -> bool:
+    """Also where nobody has asked for its end."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,8 @@ class ServeProcess:
         self.process.wait()
         self._reader.join(5)
         assert self.process.stderr is not None
-        self.process.stderr.close()
+        if not self._reader.is_alive():  # else who has started it still holds the pipe, and closing would wait as well
+            self.process.stderr.close()
 
     def wait(self, seconds: float = 20) -> int:
         """The exit code."""
