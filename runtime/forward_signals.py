@@ -54,37 +54,41 @@ def run(command: Sequence[str]) -> int:
 
 
 def start_guard(launcher: int) -> None:
-    """Leave a process behind that ends with the launcher, or kills it. None where the system hides children."""
+    """Leave a process behind that ends with the launcher, or kills it. None where the system lacks what it needs."""
+    try:
+        handle = os.pidfd_open(launcher)  # readable once the launcher has ended; its number may be another's then
+    except (AttributeError, OSError):  # before Linux 5.3
+        return
     if not Path(f"/proc/{launcher}/task/{launcher}/children").is_file() or os.fork():
+        os.close(handle)
         return
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # whole groups of processes get them
         signal.signal(number, signal.SIG_IGN)
-    handle = os.pidfd_open(launcher)  # readable once the launcher has ended; its number may be another's then
     ended = select.poll()
     ended.register(handle, select.POLLIN)
     begun, looks = False, 0
     while looks < 2:
         if ended.poll(_LOOK_SECONDS * 1000):
             os._exit(0)
-        working = has_children(launcher)
-        begun = begun or working
-        looks = 0 if working or not begun else looks + 1
+        states = states_of_children(launcher)
+        begun = begun or bool(states)
+        looks = looks + 1 if begun and states <= {"Z"} else 0  # Z: ended, and not yet asked for its end
     print("mpirun did not end after its ranks; it has been killed", file=sys.stderr, flush=True)
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     os._exit(0)
 
 
-def has_children(process: int) -> bool:
-    """Whether a child of the process runs. One that has ended, and that nobody has asked for its end, does not."""
+def states_of_children(process: int) -> set[str]:
+    """As the system names them, each once."""
+    states: set[str] = set()
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in task.read_text().split():
                 with contextlib.suppress(OSError):
-                    if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                        return True
-    return False
+                    states.add(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 if __name__ == "__main__":

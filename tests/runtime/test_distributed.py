@@ -128,16 +128,16 @@ def test_a_launcher_that_was_asked_to_end() -> None:
         assert process.wait(20) == 0
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_launcher_that_stands_still_after_its_ranks(killed: bool) -> None:
+@pytest.mark.parametrize(("killed", "works"), [(False, 1.5), (True, 1.5), (True, 0)])
+def test_a_launcher_that_stands_still_after_its_ranks(killed: bool, works: float) -> None:
     """It is killed, also where the command that has started it is gone; one whose rank still works is left alone."""
     guarded = """import sys
 from ingot.runtime import forward_signals
-forward_signals._LOOK_SECONDS = 0.1
+forward_signals._LOOK_SECONDS = 0.3
 sys.exit(forward_signals.run(sys.argv[1:]))"""
-    launcher = """import os, signal, subprocess, sys
+    launcher = f"""import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-rank = subprocess.Popen(["sleep", "1.5"])
+rank = subprocess.Popen(["sleep", "{works}"])
 print(os.getpid(), rank.pid, flush=True)
 os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
 signal.pause()"""
