@@ -208,6 +208,10 @@ def _on_gpu(target: Target, precision: str, model: Path, checkpoint: Path) -> Su
     config = BuildConfig(target=target.name, precision=precision, activations="bf16", dry_run=True)  # for codes
     if precision == "f32":
         config = dataclasses.replace(config, activations="auto")
+    if precision.startswith("w"):  # GPUs multiply codes with bf16, so what has no codes must be bf16, too
+        checkpoint = checkpoint.with_name(f"{checkpoint.name}-bf16")
+        if not checkpoint.is_dir():
+            convert(ConvertOptions(model_dir=model, output_dir=checkpoint, dtype=DType.BF16))
     try:
         build(config, checkpoint, checkpoint / "never")
     except (NoKernelError, UsageError):
@@ -217,10 +221,6 @@ def _on_gpu(target: Target, precision: str, model: Path, checkpoint: Path) -> Su
     if target.run_blocker() is not None or target.name.startswith("tensorrt"):
         return Support.UNPROVEN
     engine = checkpoint.with_name(f"{checkpoint.name}-{precision}-gpu")
-    if precision.startswith("w"):  # GPUs multiply codes with bf16, so what has no codes must be bf16, too
-        checkpoint = checkpoint.with_name(f"{checkpoint.name}-bf16")
-        if not checkpoint.is_dir():
-            convert(ConvertOptions(model_dir=model, output_dir=checkpoint, dtype=DType.BF16))
     build(dataclasses.replace(config, target=f"{target.name},ref", dry_run=False), checkpoint, engine)
     expected = _logits(engine, "ref")
     error = np.abs(_logits(engine, target.name) - expected).max() / np.ptp(expected)
