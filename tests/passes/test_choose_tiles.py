@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -172,3 +173,14 @@ def test_what_executes_is_what_the_plan_says() -> None:
     (bound,) = bind(changed, _nowhere(changed))
     assert [getattr(each, "kernel", "") for each in bound.work] == ["product_wide_64", "product_sum"]
     assert (scratch_bytes(plan).sums, scratch_bytes(changed).sums) == (4 * 4 * 256 * 64, 4 * 2 * 300 * 64)
+
+
+def test_a_dry_run_refuses_what_a_build_would(tmp_path: Path) -> None:
+    """Codes are multiplied with bf16, and the experts' routers of this checkpoint are float32."""
+    (tmp_path / "config.json").write_text(json.dumps(dict(find_family("mixtral").tiny)))
+    convert(
+        ConvertOptions(config=tmp_path / "config.json", random_weights=1, dtype=DType.F32, output_dir=tmp_path / "c")
+    )
+    options = BuildConfig(target="cuda/sm90", precision="w8", activations="bf16", dry_run=True)
+    with pytest.raises(EngineError, match=r"one float type for all(.|\n)*f32, w8(.|\n)*--dtype bf16"):
+        build(options, tmp_path / "c", tmp_path / "e")
