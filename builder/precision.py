@@ -15,6 +15,7 @@ from ingot.builder.node_kinds import decides, is_matmul, is_monotone, is_of_head
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import PRECISIONS, DType, Precision
 from ingot.errors import NoKernelError, UsageError
+from ingot.plugins.f8_rows import INPUT_GROUPS
 from ingot.plugins.ops.gather_columns import OP as GATHER
 from ingot.plugins.ops.join_columns import OP as JOIN
 from ingot.plugins.target import Target
@@ -28,7 +29,8 @@ NOT_APART: Mapping[str, str] = {}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProductChoice:
-    """activations: auto, bf16, f32 or int8; of a product that is not quantised bf16, as its target takes it, or f32."""
+    """activations: auto, bf16, f32, int8 or fp8; of a product that is not quantised bf16, as its target takes it, or
+    f32."""
 
     precision: Precision
     activations: str
@@ -186,8 +188,13 @@ def choose_products(
                 activations[name] = rule.activations
         if rule.activations == "int8":
             _require_quantised([name for name in fitting if not _rounds_inputs(precisions[name])], rule.pattern)
+        if rule.activations == "fp8":
+            _require_fp8([precisions[name] for name in fitting], rule.pattern)
     if config.activations == "int8" and not any(map(_rounds_inputs, precisions.values())):
         _require_quantised([str(main)], "the whole model")
+    if config.activations == "fp8":
+        of_fp8 = [each for each in precisions.values() if each.dtype is DType.F8]
+        _require_fp8(of_fp8 or [main], "the whole model")
     return {
         name: ProductChoice(precision=each, activations=_possible(activations[name], each))
         for name, each in precisions.items()
@@ -195,6 +202,8 @@ def choose_products(
 
 
 def _possible(activations: str, precision: Precision) -> str:
+    if activations == "fp8":
+        return "fp8" if precision.dtype is DType.F8 else "bf16"
     return activations if _rounds_inputs(precision) or activations == "f32" else "bf16"
 
 
@@ -218,4 +227,16 @@ def _require_quantised(others: list[str], where: str) -> None:
             expected=f"{', '.join(QUANTISED[:-1])} or {QUANTISED[-1]}",
             got=", ".join(others[:4]),
             hint="give --precision w8, or --activations auto",
+        )
+
+
+def _require_fp8(precisions: list[Precision], where: str) -> None:
+    others = [str(each) for each in precisions if each.dtype is not DType.F8 or each.group not in INPUT_GROUPS]
+    if others:
+        raise UsageError(
+            "FP8 activations are supported only with FP8 weights that have a scale for each row or each 128 columns",
+            where=where,
+            expected="f8 or f8g128, as --precision auto keeps them from a checkpoint in FP8",
+            got=", ".join(dict.fromkeys(others)),
+            hint="give --activations auto",
         )

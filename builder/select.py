@@ -25,8 +25,9 @@ def plugin_of(op: str) -> str:
 
 
 def kernel_dtype(dtype: str, activations: str) -> str:
-    """The second part of a kernel's name: w8a8 is a product of w8 weights and int8 activations."""
-    return dtype + ("a8" if activations == "int8" else "")
+    """The second part of a kernel's name: w8a8 is a product of w8 weights and int8 activations, f8f8 one of FP8 weights
+    and FP8 activations."""
+    return dtype + {"int8": "a8", "fp8": "f8"}.get(activations, "")
 
 
 def rounds_nothing(target: Target, op: str, dtype: str) -> bool:
@@ -55,6 +56,13 @@ def choose_kernel(target: Target, op: str, dtype: str, activations: str | None =
             expected=" or ".join(sorted({target.activations(name) for name in fitting})),
             got=str(activations),
             hint="choose another --activations or --target",
+        )
+    if activations == "fp8":
+        raise NoKernelError(
+            f"target {target.name} has no kernel for op {op} with FP8 activations",
+            expected="the op matmul on cuda/sm90, or any on ref",
+            got="activations fp8",
+            hint="give --activations auto, which keeps inputs in more bits",
         )
     others = sorted({name.split(".")[1] for name in names if name.startswith(f"{op}.")})
     raise NoKernelError(

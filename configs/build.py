@@ -9,7 +9,7 @@ from ingot.dtypes import PRECISIONS
 from ingot.errors import UsageError
 
 _AUTO_OR = ("auto", *PRECISIONS)
-ACTIVATIONS = ("auto", "bf16", "f32", "int8")
+ACTIVATIONS = ("auto", "bf16", "f32", "int8", "fp8")
 KV_DTYPES = ("auto", "bf16", "f16", "f32", "int8")
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
@@ -32,8 +32,8 @@ class BuildConfig:
     lm_head_precision of the last matmul; None: w8 in w4 engines, else as all others
     screen_lm_head    also store lm_head in 4 bits, so that greedy steps of few sequences read half of it
     activations       how matmuls round their inputs: f32 not at all, bf16 where the target multiplies in bf16 (else as
-                      f32), int8 per token with quantised weights; auto: int8 where its error on a sample text is
-                      small, else bf16
+                      f32), int8 per token with quantised weights, fp8 per token or per 128 columns with FP8
+                      weights; auto: int8 where its error on a sample text is small, else bf16
     layers            rules of a recipe, which come after these three
     max_batch_size    requests running at once (64)
     max_input_len     prompt tokens of a request (2048)
@@ -121,12 +121,29 @@ class BuildConfig:
         if self.timing_cache is not None and not self.autotune:
             raise UsageError("timing_cache cannot be combined with no_autotune", hint="leave one of them out")
         self._check_ranks()
+        self._check_fp8()
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(
                 f"tokens_per_block {size!r:.40} is not supported by the attention kernels",
                 got=repr(size),
                 expected=f"a multiple of 16 from {MIN_TOKENS_PER_BLOCK} to {MAX_TOKENS_PER_BLOCK}",
+            )
+
+    def _check_fp8(self) -> None:
+        """A row's bits depend on how many rows the step has, and its scale on all of its columns."""
+        if "fp8" not in (self.activations, *(rule.activations for rule in self.layers)):
+            return
+        if self.parts > 1:
+            option = f"--tp_size {self.tp_size}" if self.tp_size > 1 else f"--sum_parts {self.parts}"
+            raise UsageError(
+                f"FP8 activations cannot be combined with {option}",
+                hint="give --activations bf16: each rank has some columns of a row, which has one scale",
+            )
+        if not self.gemm_library:
+            raise UsageError(
+                "FP8 activations cannot be combined with --gemm_plugin disable",
+                hint="give --activations bf16: with FP8 a row has other bits in a large batch than in a small one",
             )
 
     def _check_ranks(self) -> None:

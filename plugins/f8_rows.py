@@ -3,7 +3,12 @@
     f8     W[n, k] = scale[n] * number[n, k]
     f8gG   W[n, k] = scale[n] * (number[n, k] * group_scale[n, k // G])    the inner product rounded to float32
 
-A product takes its inputs as floats, and adds up input * (number * group_scale).
+A product takes its inputs as floats, and adds up input * (number * group_scale). Or it rounds them to FP8, too: each
+row of inputs has a float32 scale, or one for each of the weight's groups of columns.
+
+    f8       y[m, n] = float32(sum of a[m, k] * number[n, k]) * a_scale[m] * scale[n]
+    f8g128   y[m, n] = float32(sum over j of sum_j * (a_scale[m, j] * group_scale[n, j])) * scale[n]
+             sum_j: of a[m, k] * number[n, k] over the columns of group j
 """
 
 import dataclasses
@@ -13,9 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, to_float32
+from ingot.dtypes import DType, round_to_f8, to_float32
 from ingot.plugins.quantised import Float32
 from ingot.weight_formats import F8, WeightFormat
+
+INPUT_GROUPS = (0, 128)  # columns of a group in weights whose products may round their inputs to FP8; 0: a row
+_LARGEST = np.float32(448)  # number of E4M3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +66,40 @@ class F8Rows:
         """The rows of these numbers; the matrix of the expert of this number."""
         groups = None if self.group_scale is None else self.group_scale[rows]
         return dataclasses.replace(self, scale=self.scale[rows], codes=self.codes[rows], group_scale=groups)
+
+    def product(self, x: Float32) -> Float32:
+        """x @ rows.T with x rounded to FP8, float32 [rows of x, N]; of rows [N, K]. Each float32 product above is
+        rounded once; sums are float32 or wider."""
+        numbers, a_scale = round_inputs(x, self.group)
+        a, w = numbers.astype(np.float64), to_float32(self.codes, DType.F8).astype(np.float64)
+        if self.group_scale is None:
+            y: Float32 = (a @ w.T).astype(np.float32) * a_scale * self.scale
+            return y
+        total = np.zeros((len(a), len(w)))
+        for j in range(a_scale.shape[1]):
+            columns = np.s_[:, j * self.group : (j + 1) * self.group]
+            total += a[columns] @ w[columns].T * (a_scale[:, j, None] * self.group_scale[:, j])
+        return total.astype(np.float32) * self.scale
+
+
+def round_inputs(x: Float32, group: int = 0) -> tuple[Float32, Float32]:
+    """Rows [rows, K] of activations as numbers of FP8 (float32 [rows, K]) and scales (float32 [rows, groups]): the
+    largest magnitude of a row, or of its `group` columns, becomes the largest number.
+
+    What is below 2^-119 throughout (448 over it is infinite) becomes zeros; what holds a NaN or an infinity gets the
+    scale NaN, and so do all its products.
+    """
+    k = x.shape[1]
+    columns = group or k
+    padded = np.pad(x, ((0, 0), (0, -k % columns))).reshape(len(x), -1, columns)
+    top = np.abs(padded).max(axis=2)
+    finite = np.isfinite(top)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inverse = _LARGEST / top
+        usable = finite & np.isfinite(inverse)
+        numbers = np.where(usable[..., None], round_to_f8(padded * inverse[..., None]), np.float32(0))
+    scale = np.where(finite, top / _LARGEST, np.float32(np.nan)).astype(np.float32)
+    return np.ascontiguousarray(numbers.reshape(len(x), -1)[:, :k]), scale
 
 
 def stacked_f8(experts: Sequence[F8Rows]) -> F8Rows:

@@ -135,7 +135,8 @@ class Target(Protocol):
     def kernels(self) -> tuple[str, ...]:
         """Kernels that an engine for this target may use, best first per op and dtype, whatever this machine is.
 
-        The dtype of a product whose inputs are rounded to int8 is the weight's and "a8": w8a8, w4a8.
+        The dtype of a product whose inputs are rounded to int8 is the weight's and "a8": w8a8, w4a8; of one that
+        rounds them to FP8 beside FP8 weights "f8f8".
         """
         ...
 
@@ -144,7 +145,8 @@ class Target(Protocol):
         ...
 
     def activations(self, kernel: str) -> str:
-        """What a product's kernel rounds its input to: "f32" (it does not), "bf16", "f16" or "int8"."""
+        """What a product's kernel rounds its input to: "f32" (it does not), "bf16", "f16", "int8" or
+        "fp8"."""
         ...
 
     def build_blocker(self) -> str | None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
+from ingot.plugins.f8_rows import F8Rows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import Float32, Int8, QuantisedRows, round_to_int8
 from ingot.plugins.weight_rows import WeightRows
@@ -82,7 +83,11 @@ def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
                  additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32;
                  of grouped rows the sum is `GroupedRows.int8_product`
+    fp8          of FP8 weights: `F8Rows.product`
     """
+    if activations == "fp8":
+        assert isinstance(weight, F8Rows), "inputs are rounded to FP8 beside weights of FP8 alone"
+        return weight.product(x)
     rounds_to = DType(activations) if activations in ("bf16", "f16") else None
     if rounds_to is not None:
         x = _rounded(x, rounds_to)

@@ -25,13 +25,14 @@ from ingot.plugins.cuda.experts import (
     sort_launch,
     sum_launch,
 )
+from ingot.plugins.cuda.fp8_products import Fp8Inputs, round_launch
 from ingot.plugins.cuda.own_products import OwnProduct
-from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_library, takes_wide
+from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_fp8, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
 from ingot.plugins.cuda.shapes import prefill_parts, takes_warpgroups
 from ingot.plugins.cuda.special_steps import SpecialSteps
 from ingot.plugins.cuda.stored_types import check_types
-from ingot.plugins.cuda.tilings import in_ranges, matmul_work, require_tile
+from ingot.plugins.cuda.tilings import fp8_work, in_ranges, matmul_work, require_tile
 from ingot.plugins.cuda.wide_products import multiplies
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
@@ -110,9 +111,10 @@ class _Binder(SpecialSteps):
         x, weight_name, bias, residual = step.inputs
         weight, buffer = self._weights[weight_name], self._buffers[step.outputs[0]]
         n, k = weight.shape
+        fp8 = takes_fp8(step)
         own = OwnProduct(
             y=self._buffer(step.outputs[0]),
-            x=self._buffer(x),
+            x=self._at.inputs if fp8 else self._buffer(x),
             weight=self._weight(weight_name),
             bias=self._weight(bias),
             residual=self._any(residual),
@@ -126,6 +128,10 @@ class _Binder(SpecialSteps):
             group=int(str(step.attrs["group"])),
             rows=buffer.rows,
         )
+        if fp8:
+            inputs = Fp8Inputs(rows=self._most_rows(buffer.rows), k=k, group=own.group)
+            work = fp8_work(step, own, inputs, in_ranges(self._plan, step), self._at.sums)
+            return [round_launch(own, self._buffer(x), inputs), *work]
         if takes_library(step) and weight.dtype.is_quantised:
             raise EngineError(
                 "cuBLASLt multiplies no codes",

@@ -47,7 +47,8 @@ class Specialisation:
     latent: where attention is latent, how many numbers of a row of the cache are its value; alone: nothing but the
     kernels that depend on the size of heads; kv_codes: the KV cache has codes, which attention multiplies as `kv`;
     wide: products of more than a few rows by the instructions of warpgroups, which sm_90a alone has;
-    warpgroups: attention of prompts takes the instructions of warpgroups, which sm_90a alone has."""
+    warpgroups: attention of prompts takes the instructions of warpgroups, which sm_90a alone has;
+    fp8: products with inputs in FP8, by warpgroups, too."""
 
     weight: DType
     kv: DType
@@ -61,6 +62,7 @@ class Specialisation:
     kv_codes: bool = False
     wide: bool = False
     warpgroups: bool = False
+    fp8: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -81,6 +83,7 @@ class Specialisation:
             *(("-DINGOT_ATTENTION_ALONE",) if self.alone else ()),
             *(("-DINGOT_WIDE",) if self.wide else ()),
             *(("-DINGOT_WARPGROUPS",) if self.warpgroups else ()),
+            *(("-DINGOT_FP8",) if self.fp8 else ()),
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ingot.plan import Plan
 from ingot.plugins.cuda.bind import bind
 from ingot.plugins.cuda.devices import Device, devices_of
-from ingot.plugins.cuda.plan_facts import CUBLASLT, specialisation, tiles_of
+from ingot.plugins.cuda.plan_facts import CUBLASLT, specialisation, takes_fp8, tiles_of
 from ingot.plugins.cuda.sampling import draw_kernel
 from ingot.plugins.cuda.session import device_bytes
 from ingot.plugins.cuda.step_tables import Counts
@@ -176,6 +176,7 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
     counts, splits = _counts(plan, load)
     for bound in bind(plan, _nowhere(plan)):
         does, done = work.of(bound.step, load), [each for each in bound.work if _runs(each, counts, splits)]
+        own = device.rate_fp8 if takes_fp8(bound.step) else rate
         exchanges = [each for each in done if isinstance(each, Exchange)]
         launches = len(done) - len(exchanges)
         moved = 4 * sum(each.numbers(counts) for each in exchanges)
@@ -186,7 +187,7 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
             launches=len(done),
             nbytes=does.nbytes,
             operations=does.operations,
-            seconds=device.seconds(does.nbytes, does.operations, launches, rate=rate) + exchanging,
+            seconds=device.seconds(does.nbytes, does.operations, launches, rate=own) + exchanging,
         )
     if load.logit_rows:
         does = work.draw_work(load)
@@ -233,7 +234,8 @@ def _counts(plan: Plan, load: Load) -> tuple[Counts, int]:
 def _nowhere(plan: Plan) -> Addresses:
     """Addresses that nobody reads."""
     zeros = dict.fromkeys(
-        (*("weights", "arena", "sums", "exchanged", "place"), *("drawn", "partial", "stats", "table_width")), 0
+        (*("weights", "arena", "sums", "inputs", "exchanged", "place"), *("drawn", "partial", "stats", "table_width")),
+        0,
     )
     groups = len(plan.caches)
     return Addresses(kv=(0,) * groups, num_blocks=(1,) * groups, tables=defaultdict(int), **zeros)

@@ -8,6 +8,7 @@ from ingot.errors import EngineError
 from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.exchanges import exchanged_bytes
+from ingot.plugins.cuda.fp8_products import Fp8Inputs
 from ingot.plugins.cuda.shapes import (
     MAX_GROUP,
     MAX_HEAD_DIM,
@@ -26,6 +27,7 @@ CUBLASLT = "cuBLASLt"
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows, or prompts, by warpgroups
 WIDE_CODE = "sm_90a"  # the machine code that has them
+FP8 = f"matmul.f8f8.{WIDE}"  # whose inputs are rounded to FP8
 CODE_LAYOUT = "cubin11."  # of machine code among the weights; the number counts changes of names and parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 
@@ -76,6 +78,7 @@ def specialisation(plan: Plan) -> Specialisation:
         states=any(each.state for each in plan.caches),
         latent=kv.latent,
         wide=any(takes_wide(step) for step in plan.steps if find_op(step.op).packed is not None),
+        fp8=any(map(takes_fp8, plan.steps)),
     )
 
 
@@ -113,7 +116,7 @@ def all_specialisations(plan: Plan) -> tuple[Specialisation, ...]:
     """The plan's own, then one for each further size of heads. Raises EngineError as `specialisation`."""
     first = specialisation(plan)
     further = dict.fromkeys(each.head_dim for each in plan.caches if not each.state and each.head_dim != first.head_dim)
-    alone = dataclasses.replace(first, codes=(), experts=False, states=False, wide=False, alone=True)
+    alone = dataclasses.replace(first, codes=(), experts=False, states=False, wide=False, fp8=False, alone=True)
     every = first, *(dataclasses.replace(alone, head_dim=each) for each in further)
     prompts = {
         plan.caches[plan.group_of(int(step.attrs["layer"]))].head_dim
@@ -161,6 +164,11 @@ def takes_wide(step: Step) -> bool:
     return step.kernel.split(".")[2:3] == [WIDE]
 
 
+def takes_fp8(step: Step) -> bool:
+    """Whether the inputs of a step's product are rounded to FP8, as its weight is."""
+    return step.kernel.split(".")[1:2] == ["f8f8"]
+
+
 def tiles_of(plan: Plan) -> Tiles:
     """How its attention cuts sequences into items, which are the same for all layers."""
     tiles = [
@@ -175,7 +183,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     weights = {weight.name: weight for weight in plan.weights}
-    sums = [0]
+    sums, inputs = [0], [0]
     for step in plan.steps:
         op = find_op(step.op)
         if op.packed is None:
@@ -186,9 +194,11 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
             taken = buffers[step.inputs[1]].cols
         if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
             sums.append(4 * count * taken * weight.shape[-2])
+        if takes_fp8(step):
+            inputs.append(Fp8Inputs(rows=count, k=x.cols, group=int(step.attrs["group"])).nbytes)
         cut = (each for each in plan.tiles_of(step.name) if each.parts > 1)
         sums.extend(4 * each.parts * min(each.most_rows, count) * weight.shape[-2] for each in cut)
-    return ScratchBytes(sums=max(sums), exchanged=exchanged_bytes(plan))
+    return ScratchBytes(sums=max(sums), inputs=max(inputs), exchanged=exchanged_bytes(plan))
 
 
 def weight_places(plan: Plan) -> tuple[dict[str, int], int]:

@@ -69,6 +69,11 @@ class PlanPlaces:
 
     # Parts of several ops.
 
+    def _most_rows(self, rows: Rows) -> int:
+        """The most rows of a step within the limits."""
+        limits = self._plan.limits
+        return limits.max_num_tokens if rows is Rows.TOKENS else limits.max_logit_rows
+
     def _counts(self, rows: Rows) -> int:
         return self._at.tables["counts"] + (0 if rows is Rows.TOKENS else 4)
 
@@ -88,7 +93,7 @@ class PlanPlaces:
 
     def _taken(self, ids: str, lists: str, experts: int) -> Taken:
         """The experts that rows take, and the buffer where they are sorted."""
-        buffer, limits = self._buffers[ids], self._plan.limits
+        buffer = self._buffers[ids]
         return Taken(
             ids=self._buffer(ids),
             counts=self._counts(buffer.rows),
@@ -96,7 +101,7 @@ class PlanPlaces:
             experts=experts,
             slots=buffer.cols,
             rows=buffer.rows,
-            most=limits.max_num_tokens if buffer.rows is Rows.TOKENS else limits.max_logit_rows,
+            most=self._most_rows(buffer.rows),
         )
 
     def _by_number(self, step: Step, kernel: str, value: float) -> Launch:

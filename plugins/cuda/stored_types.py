@@ -5,19 +5,22 @@ from collections.abc import Mapping
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Step
+from ingot.plugins.cuda.plan_facts import takes_fp8
 from ingot.plugins.registry import find_op
 
 
 def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType, *, narrow: bool) -> None:
     """Raise EngineError for a step that would read or write a type which its kernels do not know. products: their
-    type, which they take; narrow: its kernels write their first output in that where the plan's buffer says so."""
+    type, which they take unless they round to FP8; narrow: its kernels write their first output in that where the
+    plan's buffer says so."""
     op = find_op(step.op)
     wide = {*(step.inputs[1:] if op.packed is not None else step.inputs)}
     wide |= {*(step.outputs[1:] if narrow else step.outputs)}
     for name in (*step.inputs, *step.outputs):
         allowed = [DType.F32] if name in wide else [*dict.fromkeys((DType.F32, products))]
         if op.packed is not None and name == step.inputs[0]:
-            allowed = [each for each in allowed if each is products]
+            taken = DType.F32 if takes_fp8(step) else products
+            allowed = [each for each in allowed if each is taken]
         if op.rounds and name == step.outputs[0]:
             allowed = [each for each in allowed if each.value == step.attrs["to"]]
         if (op.lists and name == step.outputs[0]) or (op.listed is not None and name == step.inputs[op.listed]):

@@ -20,6 +20,7 @@ from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.nccl import find_nccl
 from ingot.plugins.cuda.plan_facts import (
     CODE_LAYOUT,
+    FP8,
     LIBRARY,
     WIDE,
     all_specialisations,
@@ -117,8 +118,9 @@ class CudaTarget:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         own = tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
         many = self.many_row_kernels(gated=True).values()
+        fp8 = (FP8,) if many else ()
         prompts = [f"paged_attention.{dtype}.{WIDE}" for dtype in ("bf16", "f16") if many]
-        return (*own, *many, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
+        return (*own, *many, *fp8, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
 
     def many_row_kernels(self, *, gated: bool) -> dict[str, str]:
         """Products by warpgroups, which sm_90a alone has: of codes, of experts, of gated 16-bit numbers. cuBLASLt is
@@ -156,9 +158,10 @@ class CudaTarget:
         return LIMITS
 
     def activations(self, kernel: str) -> str:
-        """The matrix units multiply what has one type; sums are float32."""
+        """The matrix units multiply what has one type; sums are float32. FP8 weights are bf16 to them but for inputs
+        in FP8."""
         dtype = kernel.split(".")[1]
-        return "bf16" if dtype in _CODES else dtype
+        return "fp8" if kernel == FP8 else "bf16" if dtype in _CODES else dtype
 
     def build_blocker(self) -> str | None:
         """What the machine that builds lacks."""

@@ -15,9 +15,10 @@ from ingot.plan import Plan, Rows, Step
 from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.epilogues import library_work
 from ingot.plugins.cuda.experts import expert_tiles, sort_tiles
+from ingot.plugins.cuda.fp8_products import Fp8Inputs, fp8_kernels, fp8_launches, fp8_tiles
 from ingot.plugins.cuda.latent import head_tiles
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_kernels, product_launch, product_tiles
-from ingot.plugins.cuda.plan_facts import CUBLASLT, specialisation, takes_library, takes_wide
+from ingot.plugins.cuda.plan_facts import CUBLASLT, specialisation, takes_fp8, takes_library, takes_wide
 from ingot.plugins.cuda.wide_products import BESIDE_LIBRARY, multiplies, wide_kernels, wide_launches, wide_tiles
 from ingot.plugins.cuda.work import ANY_ROWS, Work
 from ingot.plugins.registry import find_op
@@ -41,7 +42,10 @@ def tiles_of_step(plan: Plan, step: Step) -> tuple[Tile, ...]:
         else:
             n, k = weight.shape
             gated = op.gated(step.attrs)
-            found = _matmul_tiles(n, k, weight.dtype, gated=gated, wide=wide, library=takes_library(step))
+            if takes_fp8(step):
+                found = fp8_tiles(n, k)
+            else:
+                found = _matmul_tiles(n, k, weight.dtype, gated=gated, wide=wide, library=takes_library(step))
     limits = plan.limits
     tokens = buffers[step.outputs[0]].rows is Rows.TOKENS
     return tuple(_up_to(limits.max_num_tokens if tokens else limits.max_logit_rows, found))
@@ -98,6 +102,15 @@ def matmul_work(step: Step, product: OwnProduct, tiles: Sequence[tuple[Tile, ran
         else:
             work.append(product_launch(product, tile, rows))
     return work
+
+
+def fp8_work(
+    step: Step, product: OwnProduct, inputs: Fp8Inputs, tiles: Sequence[tuple[Tile, range]], sums: int
+) -> Iterator[Work]:
+    """As `matmul_work`, of a product whose inputs have been rounded to FP8."""
+    for tile, rows in tiles:
+        require_tile(step, tile, fp8_kernels(product.k))
+        yield from fp8_launches(product, inputs, tile, rows, sums)
 
 
 def require_tile(step: Step, tile: Tile, known: Iterable[Tile]) -> None:

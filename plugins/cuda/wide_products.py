@@ -131,16 +131,17 @@ def wide_launches(product: OwnProduct, tile: Tile, rows: range, sums: int) -> It
     tiles = -(-product.cols // (_LINES // 2 if product.gated else _LINES))
     yield Launch(
         kernel=tile.kernel,
-        grid=_grid(product, rows, lambda count: (-(-count // tile.rows), tiles, tile.parts)),
+        grid=rows_grid(product, rows, lambda count: (-(-count // tile.rows), tiles, tile.parts)),
         threads=WIDE_THREADS,
         shared=wide_shared_bytes(tile.rows, product.dtype),
         arguments=(*product.arguments, pointer(sums if tile.parts > 1 else 0)),
     )
     if tile.parts > 1:
-        yield _sum_launch(product, tile.parts, sums, rows)
+        yield sum_launch(product, tile.parts, sums, rows)
 
 
-def _sum_launch(product: OwnProduct, parts: int, sums: int, rows: range) -> Launch:
+def sum_launch(product: OwnProduct, parts: int, sums: int, rows: range) -> Launch:
+    """Adds up the sums of the parts of a product."""
     arguments = (
         pointer(product.y),
         pointer(sums),
@@ -154,11 +155,13 @@ def _sum_launch(product: OwnProduct, parts: int, sums: int, rows: range) -> Laun
         integer(parts),
     )
     strips = -(-product.cols // _SUM_STRIP)
-    grid = _grid(product, rows, lambda count: (count, strips, 1))
+    grid = rows_grid(product, rows, lambda count: (count, strips, 1))
     return Launch(kernel="product_sum", grid=grid, threads=_SUM_THREADS, shared=0, arguments=arguments)
 
 
-def _grid(product: OwnProduct, rows: range, blocks: Callable[[int], tuple[int, int, int]]) -> Grid:
+def rows_grid(product: OwnProduct, rows: range, blocks: Callable[[int], tuple[int, int, int]]) -> Grid:
+    """Nothing runs for other numbers of rows."""
+
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
         count = count_of(product.rows, counts)
         return blocks(count) if count in rows else (0, 0, 0)

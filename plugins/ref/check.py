@@ -12,6 +12,7 @@ from ingot.dtypes import STORED, DType, Precision
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import Buffer, Plan, Rows, Step, Weight
 from ingot.plan_check import buffer_bytes
+from ingot.plugins.f8_rows import INPUT_GROUPS
 from ingot.plugins.layouts import ROW, num_panels, panel_bytes, panel_layout, row_bytes, row_layout
 from ingot.plugins.op import Op
 from ingot.plugins.quantised import MAX_K
@@ -178,6 +179,8 @@ def _product_problem(weight: Weight, step: Step, op: Op) -> str | None:
     if len(weight.shape) != dimensions or (gated and weight.shape[-2] % 2):
         return f"weight {weight.name} has the shape {weight.shape}"
     known = str(Precision(dtype=weight.dtype, group=group)) in STORED
+    if step.attrs["activations"] == "fp8":
+        known = known and weight.dtype is DType.F8 and group in INPUT_GROUPS
     if not known or (rounded and not weight.dtype.is_quantised):
         return f"weight {weight.name} is {weight.dtype.value} in groups of {group}, for {step.attrs['activations']}"
     n, k = weight.shape[-2:]

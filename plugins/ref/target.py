@@ -14,7 +14,7 @@ from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, S
 from ingot.step_io import Session
 from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
-_PRODUCTS = ("f32", "bf16", *FORMATS, *(f"{name}a8" for name, each in FORMATS.items() if each.rounds_inputs))
+_PRODUCTS = (*("f32", "bf16", *FORMATS, "f8f8"), *(f"{name}a8" for name, each in FORMATS.items() if each.rounds_inputs))
 _TABLES = ("f32", "bf16", TABLE_FORMAT.dtype)
 _CACHES = ("f32", "bf16", "int8")
 
@@ -44,8 +44,9 @@ class RefTarget:
         return KernelLimits()
 
     def activations(self, kernel: str) -> str:
-        """Inputs of matrix products stay float32, unless they are rounded to int8."""
-        return "int8" if kernel.split(".")[1].endswith("a8") else "f32"
+        """Inputs of matrix products stay float32, unless they are rounded to int8 or FP8."""
+        dtype = kernel.split(".")[1]
+        return "fp8" if dtype == "f8f8" else "int8" if dtype.endswith("a8") else "f32"
 
     def build_blocker(self) -> str | None:
         """Nothing is needed."""

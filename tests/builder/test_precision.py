@@ -1,5 +1,7 @@
 """Which precision and activations a product gets: options, the head's own, then patterns, the last one first."""
 
+from typing import Any
+
 import pytest
 
 from ingot.builder.precision import ProductChoice, choose_products, table_dtype
@@ -53,6 +55,32 @@ def test_the_last_pattern_that_fits_counts() -> None:
 def test_patterns_that_fit_nothing_name_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"(?s)fits no matmul.*'layers.0/dwon'.*did you mean 'layers.0/down'"):
         choose("w8", LayerRule(pattern="layers.0/dwon", precision="bf16"))
+
+
+def test_fp8_needs_weights_of_fp8() -> None:
+    """In rows, or in groups of 128 columns; what else there is keeps floats."""
+    assert choose("f8g128", activations="fp8") == {**dict.fromkeys(NAMES, "f8g128 fp8"), "lm_head": "w8 bf16"}
+    rule = LayerRule(pattern="*/down", activations="fp8")
+    assert choose("f8", rule)["layers.1/down"] == "f8 fp8"
+    assert choose("f8", rule, activations="bf16")["layers.1/qkv"] == "f8 bf16"
+    for precision in ("bf16", "w8", "f8g32"):
+        with pytest.raises(
+            UsageError, match=r"(?s)FP8 activations are supported only with FP8 weights.*got: " + precision
+        ):
+            choose(precision, activations="fp8")
+        with pytest.raises(
+            UsageError, match=r"(?s)FP8 activations are supported only with FP8 weights.*where: \*/down"
+        ):
+            choose(precision, rule)
+
+
+@pytest.mark.parametrize("option", [{"tp_size": 2}, {"sum_parts": 2}, {"gemm_library": False}])
+def test_fp8_is_refused_where_bits_must_not_depend_on_the_batch(option: dict[str, Any]) -> None:
+    for given in ({"activations": "fp8"}, {"layers": (LayerRule(pattern="*", activations="fp8"),)}):
+        with pytest.raises(
+            UsageError, match=r"FP8 activations cannot be combined with --(tp_size|sum_parts|gemm_plugin)"
+        ):
+            BuildConfig(**option, **given)
 
 
 def test_int8_needs_quantised_weights() -> None:

@@ -86,6 +86,13 @@ KINDS: Mapping[str, Kind] = {
     "gptq 8 bits": Kind(make=_quantised(_GPTQ8, write.gptq(8, 128))),
     "fp8 rows": Kind(make=_quantised(_FP8, write.bytes_with_scale(DType.F8, "weight_scale", (1, 0)))),
     "fp8 blocks": Kind(make=_quantised(_FP8_BLOCKS, write.bytes_with_scale(DType.F8, "weight_scale_inv", (128, 128)))),
+    "fp8 rows, fp8 inputs": Kind(
+        make=_quantised(_FP8, write.bytes_with_scale(DType.F8, "weight_scale", (1, 0))), options={"activations": "fp8"}
+    ),
+    "fp8 blocks, fp8 inputs": Kind(
+        make=_quantised(_FP8_BLOCKS, write.bytes_with_scale(DType.F8, "weight_scale_inv", (128, 128))),
+        options={"activations": "fp8"},
+    ),
     "int8 cache": Kind(make=_FLOATS, options={"precision": "bf16", "kv_cache_dtype": "int8"}),
     "qwen3.5-35b-a3b": Kind(make=_of_model("qwen3.5-35b-a3b", 4), options={"precision": "bf16"}),
     "deepseek-v3": Kind(make=_of_model("deepseek-v3", 2), options={"precision": "bf16"}),

@@ -95,6 +95,16 @@ INGOT_DEVICE void wait_for_previous() {
 #endif
 }
 
+// Two numbers of FP8 (E4M3): the nearest ones, ties to even, the largest in the place of what is larger. The first lies
+// in the low byte.
+#ifdef __CUDACC__
+INGOT_DEVICE uint32_t pack_fp8(float low, float high) {
+  uint16_t bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+#endif
+
 INGOT_DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 
 INGOT_DEVICE float to_float(F32 x) { return x.value; }

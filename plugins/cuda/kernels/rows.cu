@@ -332,3 +332,85 @@ gate_rows(void* y, const float* x, const float* gate, int cols, int narrow) {
     store_activation(y, begin + i, gated(x[begin + i], gate[begin + i]), narrow);
   }
 }
+
+#ifdef INGOT_FP8
+
+constexpr float kLargestFp8 = 448.f;
+constexpr uint32_t kInfinite = 0x7f800000u;  // bits of a magnitude; those of NaN are larger
+
+INGOT_DEVICE uint32_t warp_highest(uint32_t value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(kAllLanes, value, step));
+  return value;
+}
+
+// Four columns of a row; zeros behind its end.
+INGOT_DEVICE Four<float> four_of(const float* row, int col, int k) {
+  if (k % 4 == 0 && col < k) return load_four(row + col);
+  Four<float> found;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) found.at[i] = col + i < k ? row[col + i] : 0.f;
+  return found;
+}
+// Bits of the largest magnitude.
+INGOT_DEVICE uint32_t highest_of(const Four<float>& values) {
+  uint32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) found = max(found, __float_as_uint(values.at[i]) & 0x7fffffffu);
+  return found;
+}
+
+// How numbers become codes: by `inverse`, or all of them zeros. `scale` is NaN where one of them is not finite.
+struct Fp8Scale {
+  float inverse, scale;
+
+  // highest: bits of the largest magnitude
+  INGOT_DEVICE static Fp8Scale of(uint32_t highest) {
+    const float top = __uint_as_float(highest), inverse = __fdiv_rn(kLargestFp8, top);
+    const bool finite = highest < kInfinite, usable = finite && __float_as_uint(inverse) < kInfinite;
+    return {usable ? inverse : 0.f, finite ? __fdiv_rn(top, kLargestFp8) : __uint_as_float(0x7fffffffu)};
+  }
+  INGOT_DEVICE uint32_t codes(const Four<float>& values) const {
+    if (inverse == 0.f) return 0;
+    float number[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) number[i] = __fmul_rn(values.at[i], inverse);
+    return pack_fp8(number[0], number[1]) | pack_fp8(number[2], number[3]) << 16;
+  }
+};
+
+// Inputs of products become FP8, as `round_inputs` of plugins/f8_rows.py: codes [rows][filled], zeros behind k, and
+// scales [rows]; with groups (of 128 columns) [groups][ld]. filled: k up to a multiple of 128. Grid: (rows, 1), with
+// groups (rows, strips of kFp8Strip columns), of which a warp computes a group.
+constexpr int kFp8Strip = 4 * kRowThreads;
+
+INGOT_KERNEL(kRowThreads)
+round_to_fp8(unsigned char* codes, float* scales, const float* x, int k, int filled, int group, int ld) {
+  let_next_begin();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const float* from = x + row * k;
+  uint32_t* to = reinterpret_cast<uint32_t*>(codes + row * filled);
+  if (group) {
+    const int col = blockIdx.y * kFp8Strip + 4 * threadIdx.x;
+    if (col >= filled) return;  // as all lanes of its warp
+    const Four<float> values = four_of(from, col, k);
+    const Fp8Scale scale = Fp8Scale::of(warp_highest(highest_of(values)));
+    to[col / 4] = scale.codes(values);
+    if (threadIdx.x % kWarp == 0) scales[static_cast<int64_t>(col / group) * ld + row] = scale.scale;
+    return;
+  }
+  __shared__ uint32_t of_warps[kRowThreads / kWarp];
+  uint32_t highest = 0;
+  for (int col = 4 * threadIdx.x; col < filled; col += kFp8Strip) {
+    highest = max(highest, highest_of(four_of(from, col, k)));
+  }
+  highest = warp_highest(highest);
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = highest;
+  __syncthreads();
+  highest = warp_highest(of_warps[threadIdx.x % (kRowThreads / kWarp)]);
+  const Fp8Scale scale = Fp8Scale::of(highest);
+  for (int col = 4 * threadIdx.x; col < filled; col += kFp8Strip) to[col / 4] = scale.codes(four_of(from, col, k));
+  if (threadIdx.x == 0) scales[row] = scale.scale;
+}
+
+#endif

@@ -1,10 +1,11 @@
 // The instructions of sm_90a by which a warpgroup (four warps, the first of which has a number that four divides) uses
 // the matrix units: sum[64][N] += a[64][16] * b[16][N], asynchronously. a lies in registers or in shared memory, b in
-// shared memory. Layouts and rules are in the PTX manual (wgmma); tests emulate them.
+// shared memory. Of FP8 (E4M3) it is 32 k at a time, and both lie in shared memory by rows. Layouts and rules are in
+// the PTX manual (wgmma); tests emulate them.
 //
 //   A tile of shared memory has lines of 128 bytes, on multiples of 1024 bytes. Piece i of line r, 16 bytes, lies at
 //   place i ^ r % 8 of the line (`wide_place`), so that the matrix units meet each bank once.
-//   rows:    a line holds 64 neighbouring k of one row of a or b
+//   rows:    a line holds 64 neighbouring k of one row of a or b; of FP8 128
 //   columns: a line holds 64 neighbouring columns of b, all of one k; further 64 columns lie `panel` bytes behind
 //
 //   let_units_see();                       each thread, behind its stores and copies to shared memory, before a barrier
@@ -21,6 +22,11 @@ constexpr int kWideLine = 128;  // bytes
 constexpr int kWideAlign = 1024;
 constexpr int kGroup = 4 * kWarp;  // threads
 
+// A number of FP8.
+struct E4M3 {
+  uint8_t bits;
+};
+
 #ifdef __CUDACC__
 #define INGOT_SHARED_WIDE(name) extern __shared__ __align__(1024) unsigned char name[]
 #endif
@@ -29,7 +35,7 @@ constexpr int kGroup = 4 * kWarp;  // threads
 INGOT_DEVICE int wide_place(int line, int piece) { return line * kWideLine + ((piece ^ line) & 7) * 16; }
 
 // What shared memory holds at `tile`: eight lines after the other. Also of the 16 k from k = 16 * step on (rows), or of
-// lines from 16 * step on (columns; of b alone).
+// lines from 16 * step on (columns; of b alone). Of FP8, 32 k from k = 32 * step on.
 #ifdef __CUDACC__
 INGOT_DEVICE uint64_t shared_address(const void* of) { return __cvta_generic_to_shared(of); }
 #else
@@ -135,6 +141,25 @@ struct GroupProduct;
                    : "memory");                                                                                        \
     }                                                                                                                  \
   };
+// n0, ...: likewise.
+#define INGOT_FP8_GROUP_PRODUCT(columns, n0, n1, n2)                                                           \
+  template <>                                                                                                  \
+  struct GroupProduct<E4M3, columns> {                                                                         \
+    template <int kTransposed>                                                                                 \
+    INGOT_DEVICE static void of(float (&sum)[columns / 2], uint64_t a, uint64_t b, int keep) {                 \
+      static_assert(!kTransposed, "FP8 lies by rows");                                                         \
+      asm volatile("{\n.reg .pred %%keep;\nsetp.ne.b32 %%keep, %" #n2                                          \
+                   ", 0;\n"                                                                                    \
+                   "wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" INGOT_NAMES_TO_##columns \
+                   "}, %" #n0 ", %" #n1 ", %%keep, 1, 1;\n\t}\n"                                               \
+                   : INGOT_SUMS_TO_##columns                                                                   \
+                   : "l"(a), "l"(b), "r"(keep)                                                                 \
+                   : "memory");                                                                                \
+    }                                                                                                          \
+  };
+INGOT_FP8_GROUP_PRODUCT(16, 8, 9, 10)
+INGOT_FP8_GROUP_PRODUCT(64, 32, 33, 34)
+INGOT_FP8_GROUP_PRODUCT(128, 64, 65, 66)
 INGOT_GROUP_PRODUCT(BF16, "bf16", 16, 8, 9, 10, 11, 12, 13, 14)
 INGOT_GROUP_PRODUCT(F16, "f16", 16, 8, 9, 10, 11, 12, 13, 14)
 INGOT_GROUP_PRODUCT(BF16, "bf16", 32, 16, 17, 18, 19, 20, 21, 22)
@@ -159,7 +184,8 @@ INGOT_GROUP_PRODUCT(F16, "f16", 256, 128, 129, 130, 131, 132, 133, 134)
 #endif
 
 // sum = a * b, or sum += a * b where `keep`. A lane holds of row 16 * (warp % 4) + lane / 4, + 8 for the upper two of
-// four, the columns 8 * (i / 4) + 2 * (lane % 4) + i % 2 as sum[i]. kColumns: 16, 32, 64, 80, 96, 112, 128, 192 or 256.
+// four, the columns 8 * (i / 4) + 2 * (lane % 4) + i % 2 as sum[i]. kColumns: 16, 32, 64, 80, 96, 112, 128, 192 or 256;
+// of FP8 16, 64 or 128.
 // kTransposed: b is described by columns.
 template <class T, int kColumns, bool kTransposed = false>
 INGOT_DEVICE void group_multiply(float (&sum)[kColumns / 2], uint64_t a, uint64_t b, bool keep = true) {

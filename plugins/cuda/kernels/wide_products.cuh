@@ -4,7 +4,8 @@
 // of both are copied to shared memory as they lie in memory, kStages of them. One warpgroup copies: warps that multiply
 // wait in each instruction until the matrix units take it. Two warpgroups multiply 64 rows of the weight each. Floats
 // come straight from shared memory; of w8 and w4 a lane makes its part of a in registers: whole numbers, which bf16
-// holds exactly. Kept codes become numbers in shared memory (wide_kept.cuh). Behind the last step the sums go through
+// holds exactly. Kept codes become numbers in shared memory (wide_kept.cuh). FP8 is multiplied by FP8
+// (wide_fp8.cuh). Behind the last step the sums go through
 // shared memory, so that a thread finishes four neighbouring columns.
 //
 // Rows of the weight lie in a tile so that lines j and j + 8 of 16 are rows i and i + 16 of a pair: then one thread
@@ -386,6 +387,9 @@ INGOT_DEVICE void wide_product(const Product& p, unsigned char* tiles, float* pa
 
 #ifdef INGOT_CODES
 #include "wide_kept.cuh"
+#ifdef INGOT_FP8
+#include "wide_fp8.cuh"
+#endif
 #endif
 
 // Adds `parts` sums of each row, [parts][rows][n], and finishes it. Grid: (rows, strips of kSumStrip columns)

@@ -169,7 +169,7 @@ SPELLINGS = (
     _never("lookup_plugin", "the token table is read by a kernel of its own; there is nothing to choose"),
     _never("low_latency_gemm_plugin", "--precision chooses the kernels; the build times them for few and many rows"),
     _never("low_latency_gemm_swiglu_plugin", "gate and up projections are always one matmul; the build times it"),
-    _never("fp8_rowwise_gemm_plugin", "FP8 weights are multiplied by float inputs; --activations int8 rounds inputs"),
+    _never("fp8_rowwise_gemm_plugin", "--activations fp8 rounds the inputs of FP8 weights, row by row"),
     _never("qserve_gemm_plugin", "4-bit weights with 8-bit inputs: --precision w4g128 --activations int8"),
     _never(
         "use_fp8_context_fmha", "no attention kernel computes in FP8; --kv_cache_dtype int8 makes the KV cache smaller"

@@ -22,6 +22,7 @@ from ingot.compare.walk import LogitWalk, StepWalk, TensorError, relative
 from ingot.compare.weights import WeightError, factor_error, place, weight_error
 from ingot.dtypes import DType
 from ingot.plan import Attr, Step
+from ingot.plugins.f8_rows import round_inputs
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import round_to_int8
 from ingot.plugins.registry import find_op
@@ -305,6 +306,12 @@ class Run:
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)
             errors.append(relative(codes * scale[:, None], x, where_both=True))
+        if activations == "fp8":
+            x, group = inputs[step.inputs[0]], int(step.attrs["group"])
+            numbers, scale = round_inputs(x, group)
+            errors.append(
+                relative(numbers * np.repeat(scale, group or x.shape[1], 1)[:, : x.shape[1]], x, where_both=True)
+            )
         return float(np.sqrt(sum(error**2 for error in errors)))
 
     def _factor_error(self, rank: Rank, step: Step, dtype: DType) -> float:

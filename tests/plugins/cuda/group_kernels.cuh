@@ -1,5 +1,5 @@
 // Kernels that use each matrix instruction of wgmma.cuh once: y[64][kColumns] (+)= a[64][64] * b. b: [kColumns][64], or
-// [64][128] where it is described by columns.
+// [64][128] where it is described by columns. Of FP8, a is [64][128], and b [kColumns][128].
 #pragma once
 
 #include "wgmma.cuh"
@@ -70,3 +70,6 @@ INGOT_GROUP_KERNEL(registers_96, F16, 96, false, 1)
 INGOT_GROUP_KERNEL(columns_64, F16, 64, true, 0)
 INGOT_GROUP_KERNEL(columns_112, BF16, 112, true, 1)
 INGOT_GROUP_KERNEL(columns_128, BF16, 128, true, 1)
+INGOT_GROUP_KERNEL(fp8_16, E4M3, 16, false, 0)
+INGOT_GROUP_KERNEL(fp8_64, E4M3, 64, false, 0)
+INGOT_GROUP_KERNEL(fp8_128, E4M3, 128, false, 0)

@@ -19,7 +19,9 @@ CODES = tuple(DType(each) for each in sorted(FORMATS))
 ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
 CODES_OF_KV = dataclasses.replace(USUAL, kv_codes=True, alone=True)
 WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
-OF_WARPGROUPS = dataclasses.replace(USUAL, codes=CODES, experts=True, wide=True)  # whose other kernels are in ALL
+OF_WARPGROUPS = dataclasses.replace(  # whose other kernels are in ALL
+    USUAL, codes=CODES, experts=True, wide=True, fp8=True
+)
 PROMPTS = tuple(dataclasses.replace(USUAL, head_dim=dim, alone=True, warpgroups=True) for dim in (64, 128))
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
@@ -42,7 +44,7 @@ def measure(specialisation: Specialisation, architecture: str) -> Report:
     found = {name: dataclasses.asdict(each) for name, each in sorted(kernels.items())}
     if not specialisation.wide:
         return found
-    return {name: each for name, each in found.items() if "wide" in name or name == "product_sum"}
+    return {name: each for name, each in found.items() if "wide" in name or name in ("product_sum", "round_to_fp8")}
 
 
 def recorded() -> dict[str, Report]:

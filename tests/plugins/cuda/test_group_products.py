@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingot.dtypes import round_to_bf16
+from ingot.dtypes import DType, from_float32, round_to_bf16
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import find_compiler
 from tests.plugins.cuda.emulation import SOURCES
@@ -36,7 +36,7 @@ ROWS = {
     "rows_256": "f16",
 }
 NAMES = ROWS | {"registers_80": "bf16", "registers_96": "f16", "columns_64": "f16", "columns_112": "bf16"}
-NAMES |= {"columns_128": "bf16"}
+NAMES |= {"columns_128": "bf16", "fp8_16": "fp8", "fp8_64": "fp8", "fp8_128": "fp8"}
 THREADS, SHARED = 128, 5 * 64 * 128
 MACROS = ("-DINGOT_WEIGHT=BF16", "-DINGOT_KV=BF16", "-DINGOT_HEAD_DIM=16", "-DINGOT_TOKENS_PER_BLOCK=16")
 DOORS = """
@@ -105,8 +105,8 @@ WAYS = {"emulated": emulated, "interpreted": interpreted}
 def check(run: Run, name: str, keep: bool) -> None:
     """Small whole numbers: sums are exact."""
     kind, columns = NAMES[name], int(name.partition("_")[2])
-    random = np.random.default_rng(columns)
-    a, b = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((64, 64), (columns, 64)))
+    random, k = np.random.default_rng(columns), 128 if kind == "fp8" else 64
+    a, b = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((64, k), (columns, k)))
     right = np.pad(b.T, ((0, 0), (0, 128 - columns))) if name.startswith("columns") else b
     y = aligned(np.zeros((64, columns), np.float32))
     run(y, aligned(bits_of(a, kind)), aligned(bits_of(right, kind)), keep, name)
@@ -114,6 +114,8 @@ def check(run: Run, name: str, keep: bool) -> None:
 
 
 def bits_of(values: Floats, kind: str) -> npt.NDArray[np.uint16]:
+    if kind == "fp8":
+        return from_float32(values, DType.F8).view(np.uint16)
     if kind == "f16":
         return values.astype(np.float16).view(np.uint16)
     return (round_to_bf16(values).view(np.uint32) >> 16).astype(np.uint16)

@@ -134,7 +134,7 @@ def with_arrays(spec: Op, inputs: Sequence[Operand | None], batch: StepBatch) ->
 
 def evaluate(
     op: str,
-    inputs: Sequence[Array | QuantisedRows | None],
+    inputs: Sequence[Array | WeightRows | None],
     attrs: dict[str, Attr],
     batch: StepBatch = ONE_TOKEN,
     kv: KvCache | None = None,

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from ingot.dtypes import DType, to_float32
 from ingot.plan import Attr
-from tests.plugins.ops.calls import evaluate, random_array, random_rows
+from tests.plugins.ops.calls import evaluate, random_array, random_f8, random_rows
 
 PLAIN: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "f32", "group": 0}
 
@@ -58,6 +59,35 @@ def test_quantised_weights_with_float_activations(group: int, activations: str) 
     (y,) = evaluate("matmul", [x, rows, None, None], {**PLAIN, "activations": activations, "group": group})
     (expected,) = evaluate("matmul", [x, rows.values, None, None], {**PLAIN, "activations": activations})
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("group", [0, 128])
+def test_fp8_weights_with_fp8_activations(group: int) -> None:
+    """Written out with torch's FP8, a row of x and a group at a time."""
+    x, rows = random_array(3, 300), random_f8((5, 300), group)
+    x[1], x[2, :128] = np.float32(1e-3) * x[1], 0
+    columns, numbers = group or 300, to_float32(rows.codes, DType.F8)
+    groups = np.ones((5, 1), np.float32) if rows.group_scale is None else rows.group_scale
+    (y,) = evaluate("matmul", [x, rows, None, None], {**PLAIN, "activations": "fp8", "group": group})
+    for r, n in np.ndindex(3, 5):
+        total = 0.0
+        for j in range(groups.shape[1]):
+            part = x[r, j * columns : (j + 1) * columns]
+            top = np.abs(part).max()
+            scaled = torch.from_numpy(part * (np.float32(448) / top) if top else part)
+            a = scaled.to(torch.float8_e4m3fn).double().numpy()
+            total += float(a @ numbers[n, j * columns : (j + 1) * columns]) * float(top) / 448 * float(groups[n, j])
+        np.testing.assert_allclose(y[r, n], total * rows.scale[n], rtol=2e-6)
+
+
+@pytest.mark.parametrize("group", [0, 128])
+def test_rows_that_fp8_cannot_hold(group: int) -> None:
+    x, rows = random_array(4, 6), random_f8((2, 6), group)
+    x[0, 3], x[1, 2], x[2] = np.inf, np.nan, np.float32(1e-38)
+    (y,) = evaluate("matmul", [x, rows, None, None], {**PLAIN, "activations": "fp8", "group": group})
+    assert np.isnan(y[:2]).all()
+    assert (y[2] == 0).all()
+    assert np.isfinite(y[3]).all()
 
 
 def test_rows_that_int8_cannot_hold() -> None:

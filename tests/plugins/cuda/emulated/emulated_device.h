@@ -147,6 +147,24 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// FP8 (E4M3) has no infinities; what is larger than its largest number becomes that.
+inline float fp8_to_float(uint32_t byte) {
+  const uint32_t exponent = byte >> 3 & 15, fraction = byte & 7;
+  if ((byte & 127) == 127) return std::numeric_limits<float>::quiet_NaN();
+  const float size = exponent ? std::ldexp(8.f + fraction, exponent - 10) : std::ldexp(1.f * fraction, -9);
+  return byte & 128 ? -size : size;
+}
+inline uint32_t float_to_fp8(float value) {
+  const uint32_t sign = std::signbit(value) ? 128 : 0;
+  if (std::isnan(value)) return 127;
+  const float size = std::fmin(std::fabs(value), 448.f);
+  int exponent = -6;
+  if (size >= std::ldexp(1.f, -6)) exponent = std::ilogb(size);
+  const uint32_t eighths = static_cast<uint32_t>(std::rint(std::ldexp(size, 3 - exponent)));  // 16: the next exponent
+  return sign | (static_cast<uint32_t>(exponent + 6) * 8 + eighths);
+}
+inline uint32_t pack_fp8(float low, float high) { return float_to_fp8(low) | float_to_fp8(high) << 8; }
+
 // Written as one access, on its own size.
 template <int kCount>
 struct alignas(4 * kCount) Words {

@@ -60,6 +60,9 @@ const Entry kEntries[] = {
 #ifdef INGOT_CODES
     ENTRY(embed_codes),
 #endif
+#ifdef INGOT_FP8
+    ENTRY(round_to_fp8),
+#endif
 #endif
 #ifdef EMULATED_streams
     ENTRY(take_columns),
@@ -101,6 +104,11 @@ const Entry kEntries[] = {
     ENTRY(product_w4_wide_64),
     ENTRY(product_w4_wide_128),
     ENTRY(product_w4_wide_256),
+#endif
+#ifdef INGOT_FP8
+    ENTRY(product_f8f8_wide_16),
+    ENTRY(product_f8f8_wide_64),
+    ENTRY(product_f8f8_wide_128),
 #endif
     INGOT_FOR_KEPT_CODES(KEPT_PRODUCTS)
 #endif

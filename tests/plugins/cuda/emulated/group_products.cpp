@@ -8,8 +8,8 @@
 namespace emulated {
 namespace {
 
-constexpr unsigned kGroup = 128, kDepth = 16;
-constexpr uint64_t kSwizzled = 1;  // lines of 128 bytes
+constexpr unsigned kGroup = 128, kDepth = 16, kMostDepth = 32;  // k of 16 bits, of FP8
+constexpr uint64_t kSwizzled = 1;                               // lines of 128 bytes
 
 struct Queued {
   GroupProduct of;
@@ -51,54 +51,56 @@ void check_descriptor(uint64_t word, unsigned lines, bool transposed) {
   if (transposed && lines > 64 && (at.leading == 0 || at.leading % 1024)) fail("a descriptor whose panels overlap");
 }
 
-// A number of a tile: line `line` (of columns: column `line`), k.
-const unsigned char* place_of(uint64_t word, unsigned line, unsigned k, bool transposed) {
+// A number of so many bytes of a tile: line `line` (of columns: column `line`), k.
+const unsigned char* place_of(uint64_t word, unsigned line, unsigned k, bool transposed, unsigned bytes) {
   const Described at = read_descriptor(word);
   const uint64_t offset = transposed
                               ? at.start + line / 64 * at.leading + k / 8 * at.stride + k % 8 * 128 + line % 64 * 2
-                              : at.start + line / 8 * at.stride + line % 8 * 128 + k * 2;
+                              : at.start + line / 8 * at.stride + line % 8 * 128 + k * bytes;
   const uint64_t swizzled = offset ^ (offset >> 7 & 7) << 4;
-  if (swizzled + 2 > shared_bytes()) fail("a descriptor of memory behind the end of shared memory");
+  if (swizzled + bytes > shared_bytes()) fail("a descriptor of memory behind the end of shared memory");
   return shared_memory() + swizzled;
 }
 
-// Every eight neighbours that a thread's products read.
+// All 16 bytes of neighbours that a thread's products read.
 template <class F>
 void each_piece(const Queued& one, F see) {
   const GroupProduct& of = one.of;
-  const unsigned warp = thread_index().x % kGroup / 32;
+  const unsigned warp = thread_index().x % kGroup / 32, piece = 16 / of.bytes;
   if (!of.fragment) {
-    for (unsigned half = 0; half < 4; ++half) see(of.a, 16 * warp + lane_of() / 4 + half % 2 * 8, half / 2 * 8, false);
+    for (unsigned half = 0; half < 4; ++half) {
+      see(of.a, 16 * warp + lane_of() / 4 + half % 2 * 8, half / 2 * piece, false);
+    }
   }
   for (unsigned j = 0; j < static_cast<unsigned>(of.columns); j += 8) {
     if (of.transposed) {
       for (unsigned i = 0; i < 2; ++i) see(of.b, j, lane_of() % 8 + 8 * i, true);
     } else {
-      for (unsigned i = 0; i < 2; ++i) see(of.b, j + lane_of() % 8, 8 * i, false);
+      for (unsigned i = 0; i < 2; ++i) see(of.b, j + lane_of() % 8, piece * i, false);
     }
   }
 }
 
 void check_reads(const Queued& one) {
-  each_piece(one, [](uint64_t word, unsigned line, unsigned k, bool transposed) {
-    check_access(place_of(word, line, k, transposed), 16, Access::kRead);
+  each_piece(one, [&](uint64_t word, unsigned line, unsigned k, bool transposed) {
+    check_access(place_of(word, line, k, transposed, one.of.bytes), 16, Access::kRead);
   });
 }
 
 float value_at(const GroupProduct& of, uint64_t word, unsigned line, unsigned k, bool transposed) {
-  uint16_t bits;
-  std::memcpy(&bits, place_of(word, line, k, transposed), 2);
+  uint16_t bits = 0;
+  std::memcpy(&bits, place_of(word, line, k, transposed, of.bytes), of.bytes);
   return of.number(bits);
 }
 
 // `before` becomes the product, or has it added.
 void compute(Queued& one) {
   const GroupProduct& of = one.of;
-  const unsigned warp = thread_index().x % kGroup / 32, lane = lane_of();
+  const unsigned warp = thread_index().x % kGroup / 32, lane = lane_of(), depth = 32 / of.bytes;
   one.computed = true;
-  float left[2][kDepth];
+  float left[2][kMostDepth];
   for (unsigned half = 0; half < 2; ++half) {
-    for (unsigned k = 0; k < kDepth; ++k) {
+    for (unsigned k = 0; k < depth; ++k) {
       if (of.fragment) {
         const uint32_t word = one.left[k % 8 / 2 * 4 + half + k / 8 * 2];
         left[half][k] = of.number(static_cast<uint16_t>(k % 2 ? word >> 16 : word));
@@ -110,7 +112,7 @@ void compute(Queued& one) {
   for (unsigned j = 0; j < static_cast<unsigned>(of.columns); j += 8) {
     for (unsigned c = 0; c < 2; ++c) {
       float sums[2] = {};
-      for (unsigned k = 0; k < kDepth; ++k) {
+      for (unsigned k = 0; k < depth; ++k) {
         const float right = value_at(of, of.b, j + 2 * (lane % 4) + c, k, of.transposed);
         for (unsigned half = 0; half < 2; ++half) sums[half] += left[half][k] * right;
       }
@@ -142,15 +144,16 @@ void begin_group() {
 
 void queue_product(const GroupProduct& product) {
   const auto fragment = product.fragment;
-  const uint32_t words[9] = {static_cast<uint32_t>(product.b),
-                             static_cast<uint32_t>(product.b >> 32),
-                             static_cast<uint32_t>(product.a),
-                             static_cast<uint32_t>(product.a >> 32),
-                             static_cast<uint32_t>(product.columns * 4 + product.keep * 2 + product.transposed),
-                             fragment ? fragment[0] : 0,
-                             fragment ? fragment[1] : 0,
-                             fragment ? fragment[2] : 0,
-                             fragment ? fragment[3] : 0};
+  const uint32_t words[9] = {
+      static_cast<uint32_t>(product.b),
+      static_cast<uint32_t>(product.b >> 32),
+      static_cast<uint32_t>(product.a),
+      static_cast<uint32_t>(product.a >> 32),
+      static_cast<uint32_t>(product.columns * 16 + product.bytes * 4 + product.keep * 2 + product.transposed),
+      fragment ? fragment[0] : 0,
+      fragment ? fragment[1] : 0,
+      fragment ? fragment[2] : 0,
+      fragment ? fragment[3] : 0};
   const uint32_t* every = exchange(fragment ? "wgmma of registers" : "wgmma", words, 9);
   Thread& thread = self();
   if (!thread.begun) fail("a batch of products without group_begin()");

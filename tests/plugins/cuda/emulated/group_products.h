@@ -18,6 +18,7 @@ struct GroupProduct {
   uint64_t a, b;             // descriptors
   const uint32_t* fragment;  // or null: the lane's part of a
   bool keep, transposed;
+  unsigned bytes;  // of a number
   float (*number)(uint16_t bits);
 };
 
@@ -52,13 +53,20 @@ void group_wait(float (&)[kCount]) {
 
 template <class T, int kColumns>
 struct GroupProduct {
-  static float number(uint16_t bits) { return half_to_float<T>(bits, 0); }
+  static constexpr unsigned kBytes = sizeof(T);
+  static float number(uint16_t bits) {
+    if constexpr (kBytes == 1) {
+      return fp8_to_float(bits);
+    } else {
+      return half_to_float<T>(bits, 0);
+    }
+  }
   template <bool kTransposed>
   static void of(float (&sum)[kColumns / 2], uint64_t a, uint64_t b, bool keep) {
-    emulated::queue_product({sum, kColumns, a, b, nullptr, keep, kTransposed, &number});
+    emulated::queue_product({sum, kColumns, a, b, nullptr, keep, kTransposed, kBytes, &number});
   }
   template <bool kTransposed>
   static void of(float (&sum)[kColumns / 2], const uint32_t (&a)[4], uint64_t b, bool keep) {
-    emulated::queue_product({sum, kColumns, 0, b, a, keep, kTransposed, &number});
+    emulated::queue_product({sum, kColumns, 0, b, a, keep, kTransposed, kBytes, &number});
   }
 };

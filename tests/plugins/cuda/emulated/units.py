@@ -24,7 +24,7 @@ UNITS = {  # file → how the names of its kernels begin
     "rope_kv_write.cu": ("rotate_and_",),
     "rows.cu": (
         *("embed", "rope_table", "residual_norm", "epilogue", "gather_rows"),
-        *("soft_cap", "scale_rows", "add_gated", "gate_rows"),
+        *("soft_cap", "scale_rows", "add_gated", "gate_rows", "round_to_fp8"),
     ),
 }
 

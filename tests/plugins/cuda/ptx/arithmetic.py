@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, to_float32
+from ingot.dtypes import DType, from_float32, round_to_f8, to_float32
 
 Values = npt.NDArray[Any]
 
@@ -40,10 +40,8 @@ class Operation:
 def find(op: tuple[str, ...]) -> Operation | None:
     """None for what is no arithmetic, or not known."""
     name, kind = op[0], op[-1]
-    if op in (("cvt", "rn", "bf16x2", "f32"), ("cvt", "rn", "f16x2", "f32")):
-        return Operation(("f32", "f32"), "b32", lambda high, low: _pack(high, low, op[2]))
-    if op == ("cvt", "rn", "f16x2", "e4m3x2"):
-        return Operation(("b16",), "b32", _fp8_pairs)
+    if op in _PAIRS:
+        return _PAIRS[op]
     if name == "cvt":
         return Operation((op[-1],), op[-2], lambda x: _convert(x, op))
     if name == "setp":
@@ -66,6 +64,12 @@ def find(op: tuple[str, ...]) -> Operation | None:
     if name in ("fma", "mad"):
         compute = _fused(op)
     return Operation((kind,) * count, kind, compute)
+
+
+def _fp8(x: Values) -> Values:
+    """Bits; what is larger than the largest number becomes that."""
+    bits = from_float32(round_to_f8(np.where(np.isnan(x), np.float32(0), x)), DType.F8)
+    return np.where(np.isnan(x), np.uint16(0x7F), bits).astype(np.uint16)
 
 
 def _convert(x: Values, op: tuple[str, ...]) -> Values:
@@ -303,4 +307,12 @@ _FLOATS = _SHARED | {
     "sin": (1, np.sin),
     "cos": (1, np.cos),
     "copysign": (2, lambda sign, size: np.copysign(size, sign)),
+}
+_PAIRS = {
+    ("cvt", "rn", "bf16x2", "f32"): Operation(("f32", "f32"), "b32", lambda high, low: _pack(high, low, "bf16x2")),
+    ("cvt", "rn", "f16x2", "f32"): Operation(("f32", "f32"), "b32", lambda high, low: _pack(high, low, "f16x2")),
+    ("cvt", "rn", "f16x2", "e4m3x2"): Operation(("b16",), "b32", _fp8_pairs),
+    ("cvt", "rn", "satfinite", "e4m3x2", "f32"): Operation(
+        ("f32", "f32"), "b16", lambda high, low: _fp8(high) << np.uint16(8) | _fp8(low)
+    ),
 }

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
+from ingot.plugins.cuda.fp8_products import fp8_shared_bytes
 from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
@@ -145,6 +146,28 @@ def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
 
+FP8_PRODUCTS = {f"product_f8f8_wide_{rows}": rows for rows in (16, 64, 128)}  # kernel → rows of x in a block
+
+
+def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
+    """As `wide_cost`. A step has four slabs."""
+    types = Specialisation(
+        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=(DType.F8,), wide=True, fp8=True
+    )
+    entry, rows, n = kernel_of(nvcc, types, kernel), FP8_PRODUCTS[kernel], 128
+
+    def counted(k: int) -> Counter[str]:
+        machine = Machine()
+        sizes = (4 * rows * n, rows * k, 2 * n * k, 4 * rows * k)
+        y, x, weight, scales = (_placed(machine, size) for size in sizes)
+        counts = _placed(machine, 256, np.full(64, rows, np.int32))
+        given = struct.pack("<6Q6iQi4xQ", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, group, scales, rows, 0)
+        return machine.launch(entry, (1, 1, 1), WIDE_THREADS, fp8_shared_bytes(rows), given)
+
+    short, long = counted(1024), counted(2048)
+    return Counter({name: (long[name] - short[name]) // 32 for name in long if long[name] != short[name]})
+
+
 def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int, threads: int = 256) -> Counter[str]:
     machine = Machine()
 
@@ -242,6 +265,11 @@ def main() -> None:
         names = wide_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
+    for kernel in FP8_PRODUCTS:
+        for group in (0, 128):
+            names = fp8_cost(nvcc, kernel, group)
+            print(f"{kernel}, {'groups' if group else 'rows'}: {names.total()} instructions a slab")
+            print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
     for kernel in ROW_KERNELS:
         names = row_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a row, of all warps")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType, to_float32
 from tests.plugins.cuda.ptx.matrix import halves
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.operands import Lanes, Values, names_of
@@ -20,7 +21,7 @@ from tests.plugins.cuda.ptx.warps import Closure, WarpInstructions
 if TYPE_CHECKING:
     from tests.plugins.cuda.ptx.machine import _Run
 
-_LANE, _K = np.arange(32), np.arange(16)
+_LANE, _ROWS, _K, _FP8_K = np.arange(32), np.arange(16), np.arange(16), np.arange(32)
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,12 +88,14 @@ class GroupInstructions(WarpInstructions):
         return note
 
     def _multiply_group(self, each: Instruction) -> Closure:
-        shape = re.fullmatch(r"m64n(\d+)k16", each.op[4])
+        fp8 = each.op[6] == "e4m3"
+        shape = re.fullmatch(rf"m64n(\d+)k{32 if fp8 else 16}", each.op[4])
         if shape is None or each.op[5] != "f32":
             raise KernelError("the interpreter does not know this product")
         names, registers = names_of(each.operands[0]), each.operands[1].startswith("{")
-        keep, transposed = self._reader(each.operands[3], "pred"), int(each.operands[-1])
-        if len(names) != int(shape[1]) // 2 or (not registers and int(each.operands[-2])):
+        keep, transposed = self._reader(each.operands[3], "pred"), 0 if fp8 else int(each.operands[-1])
+        unknown = fp8 and (registers or len(each.operands) != 6)  # FP8 lies by rows, so nothing says which way
+        if unknown or len(names) != int(shape[1]) // 2 or not (registers or fp8 or int(each.operands[-2]) == 0):
             raise KernelError("the interpreter does not know this product")
         sums = [self._run.register(name).view(np.float32) for name in names]
         parts = [self._run.register(name).view(np.uint32) for name in names_of(each.operands[1])] if registers else []
@@ -154,21 +157,22 @@ class GroupInstructions(WarpInstructions):
             register[one.lanes] = register[one.lanes] + value if one.keep else value
 
     def _load(self, one: _Product) -> tuple[Values, Values]:
-        """a [warps, 16, 16] and b [warps, 16, N]."""
-        warp = one.lanes[::32] // 32 % 4
+        """a [warps, 16, K] and b [warps, K, N]."""
+        warp, k = one.lanes[::32] // 32 % 4, _FP8_K if one.kind == "e4m3" else _K
         if one.a is not None:
-            lines = 16 * warp[:, None, None] + _K[None, :, None]
-            left = self._gather(one.a, one.lanes, lines, _K[None, None, :], one.kind, transposed=False)
+            lines = 16 * warp[:, None, None] + _ROWS[None, :, None]
+            left = self._gather(one.a, one.lanes, lines, k[None, None, :], one.kind, transposed=False)
         else:
             left = np.zeros((len(warp), 16, 16), np.float32)
             for index, (_, words) in enumerate(one.fragment):
                 for odd, value in enumerate(halves(words.reshape(-1, 32), one.kind)):
                     left[:, _LANE // 4 + 8 * (index % 2), 2 * (_LANE % 4) + odd + 8 * (index // 2)] = value
         columns = np.arange(2 * len(one.sums))[None, None, :]
-        return left, self._gather(one.b, one.lanes, columns, _K[None, :, None], one.kind, transposed=one.transposed)
+        return left, self._gather(one.b, one.lanes, columns, k[None, :, None], one.kind, transposed=one.transposed)
 
     def _gather(self, words: Values, lanes: Lanes, lines: Any, k: Any, kind: str, *, transposed: bool) -> Values:
         """Numbers of the described tiles, in the shape of lines and k together."""
+        size = 1 if kind == "e4m3" else 2
         start, leading, stride = (
             ((words >> np.uint64(bit)) & np.uint64(0x3FFF)).astype(np.int64) << 4 for bit in (0, 16, 32)
         )
@@ -182,11 +186,13 @@ class GroupInstructions(WarpInstructions):
         if transposed:
             offset = start + lines // 64 * leading + k // 8 * 1024 + k % 8 * 128 + lines % 64 * 2
         else:
-            offset = start + lines // 8 * 1024 + lines % 8 * 128 + k * 2
+            offset = start + lines // 8 * 1024 + lines % 8 * 128 + k * size
         offset = offset ^ (offset >> 7 & 7) << 4
         shape = offset.shape
         each = np.repeat(lanes[::32], offset[0].size)
-        places = self._in_shared(offset.reshape(-1).astype(np.uint64), 2, each)
-        self._run.shared.note_units_read(places, 2, self._run.who(each))
+        places = self._in_shared(offset.reshape(-1).astype(np.uint64), size, each)
+        self._run.shared.note_units_read(places, size, self._run.who(each))
+        if size == 1:
+            return to_float32(self._run.shared.view(np.dtype(np.uint8))[places], DType.F8).reshape(shape)
         low, _ = halves(self._run.shared.view(np.dtype(np.uint16))[places // 2].astype(np.uint32), kind)
         return np.asarray(low).reshape(shape)

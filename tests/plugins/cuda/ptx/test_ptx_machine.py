@@ -155,6 +155,11 @@ def test_shuffles(way: str) -> None:
         ("cvt.rni.f32.f32", [[0.5, 1.5, -2.5]], [0, 2, -2]),
         ("cvt.rn.bf16.f32", [[1.0, 1.00390625, 1.01171875]], [0x3F80, 0x3F80, 0x3F82]),
         ("cvt.rn.f16x2.e4m3x2", [[0x3880, 0x7E01]], [0x3C008000, 0x5F001800]),
+        (
+            "cvt.rn.satfinite.e4m3x2.f32",
+            [[1.0, 500.0, -1e-3, float("nan")], [-0.0, 1.0625, 17.0, -464.0]],
+            [0x3880, 0x7E38, 0x8158, 0x7FFE],
+        ),
         ("cvt.sat.f32.f32", [[-1.0, 0.25, 7.0]], [0, 0.25, 1]),
         ("setp.geu.f32", [[1.0, float("nan"), 0.0], [1.0, 1.0, 1.0]], [True, True, False]),
         ("setp.gt.and.s32", [[3, 3, -1], [2, 2, 2], [True, False, True]], [True, False, False]),

@@ -1,0 +1,130 @@
+"""Engines whose matmuls have FP8 weights and inputs, on the emulated GPU: every layer, and steps of several sequences,
+against `ref` on the same plan. What has no such kernels is refused."""
+
+import contextlib
+import ctypes
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.builder.build import BuildReport, build
+from ingot.builder.select import choose_kernel
+from ingot.compare.compare import CompareOptions, compare
+from ingot.configs.build import BuildConfig
+from ingot.configs.convert import ConvertOptions
+from ingot.convert.convert import convert
+from ingot.dtypes import DType
+from ingot.engine import open_engine
+from ingot.errors import NoKernelError, UsageError
+from ingot.plugins.cuda.devices import LAUNCH, devices_of
+from ingot.plugins.cuda.estimate import step_ops
+from ingot.plugins.cuda.plan_facts import specialisation
+from ingot.plugins.registry import find_target
+from ingot.plugins.target import SessionOptions
+from ingot.step_work import Load
+from tests import quantised as write
+from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode
+
+Kind = tuple[dict[str, object], tuple[int, int], str]  # settings of the checkpoint, block, name of the scales
+ROWS: Kind = {"quant_method": "fbgemm_fp8"}, (1, 0), "weight_scale"
+BLOCKS_OF_128: Kind = {"quant_method": "fp8", "weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv"
+BLOCKS_OF_32: Kind = {"quant_method": "fp8", "weight_block_size": [32, 32]}, (32, 32), "weight_scale_inv"
+INNER = 304  # columns of down: more than two groups
+
+
+def checkpoint(folder: Path, kind: Kind = BLOCKS_OF_128) -> Path:
+    settings, block, name = kind
+    products = {
+        each: tuple(INNER if size == write.INNER else size for size in shape) for each, shape in write.PRODUCTS.items()
+    }
+    write.write_model(
+        folder / "model",
+        settings,
+        write.bytes_with_scale(DType.F8, name, block),
+        config={"intermediate_size": INNER},
+        products=products,  # type: ignore[arg-type]
+    )
+    convert(ConvertOptions(model_dir=folder / "model", output_dir=folder / "checkpoint"))
+    return folder / "checkpoint"
+
+
+def built(folder: Path, source: Path, **options: object) -> BuildReport:
+    given = {"target": "cuda/sm90", "activations": "fp8", **options}
+    config = BuildConfig(tokens_per_block=16, max_num_tokens=48, max_batch_size=SEQUENCES, **given)  # type: ignore[arg-type]
+    return build(config, source, folder / "engine")
+
+
+def kernels(report: BuildReport) -> dict[str, tuple[str, object]]:
+    """Of each matmul, and the columns of its groups."""
+    return {
+        step.name.rpartition("/")[2]: (step.kernel, step.attrs["group"])
+        for step in report.plan.steps
+        if step.op == "matmul"
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [ROWS, BLOCKS_OF_128], ids=["rows", "blocks"])
+def test_an_engine(gpu: ctypes.CDLL, tmp_path: Path, kind: Kind) -> None:
+    """Of blocks, matmuls of no more than 128 columns have a scale for each row. Attention is exact: the last bit of a
+    bf16 would choose other numbers of FP8, and logits differ by percents."""
+    report, fp8 = built(tmp_path, checkpoint(tmp_path, kind), kv_cache_dtype="f32"), "matmul.f8f8.sm90a"
+    group = 0 if kind is ROWS else 128
+    assert kernels(report) == {
+        **dict.fromkeys(("qkv", "attention_out", "gate_up"), (fp8, 0)),
+        "down": (fp8, group),
+        "lm_head": ("matmul.w8.sm90a", 0),
+    }
+    compare(tmp_path / "engine", tmp_path / "checkpoint", CompareOptions(tokens=40)).raise_if_wrong()
+    engine = open_engine(tmp_path / "engine")
+    options = SessionOptions(num_blocks=engine.plan.in_each(BLOCKS))
+    with contextlib.closing(find_target("cuda/sm90").open_session(engine.plan, engine.weights, options)) as session:
+        compare_decode(session, engine, (5, 1), 1e-4)
+
+
+def test_what_has_no_kernels_is_refused(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path)
+    for target in ("cuda/sm89", "cuda/sm120", "cpu/avx2"):
+        with pytest.raises(NoKernelError, match=f"target {target} has no kernel for op matmul with FP8 activations"):
+            built(tmp_path, source, target=target, dry_run=True)
+    with pytest.raises(UsageError, match="FP8 activations are supported only with FP8 weights"):
+        built(tmp_path, source, precision="w8", dry_run=True)
+    with pytest.raises(NoKernelError, match="cuda/sm90 has no kernel for op moe_down with FP8 activations"):
+        choose_kernel(find_target("cuda/sm90"), "moe_down", "f8f8", "fp8")
+    (tmp_path / "small").mkdir()
+    with pytest.raises(UsageError, match=r"(?s)FP8 activations are supported only with FP8 weights.*got: f8g32"):
+        built(tmp_path, checkpoint(tmp_path / "small", BLOCKS_OF_32), dry_run=True)
+
+
+def test_auto_keeps_floats(tmp_path: Path) -> None:
+    report = built(tmp_path, checkpoint(tmp_path), activations="auto", dry_run=True)
+    assert kernels(report)["down"] == ("matmul.f8.sm90a", 128)
+    assert not specialisation(report.plan).fp8
+
+
+def test_ref_computes_what_the_option_says(tmp_path: Path) -> None:
+    """Rounding costs an engine little, and verify knows how much."""
+    report = built(tmp_path, checkpoint(tmp_path), target="ref")
+    assert kernels(report)["down"] == ("matmul.f8f8.ref", 128)
+    found = compare(tmp_path / "engine", tmp_path / "checkpoint", CompareOptions(tokens=40))
+    found.raise_if_wrong()
+
+
+def test_an_estimate_takes_the_rate_of_fp8(tmp_path: Path) -> None:
+    """For a prompt that fills the matrix units; a launch more rounds the inputs of each matmul."""
+    source = checkpoint(tmp_path)
+    floats, fp8 = (built(tmp_path, source, activations=each, dry_run=True).plan for each in ("bf16", "fp8"))
+    (device, *_) = devices_of("sm_90a")
+    assert specialisation(fp8).fp8
+    assert "-DINGOT_FP8" in specialisation(fp8).macros
+    fast = dataclasses.replace(device, bandwidth=1e30)  # which operations alone keep busy
+    load = Load(sequences=[(0, 40)], logit_rows=40)
+    ops = [[each for each in step_ops(plan, fast, load) if each.op == "matmul"][:-1] for plan in (floats, fp8)]
+    assert len(ops[0]) == 4
+    for wide, narrow in zip(*ops, strict=True):
+        assert narrow.operations == wide.operations
+        assert narrow.kernels[:2] == ("round_to_fp8", "product_f8f8_wide_64")
+        busy = [each.seconds - LAUNCH * each.launches for each in (wide, narrow)]
+        np.testing.assert_allclose(busy[0] / busy[1], device.rate_fp8 / device.rate, rtol=1e-6)

@@ -1,0 +1,203 @@
+"""Matrix products of FP8 weights with inputs in FP8: values at odd shapes, parts of K, and which launches run."""
+
+import ctypes
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.dtypes import DType, to_float32
+from ingot.errors import TargetError
+from ingot.plan import Attr
+from ingot.plugins.cuda.bind import ACTIVATIONS
+from ingot.plugins.cuda.fp8_products import (
+    Fp8Inputs,
+    fp8_launches,
+    fp8_parts,
+    fp8_shared_bytes,
+    fp8_tiles,
+    round_launch,
+)
+from ingot.plugins.cuda.own_products import OwnProduct
+from ingot.plugins.f8_rows import F8Rows, round_inputs
+from ingot.plugins.op import Array
+from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
+from tests.plugins.cuda.conftest import RealDriver
+from tests.plugins.cuda.one_step import layout_of, run_step
+from tests.plugins.cuda.planted import plant
+from tests.plugins.cuda.test_own_products import normal
+from tests.plugins.cuda.test_wide_products import COUNTS, own
+from tests.plugins.ops.calls import random_f8
+
+KERNEL = "matmul.f8f8.sm90a"
+ROWS = (1, 16, 17, 65, 130, 300)
+SHAPES = ((33, 8, 0), (70, 304, 0), (66, 177, 1), (300, 520, 0), (2, 1000, 1), (40, 1100, 0))  # n, k, gated
+GROUPS = (0, 128)
+
+
+def product(
+    driver: ctypes.CDLL, group: int, rows: int, shape: tuple[int, int, int], which: int, x: Array | None = None
+) -> tuple[Array, Array]:
+    """What the kernels and the reference make of the first rows of one input. which: activation and epilogue."""
+    n, k, gated = shape
+    out, extra = n // 2 if gated else n, which % 4
+    scale = np.random.default_rng(n).random(n, np.float32) / np.float32(900)
+    weight = dataclasses.replace(random_f8((n, k), group), scale=scale)
+    attrs: dict[str, Attr] = {
+        "activation": (*ACTIVATIONS,)[which % len(ACTIVATIONS)],
+        "gated": gated,
+        "activations": "fp8",
+        "group": group,
+    }
+    bias: Input = Packed(values=normal(2, n)) if extra in (1, 3) else None
+    residual = normal(3, 400, out)[:rows] if extra in (2, 3) else None
+    given = normal(1, 400, k)[:rows] if x is None else x
+    inputs: list[Input] = [given, Quantised.of(weight, gated=bool(gated)), bias, residual]
+    batch = plain_batch(rows)
+    (expected,) = reference_outputs(KERNEL, inputs, attrs, batch)
+    (found,) = run_step(driver, KERNEL, inputs, attrs, batch, kv=layout_of(DType.BF16), pieces=1 + which % 2)
+    return found, expected
+
+
+def check(driver: ctypes.CDLL, group: int, rows: int, shape: tuple[int, int, int], which: int) -> None:
+    """Against the reference. Matrix units keep about 14 bits of a step's sum, emulated ones all of float32."""
+    found, expected = product(driver, group, rows, shape, which)
+    scale = max(1.0, float(np.abs(expected).max()))
+    bound = 5e-4 if isinstance(driver, RealDriver) else 6e-6
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound * scale, err_msg=f"{rows} {shape} {group}")
+
+
+def test_values(gpu: ctypes.CDLL) -> None:
+    check(gpu, 128, 20, (70, 304, 0), 3)
+
+
+def check_all(driver: ctypes.CDLL, group: int) -> None:
+    """Every kernel with every shape, in a part of the cases."""
+    cases = [(rows, shape) for rows in ROWS for shape in SHAPES]
+    for which, (rows, shape) in [*enumerate(cases)][group // 64 :: 3]:
+        check(driver, group, rows, shape, which)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_all_values(gpu: ctypes.CDLL, group: int) -> None:
+    check_all(gpu, group)
+
+
+def check_inputs(driver: ctypes.CDLL, group: int, k: int) -> None:
+    """To the bit, by a weight that gives each input alone: rows of every size, of zeros, and of what is not finite."""
+    x = normal(7, 24, k) * np.exp2(np.linspace(-140, 120, 24, dtype=np.float32))[:, None]
+    x[3], x[5, 1], x[6, -1], x[7, : k // 2] = 0, np.nan, -np.inf, 0
+    x[8] = np.linspace(-1, 1, k)  # many lie between two numbers
+    ones = to_float32(np.arange(256, dtype=np.uint8), DType.F8).tolist().index(1.0)
+    weight = F8Rows(
+        scale=np.ones(k, np.float32),
+        codes=np.eye(k, dtype=np.uint8) * np.uint8(ones),
+        group_scale=np.ones((k, -(-k // group)), np.float32) if group else None,
+        group=group,
+    )
+    attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "fp8", "group": group}
+    inputs: list[Input] = [x, Quantised.of(weight), None, None]
+    (found,) = run_step(driver, KERNEL, inputs, attrs, plain_batch(24), kv=layout_of(DType.BF16))
+    numbers, scale = round_inputs(x, group)
+    expected = numbers * np.repeat(scale, group or k, 1)[:, :k]
+    if group:  # a sum over all groups
+        expected[np.isnan(scale).any(axis=1)] = np.nan
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("group", "k"), [(0, 150), pytest.param(128, 200, marks=pytest.mark.slow)])
+def test_inputs_are_rounded_as_specified(gpu: ctypes.CDLL, group: int, k: int) -> None:
+    check_inputs(gpu, group, k)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_row_has_the_same_bits_in_batches_of_up_to_256_rows(gpu: ctypes.CDLL, group: int) -> None:
+    """K is cut into as many parts for all of them."""
+    for shape, which in (((70, 300, 0), 3), ((66, 172, 1), 7), ((40, 1104, 0), 2)):
+        alone, _ = product(gpu, group, 1, shape, which)
+        for rows in (5, 16, 40, 130):
+            found, _ = product(gpu, group, rows, shape, which)
+            assert found[:1].tobytes() == alone.tobytes(), f"{rows} rows"
+
+
+def launches(whole: OwnProduct, rows: int) -> list[tuple[str, tuple[int, int, int]]]:
+    """Those that run, and their grids."""
+    inputs, least = Fp8Inputs(rows=4096, k=whole.k, group=whole.group), 1
+    all_of = [round_launch(whole, 0, inputs)]
+    for tile in fp8_tiles(whole.n, whole.k):
+        all_of += fp8_launches(whole, inputs, tile, range(least, tile.most_rows + 1), 0)
+        least = tile.most_rows + 1
+    counts = dataclasses.replace(COUNTS, tokens=rows)
+    grids = [(each.kernel, each.grid(counts, 1)) for each in all_of]
+    return [(kernel, grid) for kernel, grid in grids if min(grid) > 0]
+
+
+def test_one_kernel_computes_each_number_of_rows() -> None:
+    """Behind the one that rounds the inputs. Weights that fill a GPU are not cut."""
+    whole, cut = own(28672, 4096, gated=True), own(4096, 4096)
+    assert fp8_parts(28672, 4096) == 1
+    for rows, tile in ((1, 16), (16, 16), (17, 64), (64, 64), (65, 128), (3000, 128)):
+        kernels = [("round_to_fp8", (rows, 1, 1)), (f"product_f8f8_wide_{tile}", (-(-rows // tile), 224, 1))]
+        assert launches(whole, rows) == kernels
+    grouped = dataclasses.replace(cut, group=128)
+    assert launches(grouped, 1) == [
+        ("round_to_fp8", (1, 4, 1)),
+        ("product_f8f8_wide_16", (1, 32, 4)),
+        ("product_sum", (1, 4, 1)),
+    ]
+    assert launches(cut, 256)[1:] == [("product_f8f8_wide_128", (2, 32, 4)), ("product_sum", (256, 4, 1))]
+    assert launches(cut, 257)[1:] == [("product_f8f8_wide_128", (3, 32, 1))]
+
+
+def test_inputs_lie_where_copies_find_them() -> None:
+    """Copies move 16 bytes at a time, and whole lines of 128."""
+    grouped, plain = Fp8Inputs(rows=5, k=300, group=128), Fp8Inputs(rows=5, k=300, group=0)
+    assert (grouped.filled, grouped.ld, grouped.scales, grouped.nbytes) == (384, 8, 2048, 2048 + 4 * 8 * 3)
+    assert plain.nbytes == 2048 + 4 * 8
+
+
+def test_tiles_fit_shared_memory() -> None:
+    """Two tiles of 16 rows of x fit a multiprocessor: each takes 1 KiB more."""
+    assert max(map(fp8_shared_bytes, (16, 64, 128))) <= 227 << 10
+    assert 2 * (fp8_shared_bytes(16) + 1024) <= 228 << 10
+
+
+FAULTS = {  # what → (the right text of wide_fp8.cuh, the wrong one, what is said)
+    "no barrier before a step": (
+        "    meet_groups<kWideThreads>();\n    multiply(tiles, 0);\n",
+        "    multiply(tiles, 0);\n",
+        "",
+    ),
+    "no wait for a copy": ("copy_wait<Tile::kAhead - 1>();", "copy_wait<Tile::kAhead + 1>();", ""),
+    "codes of the step that is read": (
+        "if (step + kCodeStages < end) copy_codes(step + kCodeStages);",
+        "if (step + kCodeStages + 1 < end) copy_codes(step + kCodeStages + 1);",
+        "",
+    ),
+    "tiles that are still read": (
+        "    meet_groups<kWideThreads>();  // nobody needs the tiles any more\n",
+        "",
+        "elsewhere",
+    ),
+    "sums that are not awaited": ("    group_wait<0>(sum);\n", "", "nobody waits for"),
+    "what lies behind a panel": ("bool valid = step * kFp8Step + thread < filled;", "bool valid = true;", ""),
+    "scales of another step": ("add(p, tiles, step - 1);", "add(p, tiles, step);", ""),
+    "sums that go on": ("describe_rows(inputs, i), i > 0);", "describe_rows(inputs, i), true);", ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_seen(
+    gpu: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    """By an error, or by wrong values."""
+    gpu.emulated_set_devices(1)  # a real GPU would not say what is wrong
+    right, wrong, said = FAULTS[fault]
+    plant(monkeypatch, tmp_path, "wide_fp8.cuh", right, wrong)
+    with pytest.raises((TargetError, AssertionError)):
+        check(gpu, 128, 12, (70, 1160, 0), 3)
+    assert said in capfd.readouterr().err
