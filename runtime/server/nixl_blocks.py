@@ -125,7 +125,8 @@ class Arena:
         return Piece(whole, {"agent": self._metadata, "address": self._address + begin})
 
     def close(self) -> None:
-        """End the agent. Afterwards nobody reads the memory."""
+        """End the agent: it sends nothing more. A reader of the same machine may look into leased memory as long as
+        somebody holds that; `blocks_of` tells it whether the bytes are those of its lease."""
         self._closed = True
         self._look.set()
         self._thread.join()

@@ -32,7 +32,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNixl]:
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=needs_nixl)])
-def either(request: pytest.FixtureRequest) -> str:
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The real one over TCP, by which the arena sends: a reader in the same machine would look into its memory."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
     if request.param == "fake":
         request.getfixturevalue("fake")
     return str(request.param)
