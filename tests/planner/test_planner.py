@@ -383,3 +383,9 @@ def test_devices_by_name(tmp_path: Path) -> None:
     path.write_text('[[device]]\nname = "ours"\nlike = "h100"\nprice = 3\n')
     (device,) = read_devices(str(path))
     assert (device.name, device.price, device.bandwidth) == ("ours", 3, read_devices("h100")[0].bandwidth)
+    nvlink, pcie = read_devices("h100,l4")
+    assert (nvlink.link_seconds, nvlink.link_bandwidth) == (8e-6, 300e9)
+    assert (pcie.link_seconds, round(pcie.link_bandwidth / 1e9)) == (20e-6, 21), "no NVLink"
+    assert (pcie.rate("fp8"), read_devices("a10")[0].rate("fp8")) == (242e12, 125e12), (
+        "in 16 bits where there is no FP8"
+    )

@@ -68,6 +68,7 @@ def published() -> None:
 
     kinds = list(dict.fromkeys(row.kind for row in rows))
     numbers: list[float] = []
+    unseen: dict[str, list[float]] = {"tp": [], "pp": []}
     print("| class | figures | median error | worst | bias |\n|---|---|---|---|---|")
     for kind in kinds:
         if kind.endswith("fitted on"):  # and so are those behind it, on no figures of their own
@@ -79,9 +80,19 @@ def published() -> None:
             said = (f"{name} {number:.3g}" for name, number in zip(FITTED, numbers, strict=True))
             print(f"{kind}: {', '.join(said)}", file=sys.stderr)
         found = errors(numbers, kind)
-        sizes = [abs(each) for each in found]
-        bias = statistics.mean(found)
-        print(f"| {kind} | {len(found)} | {statistics.median(sizes):.0%} | {max(sizes):.0%} | {bias:+.0%} |")
+        print(_line(kind, found))
+        if not kind.endswith("fitted on"):
+            own = [row for row in rows if row.kind == kind]
+            for name, several in (("tp", [row.tp > 1 for row in own]), ("pp", [row.pp > 1 for row in own])):
+                unseen[name] += [each for each, counts in zip(found, several, strict=True) if counts]
+    for name, found in unseen.items():
+        print(_line(f"all with {name} of 2 or more that nothing was fitted on", found))
+
+
+def _line(kind: str, found: Sequence[float]) -> str:
+    sizes = [abs(each) for each in found]
+    bias = statistics.mean(found)
+    return f"| {kind} | {len(found)} | {statistics.median(sizes):.0%} | {max(sizes):.0%} | {bias:+.0%} |"
 
 
 def measure(runner: ModelRunner, lengths: Sequence[tuple[int, int]], seed: int) -> tuple[float, list[StepReport]]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ingot.planner.cost import CacheCost, StepCost
-from ingot.planner.device import AttentionLoad, Device, StepLoad, gpu_devices, load_seconds
+from ingot.planner.device import LINK_REACHED, AttentionLoad, Device, StepLoad, gpu_devices, load_seconds
 from tests.programs.gpu_estimate import PUBLISHED
 
 
@@ -143,7 +143,12 @@ def devices() -> dict[str, Device]:
         "h100": h100,
         "h200": dataclasses.replace(h100, name="h200", memory=141e9, bandwidth=4.8e12),
         "b200": dataclasses.replace(
-            h100, name="b200", rates={"fp4": 9000e12, "bf16": 2250e12}, memory=180e9, bandwidth=8e12
+            h100,
+            name="b200",
+            rates={"fp4": 9000e12, "bf16": 2250e12},
+            memory=180e9,
+            bandwidth=8e12,
+            link_bandwidth=LINK_REACHED * 900e9,
         ),
         "rtx6000": dataclasses.replace(
             h100,
@@ -152,7 +157,7 @@ def devices() -> dict[str, Device]:
             memory=96e9,
             bandwidth=1.79e12,
             link_seconds=20e-6,
-            link_bandwidth=25e9,
+            link_bandwidth=LINK_REACHED * 64e9,
         ),
     }
 
@@ -177,7 +182,7 @@ def points() -> list[Point]:
         point("H100, tp 2, few at once", M70, "h100", 5000, 500, found, tp=2, batch=batch)
         for batch, found in tokens.items()
     ]
-    rows += [point("B200, tp 1", M70, "b200", 1000, 1000, 7007)]
+    rows += [point("B200, tp 1", M70, "b200", 1000, 1000, 7007), point("B200, tp 1", M70, "b200", 128, 2048, 9925)]
     b200 = {2: 15460, 4: 23609, 8: 30743}
     rows += [point("B200, tp 2 to 8", M70, "b200", 128, 2048, found, tp=tp) for tp, found in b200.items()]
     rtx = {1: 9910, 2: 16431, 4: 24046, 8: 31785}

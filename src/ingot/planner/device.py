@@ -32,6 +32,8 @@ Number = TypeVar("Number", float, Float64)
 _LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
 _BUFFER = 256 << 20  # bytes that are read to measure the memory
 _BARRIERS = 6  # of threads in each layer
+LINK_REACHED = 2 / 3  # share of a link's data sheet bandwidth in a sum over ranks
+_NVLINK, _NVLINK_SECONDS, _PCIE_SECONDS = 100e9, 8e-6, 20e-6  # links with less bandwidth are PCIe; of a message
 ARITHMETICS = ("fp4", "fp8", "int8", "bf16", "f32")  # each runs at the rate of the next one where it has none
 _MAY_BE_ZERO = ("layer_seconds", "request_seconds", "link_seconds", "price")
 PARTS = ("memory", "compute", "links", "host")
@@ -59,7 +61,7 @@ class Device:
     operations_reached: float = 0.6
     layer_seconds: float = 40e-6
     request_seconds: float = 10e-6
-    link_seconds: float = 8e-6
+    link_seconds: float = _NVLINK_SECONDS
     link_bandwidth: float = 300e9
     price: float = 0.0
     source: str = "given"
@@ -210,9 +212,11 @@ def gpu_devices() -> dict[str, Device]:
             target=targets[each.code],
             memory=each.memory,
             bandwidth=each.bandwidth,
-            rates={"f32": each.rate_f32, "bf16": each.rate},
+            rates={"f32": each.rate_f32, "bf16": each.rate} | ({"fp8": each.rate_fp8} if each.rate_fp8 else {}),
             bytes_reached=cuda.BYTES,
             operations_reached=cuda.OPERATIONS,
+            link_seconds=_NVLINK_SECONDS if each.link > _NVLINK else _PCIE_SECONDS,
+            link_bandwidth=LINK_REACHED * each.link,
             source=each.source,
         )
         for each in cuda.DEVICES.values()
