@@ -162,8 +162,7 @@ def start_ranks(engine_dir: Path, ranks: int, *, drains: bool = False) -> NoRetu
     command = [mpirun, "-n", str(ranks), sys.executable, "-m", "ingot", *sys.argv[1:]]
     print(f"starting {ranks} ranks: {shlex.join(command)}", file=sys.stderr, flush=True)
     settings = {**_MPIRUN_SETTINGS, **(_AS_ROOT if os.geteuid() == 0 else {})}
-    if drains:
-        command = [sys.executable, "-I", forward_signals.__file__, *command]
+    command = [sys.executable, "-I", forward_signals.__file__, *([] if drains else [forward_signals.GUARD]), *command]
     os.execve(command[0], command, {**settings, **os.environ})
 
 

@@ -6,7 +6,8 @@ mpirun would kill its ranks at once for the signals on the left, but hands SIGUS
 system sends mpirun SIGTERM, which ends the ranks. A server that ends without a signal has failed.
 
 A guard, which is a process of its own, kills an mpirun that goes on though its ranks have ended: while Open MPI 5 ends,
-two of its threads may wait for each other for ever (PMIx_server_finalize). The guard outlives this process.
+two of its threads may wait for each other for ever (PMIx_server_finalize). The guard outlives this process. With
+`--guard` in front of mpirun, for commands without signals to drain, mpirun replaces this process and has its guard.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+GUARD = "--guard"
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 5.0  # between two looks of the guard; it kills at the second one that finds no rank
 
@@ -92,4 +94,7 @@ def states_of_children(process: int) -> set[str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == GUARD:
+        start_guard(os.getpid())
+        os.execvp(sys.argv[2], sys.argv[2:])
     sys.exit(run(sys.argv[1:]))

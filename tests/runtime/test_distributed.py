@@ -1,5 +1,6 @@
 """How ranks wait for each other while they open an engine; with MPI itself they meet in tests/e2e."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -145,14 +146,26 @@ signal.pause()"""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found, rank = (Path("/proc") / each for each in process.stdout.readline().split())
-        if killed:
-            process.kill()
-        while not has_ended(rank):
-            assert not has_ended(found)
-            time.sleep(0.01)
-        _, err = process.communicate(timeout=20)
+        try:
+            if killed:
+                process.kill()
+            while not has_ended(rank):
+                assert not has_ended(found)
+                time.sleep(0.01)
+            _, err = process.communicate(timeout=20)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(found.name), signal.SIGKILL)
     assert "mpirun did not end after its ranks" in err
     assert process.returncode == (-signal.SIGKILL if killed else 128 + signal.SIGKILL)
+
+
+def test_a_launcher_with_a_guard_alone_replaces_the_command() -> None:
+    """Its streams, its exit code and its signals are the command's."""
+    script = "read line; echo $line; trap 'exit 5' TERM; kill $$; sleep 20"
+    command = [sys.executable, "-I", forward_signals.__file__, forward_signals.GUARD, "sh", "-c", script]
+    found = subprocess.run(command, input="a line\n", capture_output=True, text=True, timeout=20)
+    assert (found.returncode, found.stdout, found.stderr) == (5, "a line\n", "")
 
 
 def has_ended(process: Path) -> bool:
