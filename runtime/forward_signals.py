@@ -5,9 +5,10 @@
 mpirun would kill its ranks at once for the signals on the left, but hands SIGUSR1 on. If this process is killed, the
 system sends mpirun SIGTERM, which ends the ranks. A server that ends without a signal has failed.
 
-A guard, which is a process of its own, kills an mpirun that goes on though its ranks have ended: while Open MPI 5 ends,
-two of its threads may wait for each other for ever (PMIx_server_finalize). The guard outlives this process. With
-`--guard` in front of mpirun, for commands without signals to drain, mpirun replaces this process and has its guard.
+A guard, which is a process of its own, kills an mpirun that stands still: while Open MPI 5 ends, two of its threads may
+wait for each other for ever (PMIx_server_finalize). Its ranks have ended then, and it does not ask for their end. The
+guard outlives this process. With `--guard` in front of mpirun, which commands without signals to drain have, mpirun
+replaces this process and keeps the guard.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from pathlib import Path
 
 GUARD = "--guard"
 _PR_SET_PDEATHSIG = 1
-_LOOK_SECONDS = 5.0  # between two looks of the guard; it kills at the second one that finds no rank
+_LOOK_SECONDS = 5.0  # between two looks of the guard; it kills at the second one that finds only ended ranks
 
 
 def run(command: Sequence[str]) -> int:
@@ -69,13 +70,11 @@ def start_guard(launcher: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     ended = select.poll()
     ended.register(handle, select.POLLIN)
-    begun, looks = False, 0
+    looks = 0
     while looks < 2:
         if ended.poll(_LOOK_SECONDS * 1000):
             os._exit(0)
-        states = states_of_children(launcher)
-        begun = begun or bool(states)
-        looks = looks + 1 if begun and states <= {"Z"} else 0  # Z: ended, and not yet asked for its end
+        looks = looks + 1 if states_of_children(launcher) == {"Z"} else 0  # Z: ended, and nobody has asked for its end
     print("mpirun did not end after its ranks; it has been killed", file=sys.stderr, flush=True)
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -83,11 +82,11 @@ def start_guard(launcher: int) -> None:
 
 
 def states_of_children(process: int) -> set[str]:
-    """As the system names them, each once."""
+    """Of all but this one, which may be a child itself: as the system names them, each once."""
     states: set[str] = set()
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in task.read_text().split():
+            for child in {*task.read_text().split()} - {str(os.getpid())}:
                 with contextlib.suppress(OSError):
                     states.add(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0])
     return states

@@ -129,12 +129,15 @@ def test_a_launcher_that_was_asked_to_end() -> None:
         assert process.wait(20) == 0
 
 
-@pytest.mark.parametrize(("killed", "works"), [(False, 1.5), (True, 1.5), (True, 0)])
-def test_a_launcher_that_stands_still_after_its_ranks(killed: bool, works: float) -> None:
+@pytest.mark.parametrize(("how", "works"), [("", 1.5), ("killed", 1.5), ("killed", 0), ("replaced", 1.5)])
+def test_a_launcher_that_stands_still_after_its_ranks(how: str, works: float) -> None:
     """It is killed, also where the command that has started it is gone; one whose rank still works is left alone."""
-    guarded = """import sys
+    guarded = """import os, sys
 from ingot.runtime import forward_signals
 forward_signals._LOOK_SECONDS = 0.3
+if %r == "replaced":
+    forward_signals.start_guard(os.getpid())
+    os.execvp(sys.argv[1], sys.argv[1:])
 sys.exit(forward_signals.run(sys.argv[1:]))"""
     launcher = f"""import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -142,12 +145,12 @@ rank = subprocess.Popen(["sleep", "{works}"])
 print(os.getpid(), rank.pid, flush=True)
 os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
 signal.pause()"""
-    command = [sys.executable, "-c", guarded, sys.executable, "-c", launcher]
+    command = [sys.executable, "-c", guarded % how, sys.executable, "-c", launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found, rank = (Path("/proc") / each for each in process.stdout.readline().split())
         try:
-            if killed:
+            if how == "killed":
                 process.kill()
             while not has_ended(rank):
                 assert not has_ended(found)
@@ -157,7 +160,21 @@ signal.pause()"""
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(found.name), signal.SIGKILL)
     assert "mpirun did not end after its ranks" in err
-    assert process.returncode == (-signal.SIGKILL if killed else 128 + signal.SIGKILL)
+    assert process.returncode == (-signal.SIGKILL if how else 128 + signal.SIGKILL)
+
+
+def test_a_launcher_whose_ranks_run_elsewhere_is_left_alone() -> None:
+    """Its only child, which started them on another machine, has ended, and the launcher has noticed."""
+    guarded = """import sys
+from ingot.runtime import forward_signals
+forward_signals._LOOK_SECONDS = 0.1
+sys.exit(forward_signals.run(sys.argv[1:]))"""
+    command = [sys.executable, "-c", guarded, "sh", "-c", "sleep 0.5; read line; exit 7"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.communicate("go on\n", timeout=20)
+    assert process.returncode == 7
 
 
 def test_a_launcher_with_a_guard_alone_replaces_the_command() -> None:
