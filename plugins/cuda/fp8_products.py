@@ -9,12 +9,10 @@ from collections.abc import Iterator
 
 from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.own_products import OwnProduct
-from ingot.plugins.cuda.wide_products import WIDE_THREADS, rows_grid, sum_launch
+from ingot.plugins.cuda.wide_products import WIDE_THREADS, cut_up_to_some_rows, parts_of, rows_grid, sum_launch
 from ingot.plugins.cuda.work import ANY_ROWS, Launch, integer, pointer, row_grid
 
 _LINES, _STEP = 128, 128  # rows of the weight in a tile; k of a step, which are a line of it
-_BLOCKS, _MOST_PARTS, _LEAST_STEPS = 132, 8, 4  # of a large GPU at once; of K; of a part
-_PARTED = 256  # rows of x up to which K is cut
 _LINE_STAGES = 3  # tiles of the weight
 _ROUND_THREADS, _ROUND_STRIP = 256, 1024  # columns of a block
 _ALIGN = 256  # bytes
@@ -86,19 +84,12 @@ def fp8_shared_bytes(tokens: int) -> int:
 
 def fp8_parts(n: int, k: int) -> int:
     """Into how many parts K is cut where one tile has all rows of x."""
-    tiles, steps = -(-n // _LINES), -(-k // _STEP)
-    return max(1, min(_BLOCKS // tiles, _MOST_PARTS, steps // _LEAST_STEPS))
+    return parts_of(n, k, _STEP)
 
 
 def fp8_tiles(n: int, k: int) -> Iterator[Tile]:
     """Which kernel computes each number of rows, and into how many parts K is cut."""
-    before, cut = 0, fp8_parts(n, k)
-    for kernel in _KERNELS:
-        for end, parts in ((_PARTED, cut), (ANY_ROWS, 1)):
-            end = min(kernel.most, end)
-            if end > before:
-                yield _tile(kernel, end, parts)
-                before = end
+    return cut_up_to_some_rows([_tile(each, each.most, fp8_parts(n, k)) for each in _KERNELS], 0, ANY_ROWS)
 
 
 def fp8_kernels(k: int) -> list[Tile]:

@@ -6,7 +6,7 @@ the same tiles of 64 and 128 rows of x, see experts.py.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ingot.dtypes import DType
 from ingot.plan_tiles import Tile
@@ -96,20 +96,25 @@ def wide_shared_bytes(tokens: int, dtype: DType) -> int:
     return next(each.shared_bytes for each in _KERNELS[dtype] if each.tokens == tokens)
 
 
-def parts_of(n: int, k: int) -> int:
-    """Into how many parts K is cut where one tile has all rows of x."""
-    tiles, steps = -(-n // _LINES), -(-k // _STEP)
+def parts_of(n: int, k: int, step: int = _STEP) -> int:
+    """Into how many parts K is cut where one tile has all rows of x. step: k of a step."""
+    tiles, steps = -(-n // _LINES), -(-k // step)
     return max(1, min(_BLOCKS // tiles, _MOST_PARTS, steps // _LEAST_STEPS))
 
 
 def wide_tiles(n: int, k: int, dtype: DType, most: int) -> Iterator[Tile]:
     """Which kernel computes each number of rows from FEW_ROWS + 1 to `most`, and into how many parts K is cut."""
-    before, cut = FEW_ROWS, parts_of(n, k)
-    for kernel in _KERNELS[dtype]:
-        for end, parts in ((_PARTED, cut), (ANY_ROWS, 1)):
-            end = min(kernel.most, end, most)
+    kernels = [_tile(dtype, each, each.most, parts_of(n, k)) for each in _KERNELS[dtype]]
+    return cut_up_to_some_rows(kernels, FEW_ROWS, most)
+
+
+def cut_up_to_some_rows(kernels: Iterable[Tile], before: int, most: int) -> Iterator[Tile]:
+    """The tiles for more than `before` rows, up to `most`: with more rows than a few tiles have, K is not cut."""
+    for kernel in kernels:
+        for end, parts in ((_PARTED, kernel.parts), (ANY_ROWS, 1)):
+            end = min(kernel.most_rows, end, most)
             if end > before:
-                yield _tile(dtype, kernel, end, parts)
+                yield dataclasses.replace(kernel, most_rows=end, parts=parts)
                 before = end
 
 
