@@ -82,7 +82,7 @@ def start_guard(launcher: int) -> None:
 
 
 def states_of_children(process: int) -> set[str]:
-    """Of all but this one, which may be a child itself: as the system names them, each once."""
+    """As the system names them, each once. This process does not count, which may be a child itself."""
     states: set[str] = set()
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What matmuls take in 16 bits and others read in float32 is rounded once, by a kernel call of its own.
+"""A kernel call of its own rounds what matmuls take in 16 bits, and what other ops read in float32: once for all.
 
     x ▶ matmul (rounds x), matmul (rounds x), add        x ▶ cast ▶ matmul, matmul        x ▶ add
 
@@ -48,7 +48,7 @@ class CastInputs:
 
 
 def _reading(step: Draft, rounded: int) -> Draft:
-    """The step with its first input rounded. If it copies columns of it too, it gets it as it was beside that."""
+    """The step with its first input rounded. A step that also copies columns of it gets the unrounded one, too."""
     beside = find_op(step.op).unrounded(step.attrs)
     inputs = (rounded, *(step.inputs[0] if i == beside else ref for i, ref in enumerate(step.inputs) if i > 0))
     return dataclasses.replace(step, inputs=inputs)

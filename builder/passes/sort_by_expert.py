@@ -1,7 +1,6 @@
-"""Where a kernel multiplies all rows of an expert together, the rows are sorted by expert before, once for all its
-readers.
+"""Kernels that multiply all rows of an expert together need the rows sorted by expert: one kernel call sorts them.
 
-    moe_route ▶ ids ▶ moe_gate_up, moe_down        moe_route ▶ ids ▶ sort_by_expert ▶ lists ▶ moe_gate_up, moe_down
+moe_route ▶ ids ▶ moe_gate_up, moe_down        moe_route ▶ ids ▶ sort_by_expert ▶ lists ▶ moe_gate_up, moe_down
 """
 
 import dataclasses

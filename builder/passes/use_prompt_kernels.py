@@ -17,8 +17,8 @@ NAME = "use_prompt_kernels"
 
 
 def use_prompt_kernels(plan: Plan, faster: Callable[[str, CacheGroup], str | None]) -> tuple[Plan, PassReport]:
-    """faster: (kernel, cache that it reads) → the one for prompts; None where there is none. Attention that keeps its
-    kernel is refused with the reason."""
+    """Attention that keeps its kernel is counted as a refusal. faster: (kernel, cache that it reads) → the kernel for
+    prompts, or None."""
     steps, fired, refused = [], 0, Counter[str]()
     for step in plan.steps:
         if find_op(step.op).reads_kv:

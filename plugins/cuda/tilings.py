@@ -114,8 +114,7 @@ def fp8_work(
 
 
 def require_tile(step: Step, tile: Tile, known: Iterable[Tile]) -> None:
-    """Raises EngineError for a tile that is none of the kernels which compute a step, for more rows than one computes,
-    or for more parts."""
+    """Raises EngineError unless one of the known kernels computes the tile, as many rows, and as many parts."""
     for each in known:
         same = (tile.kernel, tile.rows) == (each.kernel, each.rows)
         if same and tile.most_rows <= each.most_rows and tile.parts <= each.parts:
