@@ -57,10 +57,7 @@ QUESTIONS = {
     "My p99 TPOT must be 50 ms: what do I turn?": ("docs/how-to/latency.md", r"(?s)--max_batch_size.*--tpot_target"),
     "How many 8k requests of an 8B fit into 32 GB?": ("docs/how-to/limits.md", r"requests fit(.|\n)*20 requests"),
     "How do I query p99?": ("docs/metrics.md", r"histogram_quantile\(0.99"),
-    "Is it faster than vLLM on CPUs?": (
-        "docs/from/vllm.md",
-        r"vLLM.s CPU backend beside(.|\n)*times as fast in\sbf16",
-    ),
+    "Is it faster than vLLM on CPUs?": ("docs/from/vllm.md", r"vLLM.s CPU backend beside(.|\n)*times as fast in\sbf16"),
     "Does it download anything?": ("README.md", r"ingot downloads nothing"),
 }
 
