@@ -524,8 +524,7 @@ void int8_block(const MatmulArgs& args, const Format& format, const RoundedRows&
   epilogue<I>(args, row, rows, panel, panels, reinterpret_cast<const typename Products::Total*>(sums), stride, scaled);
 }
 
-// Few rows: every weight is read once, in order; threads own contiguous panels, the same ones in every call. Many rows:
-// blocks of rows x panels.
+// Few rows: every weight is read once, in order. Many rows: blocks of rows x panels.
 template <typename I, typename Format, typename Products>
 void matmul_int8(const MatmulArgs& args, const Team& team) {
   const BlockLimits limits = block_limits(args, Products::kRows, Products::kBlockRows, Products::kBlockPanels);
@@ -547,11 +546,11 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
                                           static_cast<size_t>(Products::kPanels * Products::kUnpackedBytes));
   if (passes_over_panels(args, Products::kRows)) {
     const int64_t width = args.gated ? 2 : 1, at_once = std::max<int64_t>(width, Products::kPanels);
-    const Team::Range units = team.share(args.num_panels / width);
-    for (int64_t panel = units.begin * width; panel < units.end * width; panel += at_once)
-      int8_block<I, Format, Products>(args, format, x, 0, 1, panel, std::min(at_once, units.end * width - panel),
-                                      panel + at_once, scratch);
-    return;
+    return share_panels(args, team, at_once, format.panel_bytes(), [&](int64_t begin, int64_t end) {
+      for (int64_t panel = begin; panel < end; panel += at_once)
+        int8_block<I, Format, Products>(args, format, x, 0, 1, panel, std::min(at_once, end - panel), panel + at_once,
+                                        scratch);
+    });
   }
   const Blocks blocks = cut(args, team.count, Products::kRows, limits);
   const int64_t most = blocks.rows / Products::kRows;  // groups of a block

@@ -292,22 +292,18 @@ struct Tiles {
                                     table<kPanels, kXStride, kLeaves>(Indices())};
 };
 
-// Few rows: all of them in one tile, so that each weight is read once, in order. Threads own contiguous panels, the
-// same ones in every call.
+// Few rows: all of them in one tile, so that each weight is read once, in order.
 template <typename S, typename Weight>
 void stream(const MatmulArgs& args, const Team& team) {
   using T = Tiles<S, typename Weight::Stream>;
   constexpr int64_t kMaxPanels = 4;
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
-  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes();
-  const Team::Range units = team.share(args.num_panels / width);
-  const int64_t end = units.end * width;
+  const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), stride = args.rows * kPanel;
   const int64_t at_once = T::stream_panels(static_cast<int>(args.rows)), group = std::max<int64_t>(width, at_once);
   alignas(64) float sums[kMaxPanels * T::kRows * kPanel];
   alignas(64) std::byte lines[kMaxPanels * Weight::kStreamBytes + 64];
-  for (int64_t panel = units.begin * width; panel < end; panel += group) {
-    const int64_t count = std::min(group, end - panel), stride = args.rows * kPanel;
+  const auto some = [&](int64_t panel, int64_t count) {
     for (int64_t k = 0; k < args.k; k += std::min(Weight::kStreamPart, args.k)) {
       const int64_t part = std::min(Weight::kStreamPart, args.k - k);
       const std::byte* data[kMaxPanels];
@@ -326,7 +322,10 @@ void stream(const MatmulArgs& args, const Team& team) {
       }
     }
     epilogue<S>(args, 0, args.rows, panel, count, sums, stride, scaled);
-  }
+  };
+  share_panels(args, team, group, bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; panel += group) some(panel, std::min(group, end - panel));
+  });
 }
 
 // Many rows: blocks of rows x panels, cut along K so that a panel's part stays in L1 and the rows' part (copied, so

@@ -258,6 +258,26 @@ inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_
   return args.rows > few_rows && args.tactic == 1 ? BlockLimits{2 * rows, panels / 2} : BlockLimits{rows, panels};
 }
 
+// Shares all panels out: pass(begin, end) for ranges that together are all, as many panels as make columns of y at a
+// time. Every thread has a contiguous range, the same one in each call. The last quarter of each group's panels is cut
+// into pieces, which its threads take as they finish: cores seldom read at the same speed, and all wait for the last.
+// A piece is so large that its start, where nothing was fetched ahead, costs little.
+template <typename F>
+void share_panels(const MatmulArgs& args, const Team& team, int64_t at_once, int64_t panel_bytes, const F& pass) {
+  constexpr int64_t kPieceBytes = 128 << 10, kCutPart = 4;
+  const int64_t width = args.gated ? 2 : 1, all = args.num_panels / width;
+  const int64_t piece = ceil_div(kPieceBytes, at_once * panel_bytes) * at_once / width;
+  const Team::Range group = team.group();
+  const int64_t threads = group.end - group.begin;
+  const int64_t begin = all * group.begin / team.count, end = all * group.end / team.count;
+  const int64_t wanted = (end - begin) / kCutPart / piece, pieces = threads > 1 && wanted >= threads ? wanted : 0;
+  const int64_t cut = end - pieces * piece, own = team.index - group.begin;
+  pass((begin + (cut - begin) * own / threads) * width, (begin + (cut - begin) * (own + 1) / threads) * width);
+  if (pieces == 0) return;
+  for (int64_t item = team.next_of_group(); item < pieces; item = team.next_of_group())
+    pass((cut + item * piece) * width, (cut + (item + 1) * piece) * width);
+}
+
 // Blocks within the limits (of rows: a multiple of row_step), and smaller ones until every thread has several.
 inline Blocks cut(const MatmulArgs& args, int threads, int64_t row_step, const BlockLimits& limits,
                   int64_t several = 6) {

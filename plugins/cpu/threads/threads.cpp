@@ -202,6 +202,7 @@ void ThreadPool::run(int count, Job job, void* context) {
   team.count = count;
   team.pool = this;
   next_item_.store(0, std::memory_order_relaxed);
+  groups_[0].next_item.store(0, std::memory_order_relaxed);
   if (count == 1) return job(context, team);
   grow(count);
   job_ = job;
@@ -231,8 +232,10 @@ void ThreadPool::barrier(int index, int count) {
   if (!arrives_last(index, count)) return mine.passed.wait(phase);
   next_item_.store(0, std::memory_order_relaxed);
   ++barriers_;
+  const int last = (count - 1) / kGroup;
+  for (int group = 0; group <= last; ++group) groups_[group].next_item.store(0, std::memory_order_relaxed);
   if (count > 1)
-    for (int group = (count - 1) / kGroup; group >= 0; --group) groups_[group].passed.advance();
+    for (int group = last; group >= 0; --group) groups_[group].passed.advance();
 }
 
 // Counters are back at zero before anyone can come to the next barrier.
@@ -273,6 +276,7 @@ std::byte* ThreadPool::grown(Scratch& mine, size_t bytes) {
 
 void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(index, count); }
 int64_t Team::next_item() const { return static_cast<ThreadPool*>(pool)->next_item(); }
+int64_t Team::next_of_group() const { return static_cast<ThreadPool*>(pool)->next_of_group(index); }
 int64_t Team::items_taken() const { return static_cast<ThreadPool*>(pool)->items_taken(); }
 std::byte* Team::scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->scratch(index, bytes); }
 std::byte* Team::rows_scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->rows_scratch(index, bytes); }

@@ -46,7 +46,7 @@ class PinnedCaller;
 
 class ThreadPool {
  public:
-  static constexpr int kMaxThreads = 256, kGroup = 8;
+  static constexpr int kMaxThreads = 256, kGroup = Team::kGroup;
 
   using Job = void (*)(void* context, const Team& team);
 
@@ -71,6 +71,7 @@ class ThreadPool {
   double barrier_seconds(int count);  // of one among many in a row
   int64_t next_item() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
   int64_t items_taken() const { return next_item_.load(std::memory_order_relaxed); }
+  int64_t next_of_group(int index) { return groups_[index / kGroup].next_item.fetch_add(1, std::memory_order_relaxed); }
   int64_t barriers() const { return barriers_; }  // so far; for the threads of a run
   std::byte* scratch(int thread, size_t bytes) { return grown(scratch_[thread], bytes); }
   std::byte* rows_scratch(int thread, size_t bytes) { return grown(rows_scratch_[thread], bytes); }
@@ -84,6 +85,7 @@ class ThreadPool {
   struct Group {
     alignas(64) std::atomic<int32_t> arrived{0};
     Signal passed;  // advances when all threads of all groups have arrived
+    alignas(64) std::atomic<int64_t> next_item{0};
   };
   struct Scratch {
     std::byte* data = nullptr;

@@ -23,6 +23,7 @@ class Team {
   void barrier() const;                         // all threads of the team
   int64_t next_item() const;                    // 0, 1, 2, ...: each number to one thread; anew after every barrier
   int64_t items_taken() const;                  // how many of them were given out since the last barrier
+  int64_t next_of_group() const;                // 0, 1, 2, ... as next_item, but counted for each group of neighbours
   std::byte* scratch(size_t bytes) const;       // this thread's own, 64-byte aligned, valid during the call
   std::byte* rows_scratch(size_t bytes) const;  // another one, for rows that this thread prepares for itself
 
@@ -31,6 +32,13 @@ class Team {
     int64_t begin, end;
   };
   Range share(int64_t n) const { return {n * index / count, n * (index + 1) / count}; }
+
+  // The threads that count with this one in next_of_group.
+  static constexpr int kGroup = 8;
+  Range group() const {
+    const int first = index / kGroup * kGroup;
+    return {first, first + kGroup < count ? first + kGroup : count};
+  }
 
   void* pool = nullptr;
 };
