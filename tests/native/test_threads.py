@@ -13,7 +13,7 @@ import pytest
 from tests.house.project import ROOT
 
 SOURCES = ROOT / "plugins/cpu/threads"
-SMALL_GROUPS = ("kMaxThreads = 256, kGroup = 8", "kMaxThreads = 6, kGroup = 2")
+SMALL_GROUPS = ("kMaxThreads = 256, kGroup = Team::kGroup", "kMaxThreads = 6, kGroup = 2")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

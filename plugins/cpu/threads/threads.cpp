@@ -232,10 +232,10 @@ void ThreadPool::barrier(int index, int count) {
   if (!arrives_last(index, count)) return mine.passed.wait(phase);
   next_item_.store(0, std::memory_order_relaxed);
   ++barriers_;
-  const int last = (count - 1) / kGroup;
-  for (int group = 0; group <= last; ++group) groups_[group].next_item.store(0, std::memory_order_relaxed);
+  for (int first = 0; first < count; first += kGroup)
+    groups_[first / kGroup].next_item.store(0, std::memory_order_relaxed);
   if (count > 1)
-    for (int group = last; group >= 0; --group) groups_[group].passed.advance();
+    for (int group = (count - 1) / kGroup; group >= 0; --group) groups_[group].passed.advance();
 }
 
 // Counters are back at zero before anyone can come to the next barrier.

@@ -124,10 +124,12 @@ def test_the_residual_may_be_the_output(kernel: str, rows: int) -> None:
 @pytest.mark.daily(4)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    ("rows", "n", "k"), [(150, 70, 1100), (3, 1500, 70), (20, 300, 700), (530, 20, 40), (300, 1792, 40)]
+    ("rows", "n", "k"),
+    [(150, 70, 1100), (3, 1500, 70), (20, 300, 700), (530, 20, 40), (300, 1792, 40), (3, 2072, 2048)],
 )
 def test_products_of_many_blocks(kernel: str, rows: int, n: int, k: int) -> None:
-    """More rows, panels and k than one block holds, more y than L2; the same bits on any threads and for fewer rows."""
+    """More rows, panels and k than one block holds, more y than L2, panels that are left for the first to finish; the
+    same bits on any threads and for fewer rows."""
     inputs: list[Input] = [_normal(1, rows, k), _weight(kernel, n, k), None, None]
     attrs, batch = _attrs(kernel), plain_batch(rows)
     (expected,) = reference_outputs(kernel, inputs, attrs, batch)

@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from tests.plugins.cpu.one_step import native_outputs, open_step, plain_batch
+from ingot.dtypes import DType
+from tests.plugins.cpu.one_step import Packed, activations_of, native_outputs, open_step, plain_batch
 
 pytestmark = pytest.mark.native
 
@@ -35,3 +36,16 @@ def test_more_threads_than_cores_work_when_asked_for(threads: int) -> None:
     session = open_step("add.f32.avx2", [x, x], {}, plain_batch(65), threads=threads)
     for _ in range(3):
         np.testing.assert_array_equal(native_outputs(session, plain_batch(65))[0], x + x)
+
+
+@pytest.mark.parametrize("threads", [2, 9, 16])
+def test_panels_that_are_left_for_the_first_to_finish_are_computed_in_every_call(threads: int) -> None:
+    """The last quarter of each group's panels is given out anew: no column keeps the number of the call before."""
+    n, k, kernel = 2072, 2048, "matmul.bf16.avx2"
+    weight = Packed(values=np.ones((n, k), np.float32), dtype=DType.BF16, panels=True)
+    attrs = {"activation": "none", "gated": 0, "activations": activations_of(kernel), "group": 0}
+    batch = plain_batch(1)
+    session = open_step(kernel, [np.zeros((1, k), np.float32), weight, None, None], attrs, batch, threads=threads)
+    for value in (1.0, 2.0, 3.0):
+        session.native.write_buffer("in0", np.full((1, k), value, np.float32))
+        np.testing.assert_array_equal(native_outputs(session, batch)[0], np.full((1, n), k * value, np.float32))
