@@ -1,5 +1,6 @@
-// Causal attention over a bf16 KV cache by the CPU's dot product of bf16: scaled queries and weights are rounded to
-// bf16, sums are float32; an online softmax over tiles of 128 tokens. Passes over tiles: paged_attention_passes.h.
+// Causal attention over a KV cache of bf16 or of int8 codes by the CPU's dot product of bf16: scaled queries and
+// weights are rounded to bf16, sums are float32; an online softmax over tiles of 128 tokens. Passes over tiles:
+// paged_attention_passes.h.
 //
 //   scores [rows][128 tokens]   += q [rows][2 dims] . keys [2 dims][16 tokens]         a line of the cache is the
 //   out    [rows][dims]         += p [rows][2 tokens] . values [2 tokens][16 dims]     right operand of one instruction
@@ -7,8 +8,12 @@
 // A row's sums take pairs in ascending order, alone or beside other rows. Of a pair of tokens of which a row sees one,
 // the other value is masked away: it may be anything. So rows take such pairs by themselves, and whole pairs together.
 //
+// Codes become bf16 in registers, which holds them exactly. A key's scale multiplies its finished scores, before the
+// soft cap; a value's scale multiplies its weight before that is rounded, after it went into the sum of weights.
+//
 // Floors, of a row, token and head: 4 * head_dim operations at the peak of the dot product; 4 * head_dim bytes per
-// token and KV head, which decode reads once. Weights: 11 operations for 16 of them, at head_dim 64 an eighth of the
+// token and KV head in bf16, 2 * head_dim + 8 in int8, which decode reads once. Widening 32 codes: 6 operations, most
+// of them on other ports than the dot product. Weights: 11 operations for 16 of them, at head_dim 64 an eighth of the
 // products. So decode waits for memory: loops over a tile ask for the next one, line by line, for L1. Asked for L2
 // first and for L1 later, it comes more slowly (Zen 5).
 #pragma once
@@ -23,13 +28,26 @@
 namespace ingot {
 namespace {
 
+// Elements of a line of the right operand: 16 columns of pairs. int8 has them as two lines of one dim or one token
+// each.
+constexpr int64_t kPairLine = 2 * kKvLanes;
+
+template <typename S>
+[[gnu::always_inline]] inline typename S::V load_pairs(const uint16_t* line) {
+  return S::load(reinterpret_cast<const float*>(line));
+}
+template <typename S>
+[[gnu::always_inline]] inline typename S::V load_pairs(const int8_t* line) {
+  return S::load_i8_pairs(line, line + kKvLanes);
+}
+
 // Rows at once: beside kRows x 2 sums two lines and a broadcast fit into the registers.
 template <typename S>
 constexpr int kPairsRows = S::kRegisters >= 32 ? 12 : 2;
 
-template <typename S>
-class PairsAttention : AttentionPasses<S, uint16_t, 128, kPairsRows<S>> {
-  using Passes = AttentionPasses<S, uint16_t, 128, kPairsRows<S>>;
+template <typename S, typename T>
+class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
+  using Passes = AttentionPasses<S, T, 128, kPairsRows<S>>;
   using Passes::kGroups, Passes::kRows, Passes::kTile;
   using Passes::kv_, Passes::rows_, Passes::seen_begin_, Passes::seen_end_, Passes::slopes_;
   using typename Passes::Tile;
@@ -100,8 +118,8 @@ class PairsAttention : AttentionPasses<S, uint16_t, 128, kPairsRows<S>> {
   float* factors_ = nullptr;  // [kItemRows], by which what rows have gathered so far is still to be multiplied
 };
 
-template <typename S>
-void PairsAttention<S>::load_queries(const AttentionItem& item, float* rotated) {
+template <typename S, typename T>
+void PairsAttention<S, T>::load_queries(const AttentionItem& item, float* rotated) {
   rows_.tokens(item, rotated, [&](const AttentionRows::TokenRows& token) {
     const float* q = token.queries;
     const V scale = S::set1(rows_.scale(token.visible));
@@ -119,8 +137,8 @@ void PairsAttention<S>::load_queries(const AttentionItem& item, float* rotated) 
   });
 }
 
-template <typename S>
-void PairsAttention<S>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
+template <typename S, typename T>
+void PairsAttention<S, T>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
   this->each_tile(
       item, begin, end,
       [&](int64_t rows, const Tile& tile, const Tile& next) { attend_whole(rows, tile, next, state); },
@@ -130,8 +148,8 @@ void PairsAttention<S>::attend(const AttentionItem& item, int64_t begin, int64_t
 }
 
 // A tile that all rows of the item see.
-template <typename S>
-void PairsAttention<S>::attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
+template <typename S, typename T>
+void PairsAttention<S, T>::attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
   const int64_t passes = (rows + kRows - 1) / kRows, step = (rows + passes - 1) / passes;
   const auto in_passes = [&](auto pass) {
     with_count<kRows>(step, [&]<int kR>() { pass.template operator()<kR, true>(0); });
@@ -144,9 +162,9 @@ void PairsAttention<S>::attend_whole(int64_t rows, const Tile& tile, const Tile&
 }
 
 // One tile for up to kRows rows of the item.
-template <typename S>
-void PairsAttention<S>::attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
-                                    const RowState& state) {
+template <typename S, typename T>
+void PairsAttention<S, T>::attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
+                                       const RowState& state) {
   const auto mine = [&](int64_t row) { return seen(first + row, tile); };
   const Range least = mine(0), most = mine(rows - 1);
   if (most.end == 0 || least.begin == kTile) return;
@@ -175,9 +193,9 @@ void PairsAttention<S>::attend_rows(int64_t first, int64_t rows, const Tile& til
 }
 
 // p[row][token] = q[row] . K[:, token] of so many groups; dims ascend.
-template <typename S>
+template <typename S, typename T>
 template <int kR, bool kFetch>
-void PairsAttention<S>::score(int64_t first, int64_t groups, const Tile& tile, const Tile& next) {
+void PairsAttention<S, T>::score(int64_t first, int64_t groups, const Tile& tile, const Tile& next) {
   constexpr int kG = groups_for(kR);
   int64_t group = 0;
   for (; group + kG <= groups; group += kG) score_groups<kR, kG, kFetch>(first, group, tile, next);
@@ -185,9 +203,9 @@ void PairsAttention<S>::score(int64_t first, int64_t groups, const Tile& tile, c
     for (; group < groups; ++group) score_groups<kR, 1, kFetch>(first, group, tile, next);
 }
 
-template <typename S>
+template <typename S, typename T>
 template <int kR, int kG, bool kFetch>
-void PairsAttention<S>::score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next) {
+void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next) {
   const int64_t pairs = kv_.head_dim / 2;
   const float* q = q_ + first * kQueryStride;
   V sums[kR][kG];
@@ -195,16 +213,16 @@ void PairsAttention<S>::score_groups(int64_t first, int64_t group, const Tile& t
   for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 16
     for (int g = 0; g < kG; ++g) sums[r][g] = S::zero();
-  const uint16_t* lines[kG];
+  const T* lines[kG];
 #pragma GCC unroll 16
   for (int g = 0; g < kG; ++g) lines[g] = tile.keys[group + g];
   // the next tile's groups one after the other: memory is read fastest in order
   for (int part = 0; part < kG; ++part) {
-    const uint16_t* ahead = next.keys[group + part];
+    const T* ahead = next.keys[group + part];
     for (int64_t i = pairs * part / kG; i < pairs * (part + 1) / kG; ++i) {
       V k[kG];
 #pragma GCC unroll 16
-      for (int g = 0; g < kG; ++g) k[g] = S::load(reinterpret_cast<const float*>(lines[g]));
+      for (int g = 0; g < kG; ++g) k[g] = load_pairs<S>(lines[g]);
 #pragma GCC unroll 16
       for (int r = 0; r < kR; ++r) {
         const V each = S::set1(q[r * kQueryStride + i]);
@@ -217,27 +235,32 @@ void PairsAttention<S>::score_groups(int64_t first, int64_t group, const Tile& t
       }
 #pragma GCC unroll 16
       for (int g = 0; g < kG; ++g) {
-        if constexpr (kFetch) S::prefetch(ahead + g * kLine<uint16_t>);
-        lines[g] += kLine<uint16_t>;
+        if constexpr (kFetch) S::prefetch(ahead + g * kPairLine);
+        lines[g] += kPairLine;
       }
-      ahead += kG * kLine<uint16_t>;
+      ahead += kG * kPairLine;
     }
   }
   float* p = p_ + first * kTile + group * kKvLanes;
 #pragma GCC unroll 16
   for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 16
-    for (int g = 0; g < kG; ++g) S::store(p + r * kTile + g * kKvLanes, sums[r][g]);
+    for (int g = 0; g < kG; ++g) {
+      if constexpr (kScaled<T>) sums[r][g] = S::mul(sums[r][g], S::load(tile.key_scales[group + g]));
+      S::store(p + r * kTile + g * kKvLanes, sums[r][g]);
+    }
 }
 
 // The softmax of rows, in loops whose turns do not wait for each other: maxima of some rows at a time, weights of all,
 // sums of some at a time. Memory, which would be idle, is asked meanwhile for the first dims of the next tile's values.
 // kAll: all rows see all of the tile.
-template <typename S>
+template <typename S, typename T>
 template <bool kAll>
-void PairsAttention<S>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
-                                const RowState& state) {
-  for (int64_t t = 0; kAll && t < kTile; t += 2) S::prefetch_far(value_line(next.values[t / kKvLanes], t % kKvLanes));
+void PairsAttention<S, T>::softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
+                                   const RowState& state) {
+  constexpr int64_t kTokensOfLine = 64 / (kKvLanes * sizeof(T));  // of memory
+  for (int64_t t = 0; kAll && t < kTile; t += kTokensOfLine)
+    S::prefetch_far(value_line(next.values[t / kKvLanes], t % kKvLanes));
   V sums[kItemRows];
   const auto some_at_a_time = [rows](auto f) {  // their number is a constant for all but the last ones
     int64_t row = 0;
@@ -250,9 +273,9 @@ void PairsAttention<S>::softmax(int64_t first, int64_t rows, const Tile& tile, c
 }
 
 // Calls f<kWhole>(token) for the steps of which some tokens are seen; kWhole: all of them. kAll: of the tile.
-template <typename S>
+template <typename S, typename T>
 template <bool kAll, typename F>
-[[gnu::always_inline]] inline void PairsAttention<S>::each_seen(Range seen, F f) {
+[[gnu::always_inline]] inline void PairsAttention<S, T>::each_seen(Range seen, F f) {
   if constexpr (kAll) {
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kTile; i += kStep) f.template operator()<true>(i);
@@ -263,19 +286,19 @@ template <bool kAll, typename F>
 }
 
 // Lanes of the group of tokens from i on that are seen, `otherwise` in the others.
-template <typename S>
+template <typename S, typename T>
 template <bool kAll>
-[[gnu::always_inline]] inline typename S::V PairsAttention<S>::kept(Range seen, int64_t i, V v, V otherwise) {
+[[gnu::always_inline]] inline typename S::V PairsAttention<S, T>::kept(Range seen, int64_t i, V v, V otherwise) {
   if constexpr (kAll) return v;
   const auto before = [i](int64_t n) { return S::first_lanes(std::clamp<int64_t>(n - i, 0, S::kWidth)); };
   return S::select(before(seen.begin), otherwise, S::select(before(seen.end), v, otherwise));
 }
 
 // The highest scores of up to kReducedRows rows so far, and by which what they have gathered is to be multiplied.
-template <typename S>
+template <typename S, typename T>
 template <bool kAll, typename N>
-[[gnu::always_inline]] inline void PairsAttention<S>::find_tops(int64_t first, N rows, const Tile& tile,
-                                                                const RowState& state) {
+[[gnu::always_inline]] inline void PairsAttention<S, T>::find_tops(int64_t first, N rows, const Tile& tile,
+                                                                   const RowState& state) {
   const bool changes = rows_.changes_scores();
   V tops[kReducedRows];
   for (int64_t r = 0; r < rows; ++r) {
@@ -303,10 +326,10 @@ template <bool kAll, typename N>
 }
 
 // Scores of a row become pairs of weights, zero beside those that it sees. Returns what sums up to theirs.
-template <typename S>
+template <typename S, typename T>
 template <bool kAll>
-[[gnu::always_inline]] inline typename S::V PairsAttention<S>::weigh_scores(int64_t row, const Tile& tile,
-                                                                            const RowState& state) {
+[[gnu::always_inline]] inline typename S::V PairsAttention<S, T>::weigh_scores(int64_t row, const Tile& tile,
+                                                                               const RowState& state) {
   float* const scores = p_ + row * kTile;
   const Range range = seen(row, tile);
   const V to_bits = S::set1(1.44269504f), offset = S::set1(-1.44269504f * state.top[row]);
@@ -318,6 +341,10 @@ template <bool kAll>
       const int64_t i = step + g * S::kWidth;
       weights[g] = kept<kWhole>(range, i, weight_of<S>(S::fma(S::load(scores + i), to_bits, offset)), S::zero());
       total = S::add(total, weights[g]);
+      if constexpr (kScaled<T>) {
+        const V scales = S::load(tile.value_scales[i / kKvLanes]);
+        weights[g] = kept<kWhole>(range, i, S::mul(weights[g], scales), S::zero());
+      }
     }
     S::store(scores + step / 2, S::round_pairs(weights[0], weights[1]));  // over scores that are read
   });
@@ -325,10 +352,10 @@ template <bool kAll>
 }
 
 // sums: of up to kReducedRows rows.
-template <typename S>
+template <typename S, typename T>
 template <typename N>
-[[gnu::always_inline]] inline void PairsAttention<S>::add_sums(int64_t first, N rows, const V* sums,
-                                                               const RowState& state) {
+[[gnu::always_inline]] inline void PairsAttention<S, T>::add_sums(int64_t first, N rows, const V* sums,
+                                                                  const RowState& state) {
   V all[kReducedRows];
   std::copy(sums, sums + rows, all);
   std::fill(all + rows, all + kReducedRows, S::zero());
@@ -338,10 +365,10 @@ template <typename N>
 }
 
 // out[row] = out[row] * factor + p[row][pair] . V[pair] for the pairs of tokens, ascending.
-template <typename S>
+template <typename S, typename T>
 template <int kR, bool kFetch>
-void PairsAttention<S>::weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next,
-                              const RowState& state) const {
+void PairsAttention<S, T>::weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next,
+                                 const RowState& state) const {
   constexpr int kG = groups_for(kR);
   int64_t at = 0;
   for (; at + kG * kKvLanes <= kv_.padded_dim; at += kG * kKvLanes)
@@ -351,10 +378,10 @@ void PairsAttention<S>::weigh(int64_t first, Range tokens, const Tile& tile, con
 }
 
 // Of kG times 16 dims from `at` on.
-template <typename S>
+template <typename S, typename T>
 template <int kR, int kG, bool kFetch>
-void PairsAttention<S>::weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
-                                   const RowState& state) const {
+void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
+                                      const RowState& state) const {
   const int64_t dim = kv_.padded_dim, next_dims = kKvLanes * kv_.block_size;
   const float* p = p_ + first * kTile;
   float* out = state.out + first * dim + at;
@@ -366,27 +393,26 @@ void PairsAttention<S>::weigh_dims(int64_t first, Range tokens, int64_t at, cons
     for (int g = 0; g < kG; ++g) sums[r][g] = S::mul(S::load(out + g * kKvLanes), factor);
     out += dim;
   }
-  const auto one_pair = [&]<bool kMasked>(const uint16_t* line, int64_t pair, uint32_t mask)
-                            __attribute__((always_inline)) {
-                              V v[kG];
+  const auto one_pair = [&]<bool kMasked>(const T* line, int64_t pair, uint32_t mask) __attribute__((always_inline)) {
+    V v[kG];
 #pragma GCC unroll 16
-                              for (int g = 0; g < kG; ++g) {
-                                v[g] = S::load(reinterpret_cast<const float*>(line + g * next_dims));
-                                if constexpr (kMasked) v[g] = S::keep_bits(v[g], mask);
-                              }
+    for (int g = 0; g < kG; ++g) {
+      v[g] = load_pairs<S>(line + g * next_dims);
+      if constexpr (kMasked) v[g] = S::keep_bits(v[g], mask);
+    }
 #pragma GCC unroll 16
-                              for (int r = 0; r < kR; ++r) {
-                                const V each = S::set1(p[r * kTile + pair]);
+    for (int r = 0; r < kR; ++r) {
+      const V each = S::set1(p[r * kTile + pair]);
 #pragma GCC unroll 16
-                                for (int g = 0; g < kG; ++g) {
-                                  V sum = sums[r][g];
-                                  S::accumulate(sum, each, v[g]);
-                                  sums[r][g] = sum;
-                                }
-                              }
-                            };
+      for (int g = 0; g < kG; ++g) {
+        V sum = sums[r][g];
+        S::accumulate(sum, each, v[g]);
+        sums[r][g] = sum;
+      }
+    }
+  };
   const int64_t place = at * kv_.block_size;
-  const auto line_of = [&](int64_t t) { return value_line(tile.values[t / kKvLanes], t % kKvLanes) + place; };
+  const auto line_of = [&](int64_t t) { return value_line(tile.values[t / kKvLanes], t % kKvLanes / 2 * 2) + place; };
   int64_t t = tokens.begin;
   if (t % 2 == 1) {
     one_pair.template operator()<true>(line_of(t), t / 2, kOdd);
@@ -396,8 +422,8 @@ void PairsAttention<S>::weigh_dims(int64_t first, Range tokens, int64_t at, cons
   while (t < whole) {
     const int64_t group = t / kKvLanes, stop = std::min((group + 1) * kKvLanes, whole);
     const int64_t ahead = next.values[group] - tile.values[group];
-    const uint16_t* line = line_of(t);
-    for (; t < stop; t += 2, line += kLine<uint16_t>) {
+    const T* line = line_of(t);
+    for (; t < stop; t += 2, line += kPairLine) {
       one_pair.template operator()<false>(line, t / 2, 0);
       if constexpr (kFetch) {
 #pragma GCC unroll 16
@@ -415,14 +441,14 @@ void PairsAttention<S>::weigh_dims(int64_t first, Range tokens, int64_t at, cons
   }
 }
 
-template <typename S>
+template <typename S, typename T>
 void paged_attention_pairs(const PagedAttentionArgs& args, const Team& team) {
-  PagedAttention<S, PairsAttention<S>>(args).run(team);
+  PagedAttention<S, PairsAttention<S, T>>(args).run(team);
 }
 
-template <typename S>
+template <typename S, typename T>
 size_t paged_attention_pairs_scratch(const void* args) {
-  return PagedAttention<S, PairsAttention<S>>::shared_bytes(static_cast<const PagedAttentionArgs*>(args)->kv);
+  return PagedAttention<S, PairsAttention<S, T>>::shared_bytes(static_cast<const PagedAttentionArgs*>(args)->kv);
 }
 
 }  // namespace

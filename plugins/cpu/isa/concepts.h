@@ -117,8 +117,9 @@ concept GroupVector = Int8Vector<S> && requires(typename S::V v, typename S::Wei
 
 // Lanes that hold pairs of bf16, whose products are summed in float32.
 template <typename S>
-concept PairVector = FloatVector<S> && requires(typename S::V v, uint32_t bits) {
+concept PairVector = FloatVector<S> && requires(typename S::V v, uint32_t bits, const int8_t* from_i8) {
   { S::round_pairs(v, v) } -> std::same_as<typename S::V>;
+  { S::load_i8_pairs(from_i8, from_i8) } -> std::same_as<typename S::V>;
   { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
 };
 

@@ -181,6 +181,9 @@ struct PairsEmulated : SimdEmulated {
     }
     return pairs;
   }
+  INGOT_INLINE V load_i8_pairs(const int8_t* first, const int8_t* second) {
+    return from_words(to_words(load_i8(first)) >> 16 | to_words(load_i8(second)));
+  }
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) { return from_words(to_words(pairs) & bits); }
 
  private:
