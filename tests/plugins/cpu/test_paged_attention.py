@@ -120,7 +120,8 @@ class Sequences:
         """Compare with the reference.
 
         Where a kernel rounds them, with that of queries rounded as it does: what is left is that each weight is
-        rounded, by at most 2^-9 of itself, so an output moves by at most 2^-9 of the largest value, and on average by
+        rounded. An output moves by at most 2^-9 of the largest value, since weights are at most 1 and the largest is 1
+        exactly; with codes by at most 2^-8 of it, since weights are multiplied by scales first. On average it moves by
         much less.
         """
         queries, batch, cache = self.call(parts)
@@ -131,7 +132,9 @@ class Sequences:
             grown = 1 + float(self.attrs["growth"]) * np.log(1 + positions // int(self.attrs["growth_every"]))
             scale = (float(self.attrs["scale"]) * grown).astype(np.float32)[:, None]
             queries = to_float32(from_float32(queries * scale, DType.BF16), DType.BF16) / scale
-            tolerance += 2.0**-9 * float(np.nanmax(np.abs(cache.values)))
+            codes = cache.group.dtype is DType.I8
+            values = cache.values * cache.value_scales[..., None] if codes else cache.values
+            tolerance += 2.0 ** (-8 if codes else -9) * float(np.nanmax(np.abs(values)))
         expected = reference_outputs(self.kernel, [queries, self.sinks, self.slopes], self.attrs, batch, cache)[0]
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
         assert not rounds or np.abs(found - expected).mean() < tolerance / 8
