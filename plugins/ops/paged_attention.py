@@ -25,9 +25,9 @@ def reference(call: Call) -> tuple[Array, ...]:
     scale * bf16(slope * bf16(token)) instead, as Falcon does. A head's sink takes part in its softmax like the score of
     a token whose value is zero; neither scale nor cap nor window apply to it.
 
-    In an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32 or, on GPUs, in bf16:
-    the sum over the dims of (scale * q) . codes is multiplied by the token's key scale, then capped; a weight enters
-    the sum of weights, then is multiplied by the token's value scale, then with the codes.
+    In an int8 cache K and V are codes times scales. Kernels multiply with the codes, in float32, or in bf16 on GPUs and
+    on CPUs with AVX-512 BF16: the sum over the dims of (scale * q) . codes is multiplied by the token's key scale, then
+    capped; a weight enters the sum of weights, then is multiplied by the token's value scale, then with the codes.
     """
     q, sinks, slopes, attrs = call.required(0), call.optional(1), call.optional(2), call.attrs
     starts, past_lengths = call.integers(3), call.integers(4)
