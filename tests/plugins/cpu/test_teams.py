@@ -41,7 +41,7 @@ def test_more_threads_than_cores_work_when_asked_for(threads: int) -> None:
 @pytest.mark.parametrize("threads", [2, 9, 16])
 def test_panels_that_are_left_for_the_first_to_finish_are_computed_in_every_call(threads: int) -> None:
     """The last quarter of each group's panels is given out anew: no column keeps the number of the call before."""
-    n, k, kernel = 2072, 2048, "matmul.bf16.avx2"
+    n, k, kernel = 4168, 2048, "matmul.bf16.avx2"
     weight = Packed(values=np.ones((n, k), np.float32), dtype=DType.BF16, panels=True)
     attrs = {"activation": "none", "gated": 0, "activations": activations_of(kernel), "group": 0}
     batch = plain_batch(1)
