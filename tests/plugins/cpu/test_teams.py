@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
+from ingot.plan import Attr
 from tests.plugins.cpu.one_step import Packed, activations_of, native_outputs, open_step, plain_batch
 
 pytestmark = pytest.mark.native
@@ -43,7 +44,7 @@ def test_panels_that_are_left_for_the_first_to_finish_are_computed_in_every_call
     """The last quarter of each group's panels is given out anew: no column keeps the number of the call before."""
     n, k, kernel = 4168, 2048, "matmul.bf16.avx2"
     weight = Packed(values=np.ones((n, k), np.float32), dtype=DType.BF16, panels=True)
-    attrs = {"activation": "none", "gated": 0, "activations": activations_of(kernel), "group": 0}
+    attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": activations_of(kernel), "group": 0}
     batch = plain_batch(1)
     session = open_step(kernel, [np.zeros((1, k), np.float32), weight, None, None], attrs, batch, threads=threads)
     for value in (1.0, 2.0, 3.0):
