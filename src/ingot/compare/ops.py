@@ -113,7 +113,7 @@ class StepChecker:
             if what in CACHE:
                 of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
                 bound = bound + _step(self._kv_dtype, of)
-            elif (dtype := self.stored_type(step)) is not DType.F32:
+            elif (dtype := self.stored_type(step)) in (DType.BF16, DType.F16):
                 bound = bound + _step(dtype, np.abs(expected)) / 2
             found.append(_worst(step, what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)
