@@ -26,7 +26,7 @@ from ingot.plugins.cuda.experts import (
     sum_launch,
 )
 from ingot.plugins.cuda.own_products import OwnProduct
-from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_fp8, takes_library, takes_wide
+from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
 from ingot.plugins.cuda.shapes import prefill_parts, takes_warpgroups
 from ingot.plugins.cuda.special_steps import SpecialSteps
@@ -108,10 +108,14 @@ class _Binder(SpecialSteps):
 
     def matmul(self, step: Step, narrow: bool) -> list[Work]:
         own = self._product(step, *step.inputs, narrow=narrow)
-        if takes_fp8(step):
-            raise _unsupported(step, "cuda targets multiply inputs in FP8 that are rounded before", "fp8_matmul")
         if takes_library(step) and own.dtype.is_quantised:
-            raise _unsupported(step, "cuBLASLt multiplies no codes", step.kernel.removesuffix(LIBRARY))
+            raise EngineError(
+                "cuBLASLt multiplies no codes",
+                where=f"step {step.name}",
+                expected=step.kernel.removesuffix(LIBRARY),
+                got=step.kernel,
+                hint=REBUILD,
+            )
         return matmul_work(step, own, in_ranges(self._plan, step), self._at.sums)
 
     def fp8_matmul(self, step: Step, narrow: bool) -> list[Work]:
@@ -335,10 +339,6 @@ def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertPro
         dtype=weight.dtype,
         group=int(str(step.attrs["group"])),
     )
-
-
-def _unsupported(step: Step, words: str, expected: str) -> EngineError:
-    return EngineError(words, where=f"step {step.name}", expected=expected, got=step.kernel, hint=REBUILD)
 
 
 class _StepKernels(NamedTuple):
