@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.bench.kernels import op_name
 from ingot.builder.build import BuildReport, build
 from ingot.builder.select import choose_kernel
 from ingot.compare.compare import CompareOptions, compare
@@ -23,6 +24,7 @@ from ingot.plugins.cuda.estimate import step_ops
 from ingot.plugins.cuda.plan_facts import specialisation
 from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import SessionOptions
+from ingot.step_table import short_table, step_info
 from ingot.step_work import Load
 from tests import quantised as write
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode
@@ -96,6 +98,17 @@ def test_what_has_no_kernels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     with pytest.raises(UsageError, match=r"(?s)FP8 activations are supported only with FP8 weights.*got: f8g32"):
         built(tmp_path, checkpoint(tmp_path / "small", BLOCKS_OF_32), dry_run=True)
+
+
+def test_inspect_and_bench_list_the_rounding(tmp_path: Path) -> None:
+    """One row of 304 inputs: float32, then codes in lines of 128 and three scales. The matmul reads what it wrote."""
+    plan = built(tmp_path, checkpoint(tmp_path), dry_run=True).plan
+    (rounding, matmul) = (step for step in plan.steps if "layers.0/down" in step.name)
+    told = {each.name: each for each in step_info(plan)}[rounding.name]
+    assert (told.kernel, told.nbytes) == ("round_to_fp8.f32.sm90a", 4 * INNER + 384 + 4 * 3)
+    assert (op_name(rounding), op_name(matmul)) == ("round_to_fp8", "down")
+    assert matmul.inputs[:2] == rounding.outputs
+    assert "round_to_fp8.f32.sm90a" in "\n".join(short_table(plan, step_info(plan)))
 
 
 def test_auto_keeps_floats(tmp_path: Path) -> None:
