@@ -9,6 +9,7 @@ import numpy.typing as npt
 from ingot.builder.expressions import WeightReader, matrix_shape
 from ingot.builder.pack import BLOCK_BYTES, WeightUse
 from ingot.plugins.op import Array
+from ingot.plugins.weight_values import Inputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +34,11 @@ class StoredWeight:
         table: Array = np.concatenate(found)[places.reshape(-1)]
         return table
 
-    def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
+    def products(self, parts: Sequence[tuple[int, Inputs]], activations: str) -> Iterator[Array]:
         """One matrix after the other."""
         assert activations == "f32", "rounded inputs are measured beside the others"
         for expert, x in parts:
+            assert isinstance(x, np.ndarray), "of a plan in float32"
             yield self.product(expert, x)
 
     def product(self, expert: int, x: Array) -> Array:

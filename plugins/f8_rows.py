@@ -27,6 +27,17 @@ _LARGEST = np.float32(448)  # number of E4M3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RoundedRows:
+    """Inputs of products, as `round_inputs` makes them. numbers: float32 [rows, K]; scales: [rows, groups]."""
+
+    numbers: Float32
+    scales: Float32
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class F8Rows:
     """Rows [N, K] of a weight; of experts [experts, N, K], and so everything else.
 
@@ -67,10 +78,10 @@ class F8Rows:
         groups = None if self.group_scale is None else self.group_scale[rows]
         return dataclasses.replace(self, scale=self.scale[rows], codes=self.codes[rows], group_scale=groups)
 
-    def product(self, x: Float32) -> Float32:
+    def product(self, x: Float32 | RoundedRows) -> Float32:
         """x @ rows.T with x rounded to FP8, float32 [rows of x, N]; of rows [N, K]. Each float32 product above is
         rounded once; sums are float32 or wider."""
-        numbers, a_scale = round_inputs(x, self.group)
+        numbers, a_scale = (x.numbers, x.scales) if isinstance(x, RoundedRows) else round_inputs(x, self.group)
         a, w = numbers.astype(np.float64), to_float32(self.codes, DType.F8).astype(np.float64)
         if self.group_scale is None:
             y: Float32 = (a @ w.T).astype(np.float32) * a_scale * self.scale

@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.plugins.f8_rows import F8Rows
+from ingot.plugins.f8_rows import F8Rows, RoundedRows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import Float32, Int8, QuantisedRows, round_to_int8
 from ingot.plugins.weight_rows import WeightRows
 
 EXACT_K = 1024  # 127 * 127 * 1024 < 2^24
+
+Inputs = Float32 | RoundedRows
+"""Of a product, [rows, K]."""
 
 
 class WeightValues(Protocol):
@@ -35,7 +38,7 @@ class WeightValues(Protocol):
         """These rows of a table, [len(numbers), cols]."""
         ...
 
-    def products(self, parts: Sequence[tuple[int, Float32]], activations: str) -> Iterator[Float32]:
+    def products(self, parts: Sequence[tuple[int, Inputs]], activations: str) -> Iterator[Float32]:
         """x @ matrix.T for each (number of an expert, x), in this order, experts ascending; float32 [rows, N].
 
         A weight without experts has one part, of number 0. activations: as in `product`.
@@ -62,7 +65,7 @@ class HeldWeight:
         """In quantised weights, only these rows are multiplied out."""
         return self.held.take(numbers).values if isinstance(self.held, WeightRows) else self.held[numbers]
 
-    def products(self, parts: Sequence[tuple[int, Float32]], activations: str) -> Iterator[Float32]:
+    def products(self, parts: Sequence[tuple[int, Inputs]], activations: str) -> Iterator[Float32]:
         """One matrix after the other."""
         for expert, x in parts:
             yield product(x, self._matrix(expert), activations)
@@ -73,7 +76,7 @@ class HeldWeight:
         return self.held.take(expert) if isinstance(self.held, WeightRows) else self.held[expert]
 
 
-def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float32:
+def product(x: Inputs, weight: Float32 | WeightRows, activations: str) -> Float32:
     """x @ weight.T, float32 [rows, N].
 
     activations  f32: x as it is; bf16, f16: x rounded to that first (what AMX tiles and GPUs take); sums are float32
@@ -83,9 +86,9 @@ def product(x: Float32, weight: Float32 | WeightRows, activations: str) -> Float
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
                  additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32;
                  of grouped rows the sum is `GroupedRows.int8_product`
-    fp8          of FP8 weights: `F8Rows.product`
+    fp8          of FP8 weights: `F8Rows.product`; x may be rounded before
     """
-    if activations == "fp8":
+    if activations == "fp8" or isinstance(x, RoundedRows):
         assert isinstance(weight, F8Rows), "inputs are rounded to FP8 beside weights of FP8 alone"
         return weight.product(x)
     rounds_to = DType(activations) if activations in ("bf16", "f16") else None

@@ -22,6 +22,7 @@ from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, Cache, Operand, make_cache
 from ingot.plugins.ops import matmul
 from ingot.plugins.registry import find_op
+from ingot.plugins.weight_values import Inputs
 from ingot.step_io import StepBatch
 
 Parts = Mapping[int, Sequence[Array]]
@@ -149,8 +150,9 @@ class _Collected(StoredWeight):
 
     parts: dict[int, list[Array]]
 
-    def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
+    def products(self, parts: Sequence[tuple[int, Inputs]], activations: str) -> Iterator[Array]:
         for expert, x in parts:
+            assert isinstance(x, np.ndarray), "of a plan in float32"
             self.parts.setdefault(expert, []).append(x)
         raise _KnownError
 

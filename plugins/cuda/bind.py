@@ -25,9 +25,8 @@ from ingot.plugins.cuda.experts import (
     sort_launch,
     sum_launch,
 )
-from ingot.plugins.cuda.fp8_products import Fp8Inputs, round_launch
 from ingot.plugins.cuda.own_products import OwnProduct
-from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_fp8, takes_library, takes_wide
+from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
 from ingot.plugins.cuda.shapes import prefill_parts, takes_warpgroups
 from ingot.plugins.cuda.special_steps import SpecialSteps
@@ -108,14 +107,29 @@ class _Binder(SpecialSteps):
         return [Launch(kernel="residual_norm", grid=grid, threads=threads, shared=shared, arguments=arguments)]
 
     def matmul(self, step: Step, narrow: bool) -> list[Work]:
-        x, weight_name, bias, residual = step.inputs
-        weight, buffer = self._weights[weight_name], self._buffers[step.outputs[0]]
+        own = self._product(step, *step.inputs, narrow=narrow)
+        if takes_library(step) and own.dtype.is_quantised:
+            raise EngineError(
+                "cuBLASLt multiplies no codes",
+                where=f"step {step.name}",
+                expected=step.kernel.removesuffix(LIBRARY),
+                got=step.kernel,
+                hint=REBUILD,
+            )
+        return matmul_work(step, own, in_ranges(self._plan, step), self._at.sums)
+
+    def fp8_matmul(self, step: Step, narrow: bool) -> list[Work]:
+        codes, scales, *others = step.inputs
+        own = self._product(step, codes, *others, narrow=narrow)
+        return [*fp8_work(step, own, self._buffer(scales), in_ranges(self._plan, step), self._at.sums)]
+
+    def _product(self, step: Step, x: str, name: str, bias: str, residual: str, *, narrow: bool) -> OwnProduct:
+        weight, buffer = self._weights[name], self._buffers[step.outputs[0]]
         n, k = weight.shape
-        fp8 = takes_fp8(step)
-        own = OwnProduct(
-            y=self._buffer(step.outputs[0]),
-            x=self._at.inputs if fp8 else self._buffer(x),
-            weight=self._weight(weight_name),
+        return OwnProduct(
+            y=self._buffer(buffer.name),
+            x=self._buffer(x),
+            weight=self._weight(name),
             bias=self._weight(bias),
             residual=self._any(residual),
             counts=self._counts(buffer.rows),
@@ -128,19 +142,6 @@ class _Binder(SpecialSteps):
             group=int(str(step.attrs["group"])),
             rows=buffer.rows,
         )
-        if fp8:
-            inputs = Fp8Inputs(rows=self._most_rows(buffer.rows), k=k, group=own.group)
-            work = fp8_work(step, own, inputs, in_ranges(self._plan, step), self._at.sums)
-            return [round_launch(own, self._buffer(x), inputs), *work]
-        if takes_library(step) and weight.dtype.is_quantised:
-            raise EngineError(
-                "cuBLASLt multiplies no codes",
-                where=f"step {step.name}",
-                expected=step.kernel.removesuffix(LIBRARY),
-                got=step.kernel,
-                hint=REBUILD,
-            )
-        return matmul_work(step, own, in_ranges(self._plan, step), self._at.sums)
 
     def moe_route(self, step: Step, narrow: bool) -> list[Work]:
         logits, bias = step.inputs
@@ -355,6 +356,8 @@ _STEPS: dict[str, _StepKernels] = {
     "rms_norm": _StepKernels(_Binder.norm, narrow=True),
     "layer_norm": _StepKernels(_Binder.norm, narrow=True),
     "matmul": _StepKernels(_Binder.matmul, narrow=True),
+    "fp8_matmul": _StepKernels(_Binder.fp8_matmul, narrow=True, alone=True),
+    "round_to_fp8": _StepKernels(_Binder.round_to_fp8, alone=True),
     "add": _StepKernels(_Binder.add, narrow=True),
     "cast": _StepKernels(_Binder.cast, narrow=True, alone=True),
     "activation": _StepKernels(_Binder.activation, narrow=True),

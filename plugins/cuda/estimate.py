@@ -234,8 +234,7 @@ def _counts(plan: Plan, load: Load) -> tuple[Counts, int]:
 def _nowhere(plan: Plan) -> Addresses:
     """Addresses that nobody reads."""
     zeros = dict.fromkeys(
-        (*("weights", "arena", "sums", "inputs", "exchanged", "place"), *("drawn", "partial", "stats", "table_width")),
-        0,
+        (*("weights", "arena", "sums", "exchanged", "place"), *("drawn", "partial", "stats", "table_width")), 0
     )
     groups = len(plan.caches)
     return Addresses(kv=(0,) * groups, num_blocks=(1,) * groups, tables=defaultdict(int), **zeros)

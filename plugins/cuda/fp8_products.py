@@ -1,12 +1,13 @@
 """The launches of matrix products of FP8 weights with inputs in FP8, by the instructions of warpgroups (sm_90a).
 
-One kernel rounds the inputs, another one multiplies: for every number of rows. Tiles are those of wide_products.py: 128
-rows of the weight, and 16, 64 or 128 rows of x. K is cut into parts up to as many rows as there.
+One kernel rounds the inputs of one or more products, others multiply: for every number of rows. Tiles are those of
+wide_products.py: 128 rows of the weight, and 16, 64 or 128 rows of x. K is cut into parts up to as many rows as there.
 """
 
 import dataclasses
 from collections.abc import Iterator
 
+from ingot.plan import Rows
 from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.own_products import OwnProduct
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, cut_up_to_some_rows, parts_of, rows_grid, sum_launch
@@ -15,7 +16,6 @@ from ingot.plugins.cuda.work import ANY_ROWS, Launch, integer, pointer, row_grid
 _LINES, _STEP = 128, 128  # rows of the weight in a tile; k of a step, which are a line of it
 _LINE_STAGES = 3  # tiles of the weight
 _ROUND_THREADS, _ROUND_STRIP = 256, 1024  # columns of a block
-_ALIGN = 256  # bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,41 +42,6 @@ _KERNELS = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fp8Inputs:
-    """Where the inputs of a product lie in scratch memory. rows: at most; group: of the weight, 0 or 128 columns.
-
-    codes   [rows][filled], zeros behind k
-    scales  float32, behind the codes: with groups [groups][ld], else [rows]
-    """
-
-    rows: int
-    k: int
-    group: int
-
-    @property
-    def filled(self) -> int:
-        return _padded(self.k, _STEP)
-
-    @property
-    def ld(self) -> int:
-        """Scales from a group to the next: four are copied at once."""
-        return _padded(self.rows, 4)
-
-    @property
-    def scales(self) -> int:
-        """Bytes in front of them."""
-        return _padded(self.rows * self.filled, _ALIGN)
-
-    @property
-    def nbytes(self) -> int:
-        return self.scales + 4 * self.ld * (self.filled // self.group if self.group else 1)
-
-
-def _padded(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
-
-
 def fp8_shared_bytes(tokens: int) -> int:
     """Dynamic shared memory of a kernel. tokens: rows of x in its tiles."""
     return next(each.shared_bytes for each in _KERNELS if each.tokens == tokens)
@@ -101,26 +66,21 @@ def _tile(kernel: _Kernel, most: int, parts: int) -> Tile:
     return Tile(most_rows=most, kernel=f"product_f8f8_wide_{kernel.tokens}", rows=kernel.tokens, parts=parts)
 
 
-def round_launch(product: OwnProduct, source: int, inputs: Fp8Inputs) -> Launch:
-    """product.x: where `inputs` lie; source: float32 [rows, k], what they are made of."""
-    strips = -(-inputs.filled // _ROUND_STRIP) if inputs.group else 1
+def round_launch(codes: int, scales: int, x: int, *, k: int, filled: int, group: int, rows: Rows) -> Launch:
+    """The op round_to_fp8. codes: fp8 [rows, filled]; x: float32 [rows, k]."""
+    strips = -(-filled // _ROUND_STRIP) if group else 1
     return Launch(
         kernel="round_to_fp8",
-        grid=row_grid(product.rows, strips),
+        grid=row_grid(rows, strips),
         threads=_ROUND_THREADS,
         shared=0,
-        arguments=(
-            pointer(product.x),
-            pointer(product.x + inputs.scales),
-            pointer(source),
-            *map(integer, (product.k, inputs.filled, inputs.group, inputs.ld)),
-        ),
+        arguments=(*map(pointer, (codes, scales, x)), *map(integer, (k, filled, group))),
     )
 
 
-def fp8_launches(product: OwnProduct, inputs: Fp8Inputs, tile: Tile, rows: range, sums: int) -> Iterator[Launch]:
-    """For these numbers of rows one kernel runs, and the sum of its parts if K is cut. product.x: where `inputs` lie;
-    sums: where those of parts lie."""
+def fp8_launches(product: OwnProduct, scales: int, tile: Tile, rows: range, sums: int) -> Iterator[Launch]:
+    """For these numbers of rows one kernel runs, and the sum of its parts if K is cut. product.x: where codes lie;
+    scales: where theirs lie; sums: where those of parts lie."""
     tiles = -(-product.cols // (_LINES // 2 if product.gated else _LINES))
     of_parts = sums if tile.parts > 1 else 0
     yield Launch(
@@ -128,7 +88,7 @@ def fp8_launches(product: OwnProduct, inputs: Fp8Inputs, tile: Tile, rows: range
         grid=rows_grid(product, rows, lambda count: (-(-count // tile.rows), tiles, tile.parts)),
         threads=WIDE_THREADS,
         shared=fp8_shared_bytes(tile.rows),
-        arguments=(*product.arguments, pointer(product.x + inputs.scales), integer(inputs.ld), pointer(of_parts)),
+        arguments=(*product.arguments, pointer(scales), pointer(of_parts)),
     )
     if tile.parts > 1:
         yield sum_launch(product, tile.parts, sums, rows)

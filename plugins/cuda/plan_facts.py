@@ -8,7 +8,6 @@ from ingot.errors import EngineError
 from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.exchanges import exchanged_bytes
-from ingot.plugins.cuda.fp8_products import Fp8Inputs
 from ingot.plugins.cuda.shapes import (
     MAX_GROUP,
     MAX_HEAD_DIM,
@@ -27,8 +26,9 @@ CUBLASLT = "cuBLASLt"
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows, or prompts, by warpgroups
 WIDE_CODE = "sm_90a"  # the machine code that has them
-FP8 = f"matmul.f8f8.{WIDE}"  # whose inputs are rounded to FP8
-CODE_LAYOUT = "cubin11."  # of machine code among the weights; the number counts changes of names and parameters
+FP8 = f"matmul.f8f8.{WIDE}"  # whose inputs are rounded to FP8: the pass round_to_fp8 makes these two of it
+FP8_PRODUCT, FP8_ROUNDING = f"fp8_matmul.f8f8.{WIDE}", f"round_to_fp8.f32.{WIDE}"
+CODE_LAYOUT = "cubin12."  # of machine code among the weights; the number counts changes of names and parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 
 
@@ -165,7 +165,7 @@ def takes_wide(step: Step) -> bool:
 
 
 def takes_fp8(step: Step) -> bool:
-    """Whether the inputs of a step's product are rounded to FP8, as its weight is."""
+    """Whether a step multiplies codes of FP8 on both sides."""
     return step.kernel.split(".")[1:2] == ["f8f8"]
 
 
@@ -183,7 +183,7 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
     rows = {Rows.TOKENS: plan.limits.max_num_tokens, Rows.LOGITS: plan.limits.max_logit_rows}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     weights = {weight.name: weight for weight in plan.weights}
-    sums, inputs = [0], [0]
+    sums = [0]
     for step in plan.steps:
         op = find_op(step.op)
         if op.packed is None:
@@ -194,11 +194,9 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
             taken = buffers[step.inputs[1]].cols
         if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
             sums.append(4 * count * taken * weight.shape[-2])
-        if takes_fp8(step):
-            inputs.append(Fp8Inputs(rows=count, k=x.cols, group=int(step.attrs["group"])).nbytes)
         cut = (each for each in plan.tiles_of(step.name) if each.parts > 1)
         sums.extend(4 * each.parts * min(each.most_rows, count) * weight.shape[-2] for each in cut)
-    return ScratchBytes(sums=max(sums), inputs=max(inputs), exchanged=exchanged_bytes(plan))
+    return ScratchBytes(sums=max(sums), exchanged=exchanged_bytes(plan))
 
 
 def weight_places(plan: Plan) -> tuple[dict[str, int], int]:

@@ -39,7 +39,7 @@ def device_bytes(plan: Plan) -> int:
     tables = _INT * TableLayout.of(plan, tiles_of(plan)).total
     partial = 4 * partial_sums(plan) + 8 * rows
     drawn = DrawLayout.of(plan).nbytes if plan.logits else 0  # of a pipeline stage before the last
-    parts = scratch.sums + scratch.inputs + scratch.exchanged
+    parts = scratch.sums + scratch.exchanged
     arena = weight_places(plan)[1] + plan.arena_bytes + parts
     return arena + tables + partial + drawn + plan.block_bytes + (WORKSPACE_BYTES if needs_library(plan) else 0)
 
@@ -107,7 +107,6 @@ class PlanOnGpu:
             kv=tuple(device.allocate(kv.block_bytes * n) for kv, n in zip(plan.caches, blocks, strict=True)),
             num_blocks=blocks,
             sums=device.allocate(scratch.sums),
-            inputs=device.allocate(scratch.inputs) if scratch.inputs else 0,
             exchanged=device.allocate(scratch.exchanged) if scratch.exchanged else 0,
             place=self.place,
             drawn=device.allocate(_INT * plan.limits.max_batch_size),

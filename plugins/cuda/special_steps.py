@@ -1,7 +1,9 @@
-"""The work of steps that few families have: states, latents, residual streams side by side, output gates."""
+"""The work of steps that few families have: states, latents, residual streams side by side, output gates; and of inputs
+that are rounded to FP8."""
 
 from ingot.plan import Step
 from ingot.plugins.cuda.attention import rotate_queries_launch
+from ingot.plugins.cuda.fp8_products import round_launch
 from ingot.plugins.cuda.latent import (
     HeadProduct,
     head_kernels,
@@ -42,6 +44,17 @@ class SpecialSteps(PlanPlaces):
             interleaved=bool(step.attrs["interleaved"]),
             wide_norm=bool(norm) and self._weights[norm].shape[0] != step.attrs["head_dim"],
             eps=float(step.attrs["norm_eps"]),
+        )
+        return [launch]
+
+    def round_to_fp8(self, step: Step, narrow: bool) -> list[Work]:
+        (x,), (codes, scales) = step.inputs, step.outputs
+        launch = round_launch(
+            *map(self._buffer, (codes, scales, x)),
+            k=self._buffers[x].cols,
+            filled=self._buffers[codes].cols,
+            group=int(step.attrs["group"]),
+            rows=self._buffers[x].rows,
         )
         return [launch]
 

@@ -11,7 +11,7 @@ from ingot.plugins.registry import find_op
 
 def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType, *, narrow: bool) -> None:
     """Raise EngineError for a step that would read or write a type which its kernels do not know. products: their
-    type, which they take unless they round to FP8; narrow: its kernels write their first output in that where the
+    type, which they take unless they multiply FP8; narrow: its kernels write their first output in that where the
     plan's buffer says so."""
     op = find_op(step.op)
     wide = {*(step.inputs[1:] if op.packed is not None else step.inputs)}
@@ -19,10 +19,9 @@ def check_types(step: Step, buffers: Mapping[str, Buffer], products: DType, *, n
     for name in (*step.inputs, *step.outputs):
         allowed = [DType.F32] if name in wide else [*dict.fromkeys((DType.F32, products))]
         if op.packed is not None and name == step.inputs[0]:
-            taken = DType.F32 if takes_fp8(step) else products
-            allowed = [each for each in allowed if each is taken]
+            allowed = [DType.F8] if takes_fp8(step) else [products]
         if op.rounds and name == step.outputs[0]:
-            allowed = [each for each in allowed if each.value == step.attrs["to"]]
+            allowed = [each for each in allowed if each.value == step.attrs["to"]] if "to" in op.attrs else [DType.F8]
         if (op.lists and name == step.outputs[0]) or (op.listed is not None and name == step.inputs[op.listed]):
             allowed = [DType.I32]
         if name in buffers and buffers[name].dtype not in allowed:

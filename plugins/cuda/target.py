@@ -21,6 +21,8 @@ from ingot.plugins.cuda.nccl import find_nccl
 from ingot.plugins.cuda.plan_facts import (
     CODE_LAYOUT,
     FP8,
+    FP8_PRODUCT,
+    FP8_ROUNDING,
     LIBRARY,
     WIDE,
     all_specialisations,
@@ -92,6 +94,9 @@ _ARCHITECTURES = {
 CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # target → its machine code
 
 
+_OF_FP8 = {kernel.split(".")[0] for kernel in (FP8_PRODUCT, FP8_ROUNDING)}
+
+
 def _dtypes(op: Op) -> tuple[str, ...]:
     """Types of weights or of the KV cache for which an op has kernels."""
     codes = _CODES if op.packed is not None and not op.stacked else _TABLE_CODES if op.tables else ()
@@ -116,9 +121,9 @@ class CudaTarget:
 
     def kernels(self) -> tuple[str, ...]:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
-        own = tuple(f"{op}.{dtype}.sm80" for op in OPS for dtype in _dtypes(find_op(op)))
+        own = tuple(f"{op}.{dtype}.sm80" for op in OPS if op not in _OF_FP8 for dtype in _dtypes(find_op(op)))
         many = self.many_row_kernels(gated=True).values()
-        fp8 = (FP8,) if many else ()
+        fp8 = (FP8, FP8_PRODUCT, FP8_ROUNDING) if many else ()
         prompts = [f"paged_attention.{dtype}.{WIDE}" for dtype in ("bf16", "f16") if many]
         return (*own, *many, *fp8, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
 
@@ -161,7 +166,7 @@ class CudaTarget:
         """The matrix units multiply what has one type; sums are float32. FP8 weights are bf16 to them but for inputs
         in FP8."""
         dtype = kernel.split(".")[1]
-        return "fp8" if kernel == FP8 else "bf16" if dtype in _CODES else dtype
+        return "fp8" if kernel in (FP8, FP8_PRODUCT) else "bf16" if dtype in _CODES else dtype
 
     def build_blocker(self) -> str | None:
         """What the machine that builds lacks."""

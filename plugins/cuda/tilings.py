@@ -15,7 +15,7 @@ from ingot.plan import Plan, Rows, Step
 from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.epilogues import library_work
 from ingot.plugins.cuda.experts import expert_tiles, sort_tiles
-from ingot.plugins.cuda.fp8_products import Fp8Inputs, fp8_kernels, fp8_launches, fp8_tiles
+from ingot.plugins.cuda.fp8_products import fp8_kernels, fp8_launches, fp8_tiles
 from ingot.plugins.cuda.latent import head_tiles
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct, product_kernels, product_launch, product_tiles
 from ingot.plugins.cuda.plan_facts import CUBLASLT, specialisation, takes_fp8, takes_library, takes_wide
@@ -105,12 +105,12 @@ def matmul_work(step: Step, product: OwnProduct, tiles: Sequence[tuple[Tile, ran
 
 
 def fp8_work(
-    step: Step, product: OwnProduct, inputs: Fp8Inputs, tiles: Sequence[tuple[Tile, range]], sums: int
+    step: Step, product: OwnProduct, scales: int, tiles: Sequence[tuple[Tile, range]], sums: int
 ) -> Iterator[Work]:
-    """As `matmul_work`, of a product whose inputs have been rounded to FP8."""
+    """As `matmul_work`, of a product whose inputs have been rounded to FP8. scales: theirs, an address."""
     for tile, rows in tiles:
         require_tile(step, tile, fp8_kernels(product.k))
-        yield from fp8_launches(product, inputs, tile, rows, sums)
+        yield from fp8_launches(product, scales, tile, rows, sums)
 
 
 def require_tile(step: Step, tile: Tile, known: Iterable[Tile]) -> None:

@@ -81,7 +81,6 @@ class Addresses:
     num_blocks  of each cache group, the spare one included; of slots of states, which have none
     table_width  integers from a sequence's block tables to those of the next one
     sums    products before their epilogues, float32; those of experts before they are added up
-    inputs  of products, rounded to FP8
     drawn   the token that the sequence in each slot drew last
     exchanged  what ranks have brought, before it is put together, see exchanges.py
     place   of this rank among those of its pipeline stage
@@ -92,7 +91,6 @@ class Addresses:
     kv: tuple[int, ...]
     num_blocks: tuple[int, ...]
     sums: int
-    inputs: int
     drawn: int
     exchanged: int
     place: int
@@ -104,10 +102,9 @@ class Addresses:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScratchBytes:
-    """What `sums`, `inputs` and `exchanged` must hold."""
+    """What `sums` and `exchanged` must hold."""
 
     sums: int
-    inputs: int
     exchanged: int
 
 

@@ -14,16 +14,15 @@ from ingot.step_work import Work
 def reference(call: Call) -> tuple[Array, ...]:
     """y = epilogue(x @ weight.T); activations round x, as in `weight_values.product`"""
     (p,) = call.weight(1).products([(0, call.required(0))], str(call.attrs["activations"]))
-    return (_epilogue(call, p),)
+    return (epilogue(p, call.optional(2), call.optional(3), call.attrs),)
 
 
-def _epilogue(call: Call, p: Array) -> Array:
+def epilogue(p: Array, bias: Array | None, residual: Array | None, attrs: Mapping[str, Attr]) -> Array:
     """p + bias; gated: y = activation(p[:, :I]) * p[:, I:], else y = activation(p); then + residual"""
-    bias, residual = call.optional(2), call.optional(3)
     if bias is not None:
         p = p + bias
-    activate = ACTIVATIONS[str(call.attrs["activation"])]
-    if call.attrs["gated"]:
+    activate = ACTIVATIONS[str(attrs["activation"])]
+    if attrs["gated"]:
         half = p.shape[1] // 2
         y = activate(p[:, :half]) * p[:, half:]
     else:

@@ -22,7 +22,7 @@ _CACHES = ("f32", "bf16", "int8")
 def _dtypes(op: Op) -> tuple[str, ...]:
     """Types that a kernel of the op is made for: of a product's weight, a table or the KV cache, else float32."""
     if op.packed is not None:
-        return _PRODUCTS
+        return ("f8f8",) if op.attrs["activations"] == "fp8" else _PRODUCTS
     return _TABLES if op.tables else _CACHES if op.uses_kv else ("f32",)
 
 

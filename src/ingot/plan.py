@@ -21,7 +21,7 @@ from ingot.configs.read import write_record
 from ingot.dtypes import DType
 from ingot.plan_tiles import Name, Tile, Tiling
 
-PLAN_SCHEMA = 16
+PLAN_SCHEMA = 17
 ALIGNMENT = 64  # of buffers and pieces: one cache line
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
@@ -69,7 +69,7 @@ class Input:
 class Buffer:
     """An activation [rows, cols] at a fixed byte offset of the arena (64-byte aligned).
 
-    dtype  f32; bf16 or f16 for what only products read, which round it to that type; i32 for lists of rows
+    dtype  f32; bf16, f16 or f8 for what only products read, which take it so; i32 for lists of rows
     """
 
     name: Name

@@ -25,7 +25,7 @@ from ingot.plan import (
     Weight,
 )
 
-_BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16, DType.I32)
+_BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16, DType.F8, DType.I32)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
 _MOST_DIMENSIONS = 3
 _MOST_STATE = 1 << 40  # numbers of a slot

@@ -141,7 +141,7 @@ def short_table(plan: Plan, steps: Sequence[StepInfo]) -> list[str]:
     if "int8" in inputs:
         legend.append("a8 in a kernel's name: it rounds its inputs to 8 bits; --all lists the error")
     if "fp8" in inputs:
-        legend.append("f8f8 in a kernel's name: FP8 weights times inputs that it rounds to FP8")
+        legend.append("f8f8 in a kernel's name: FP8 weights times inputs in FP8")
     return [*aligned(rows, words=3), *legend]
 
 

@@ -44,7 +44,7 @@ def test_matmuls_of_one_value_share_what_is_rounded(dtype: str) -> None:
 
 
 def test_what_is_16_bits_already_or_is_not_rounded_to_them_stays() -> None:
-    given = program(norm(0, 1), product(1, 2), product(2, 3, "f32"), product(2, 4, "int8"))
+    given = program(norm(0, 1), product(1, 2), product(2, 3, "f32"), product(2, 4, "int8"), product(2, 5, "fp8"))
     values = tuple(
         dataclasses.replace(each, dtype=DType.BF16) if i == 1 else each for i, each in enumerate(given.values)
     )

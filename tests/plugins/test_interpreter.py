@@ -14,7 +14,7 @@ from ingot.plugins.op import Array, KvCache, Operand
 from ingot.plugins.quantised import stacked
 from ingot.plugins.ref.session import Arena
 from ingot.plugins.weight_rows import WeightRows
-from ingot.plugins.weight_values import HeldWeight, product
+from ingot.plugins.weight_values import HeldWeight, Inputs, product
 from tests.plugins.ops.calls import LAYOUT, ONE_TOKEN, make_batch, random_array, random_f8, random_grouped, random_rows
 
 
@@ -112,7 +112,7 @@ class Asked:
         self.asked.append(numbers.tolist())
         return self.held.rows(numbers)
 
-    def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
+    def products(self, parts: Sequence[tuple[int, Inputs]], activations: str) -> Iterator[Array]:
         self.asked.append([(expert, len(x)) for expert, x in parts])
         return self.held.products(parts, activations)
 

@@ -11,6 +11,11 @@ INGOT_DEVICE void copy_async(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(valid ? 16 : 0)
                : "memory");
 }
+// Four bytes, likewise.
+INGOT_DEVICE void copy_word_async(void* to, const void* from, bool valid) {
+  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
 INGOT_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of the committed groups are still under way.
 template <int kPending>

@@ -378,13 +378,13 @@ struct Fp8Scale {
   }
 };
 
-// Inputs of products become FP8, as `round_inputs` of plugins/f8_rows.py: codes [rows][filled], zeros behind k, and
-// scales [rows]; with groups (of 128 columns) [groups][ld]. filled: k up to a multiple of 128. Grid: (rows, 1), with
-// groups (rows, strips of kFp8Strip columns), of which a warp computes a group.
+// The op `round_to_fp8`: codes [rows][filled], zeros behind k, and scales [rows]; with groups (of 128 columns)
+// [rows][groups]. filled: k up to a multiple of 128. Grid: (rows, 1), with groups (rows, strips of kFp8Strip columns),
+// of which a warp computes a group.
 constexpr int kFp8Strip = 4 * kRowThreads;
 
 INGOT_KERNEL(kRowThreads)
-round_to_fp8(unsigned char* codes, float* scales, const float* x, int k, int filled, int group, int ld) {
+round_to_fp8(unsigned char* codes, float* scales, const float* x, int k, int filled, int group) {
   let_next_begin();
   wait_for_previous();
   const int64_t row = blockIdx.x;
@@ -396,7 +396,7 @@ round_to_fp8(unsigned char* codes, float* scales, const float* x, int k, int fil
     const Four<float> values = four_of(from, col, k);
     const Fp8Scale scale = Fp8Scale::of(warp_highest(highest_of(values)));
     to[col / 4] = scale.codes(values);
-    if (threadIdx.x % kWarp == 0) scales[static_cast<int64_t>(col / group) * ld + row] = scale.scale;
+    if (threadIdx.x % kWarp == 0) scales[row * (filled / group) + col / group] = scale.scale;
     return;
   }
   __shared__ uint32_t of_warps[kRowThreads / kWarp];

@@ -40,12 +40,11 @@ struct Fp8Tile {
   }
 };
 
-// What is multiplied. Codes of x: [rows][filled], zeros behind k. Scales of x: of a weight with groups [groups][ld], of
-// each row from the first one on; else [rows].
+// What is multiplied, as the op `round_to_fp8` makes it. Codes of x: [rows][filled], zeros behind k. Scales of x: of a
+// weight with groups [rows][groups], else [rows].
 struct Fp8Inputs {
   const unsigned char* codes;
   const float* scales;
-  int ld;
 };
 
 // Where one k of a panel lies among its codes: threads that read the same k of several sixteens meet other banks.
@@ -86,10 +85,12 @@ struct Fp8Copies {
   int filled;                               // k of a panel
   const unsigned char* codes[kWidePanels];  // of this thread in the first step of K
   const unsigned char* rows[kTokens / 16];
-  const unsigned char* scales;  // likewise; null: this thread copies none
-  int64_t next_scales;          // from a step's to those of the next one
-  bool there;                   // whether these scales are of rows that there are
+  const float* of_row;            // the scale of a row, likewise; null: this thread copies none
+  const unsigned char* of_panel;  // four scales of a panel, likewise
+  bool there;                     // whether there is this row
 
+  // Which four of the panels' scales a thread copies: of the smaller tiles, threads that copy none of the rows'.
+  INGOT_DEVICE static int scale_piece(int thread) { return thread - kTokens % kGroup; }
   // Behind the last panel and the last row, the last ones stand in the place: nobody reads these sums.
   INGOT_DEVICE static Fp8Copies of(const Product& p, const Fp8Inputs& x, unsigned char* tiles, int begin) {
     using Row = RowF8<true>;
@@ -98,23 +99,21 @@ struct Fp8Copies {
       const int64_t at = min(first + number, panels_of(p.of) - 1) * Row::panel_bytes(p.of) + kPanelHeader;
       return static_cast<const unsigned char*>(p.weight) + at;
     };
-    Fp8Copies found{p, tiles, begin, Row::slabs(p.of.k) * kSlab, {}, {}, nullptr, 0, true};
+    Fp8Copies found{p, tiles, begin, Row::slabs(p.of.k) * kSlab, {}, {}, nullptr, nullptr, true};
 #pragma unroll
     for (int i = 0; i < kWidePanels; ++i) found.codes[i] = panel(i) + Row::group_bytes(p.of) + thread * kFp8Rows;
-    const int64_t line = (p.of.k + kFp8Step - 1) / kFp8Step * kFp8Step;
+    const int steps = (p.of.k + kFp8Step - 1) / kFp8Step;
+    const int64_t line = static_cast<int64_t>(steps) * kFp8Step;
 #pragma unroll
     for (int i = 0; i < kTokens / 16; ++i) {
       found.rows[i] = x.codes + min(top + thread / 8 + 16 * i, p.rows - 1) * line + thread % 8 * 16;
     }
-    const int piece = thread - kTokens / 4;
-    if (p.of.group && piece < 0) {
-      found.there = top + 4 * thread < p.rows;
-      found.scales = reinterpret_cast<const unsigned char*>(x.scales + (found.there ? top + 4 * thread : 0));
-      found.next_scales = 4 * static_cast<int64_t>(x.ld);
-    } else if (p.of.group && piece < 4 * kWidePanels) {
-      found.scales = panel(piece / 4) + piece % 4 * 16;
-      found.next_scales = 4 * kFp8Rows;
+    const int row = top + thread, piece = scale_piece(thread);
+    if (p.of.group && thread < kTokens) {
+      found.there = row < p.rows;
+      found.of_row = x.scales + (found.there ? static_cast<int64_t>(row) * steps : 0);
     }
+    if (p.of.group && piece >= 0 && piece < 4 * kWidePanels) found.of_panel = panel(piece / 4) + piece % 4 * 16;
     return found;
   }
   INGOT_DEVICE void copy_codes(int step) const {
@@ -130,7 +129,11 @@ struct Fp8Copies {
     unsigned char* to = Tile::inputs(tiles, step - begin) + wide_place(thread / 8, thread % 8);
 #pragma unroll
     for (int i = 0; i < kTokens / 16; ++i) copy_async(to + 16 * i * kWideLine, rows[i] + step * kFp8Step, true);
-    if (scales) copy_async(Tile::scales(tiles, step - begin) + 16 * thread, scales + step * next_scales, there);
+    unsigned char* scales = Tile::scales(tiles, step - begin);
+    if (of_row) copy_word_async(scales + 4 * thread, of_row + step, there);
+    if (of_panel) {
+      copy_async(scales + 4 * kTokens + 16 * scale_piece(thread), of_panel + step * 4 * kFp8Rows, true);
+    }
   }
   // A barrier for each step, behind which its lines and x are there, and one before, for the first codes.
   INGOT_DEVICE void run(int end) const {
@@ -246,13 +249,13 @@ INGOT_DEVICE void fp8_product(const Product& p, const Fp8Inputs& x, unsigned cha
   finish_wide<kTokens>(p, sums, parts);
 }
 
-#define INGOT_FP8_PRODUCT(kTokens, kStages, kCodeStages, kBlocks)                                    \
-  INGOT_KERNEL_TO_SHARE(kWideThreads, kBlocks)                                                       \
-  product_f8f8_wide_##kTokens(INGOT_PRODUCT_PARAMETERS, const float* scales, int ld, float* parts) { \
-    INGOT_SHARED_WIDE(tiles);                                                                        \
-    if (kTokens <= 64) let_next_begin();                                                             \
-    const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales, ld};                   \
-    fp8_product<kTokens, kStages, kCodeStages>(INGOT_PRODUCT, inputs, tiles, parts);                 \
+#define INGOT_FP8_PRODUCT(kTokens, kStages, kCodeStages, kBlocks)                            \
+  INGOT_KERNEL_TO_SHARE(kWideThreads, kBlocks)                                               \
+  product_f8f8_wide_##kTokens(INGOT_PRODUCT_PARAMETERS, const float* scales, float* parts) { \
+    INGOT_SHARED_WIDE(tiles);                                                                \
+    if (kTokens <= 64) let_next_begin();                                                     \
+    const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};               \
+    fp8_product<kTokens, kStages, kCodeStages>(INGOT_PRODUCT, inputs, tiles, parts);         \
   }
 INGOT_FP8_PRODUCT(16, 4, 3, 2)
 INGOT_FP8_PRODUCT(64, 4, 6, 1)

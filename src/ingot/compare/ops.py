@@ -34,6 +34,7 @@ KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.I
 F16_STEP = 2.0**-24
 # How the names of kernels end that multiply in the type of the cache.
 MATRIX_UNITS = (".sm80", ".sm90a", ".amx", ".avx512bf16")
+FP8_SUMS = 2.0**-14  # what matrix units of GPUs keep of a sum of FP8 numbers, relative
 TIMES_ROUNDED = 4.0  # queries once, probabilities once, and what chance adds
 # How often inputs are moved where rounded queries decide the bound. A row of sharp attention hangs on the score of one
 # or two tokens, which a single draw may happen to leave in place.
@@ -98,6 +99,8 @@ class StepChecker:
         of_inputs, draws = roundings, 1
         if op.reads_kv and step.kernel.endswith(MATRIX_UNITS):
             of_inputs, draws = of_inputs + TIMES_ROUNDED * KV_ROUNDING[self._kv_dtype] / 2, DRAWS
+        if op.packed is not None and step.attrs["activations"] == "fp8" and step.kernel.endswith(MATRIX_UNITS):
+            of_inputs += FP8_SUMS
         exact = {name for name, role in zip(step.inputs, op.inputs, strict=True) if role == "ids"}
         changes: dict[str, Array] = {}
         for _ in range(draws):
@@ -113,7 +116,7 @@ class StepChecker:
             if what in CACHE:
                 of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
                 bound = bound + _step(self._kv_dtype, of)
-            elif (dtype := self.stored_type(step)) is not DType.F32:
+            elif (dtype := self.stored_type(step)) in (DType.BF16, DType.F16):
                 bound = bound + _step(dtype, np.abs(expected)) / 2
             found.append(_worst(step, what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)

@@ -17,7 +17,7 @@ from ingot.plugins.layouts import PANEL, num_panels
 from ingot.plugins.op import Array
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.weight_rows import WeightRows
-from ingot.plugins.weight_values import product
+from ingot.plugins.weight_values import Inputs, product
 
 BLOCK_BYTES = 4 << 20  # of a weight as float32
 
@@ -100,7 +100,7 @@ class PackedWeight:
         found: Array = self.packed.rows(self.name, distinct)[places.reshape(-1)]
         return found
 
-    def products(self, parts: Sequence[tuple[int, Array]], activations: str) -> Iterator[Array]:
+    def products(self, parts: Sequence[tuple[int, Inputs]], activations: str) -> Iterator[Array]:
         """Some columns at a time, joined again: a row's bound needs the whole row."""
         x, n = dict(parts), self.shape[-2]
 

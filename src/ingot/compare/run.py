@@ -24,6 +24,8 @@ from ingot.dtypes import DType
 from ingot.plan import Attr, Step
 from ingot.plugins.f8_rows import round_inputs
 from ingot.plugins.op import Array
+from ingot.plugins.ops.fp8_matmul import OP as FP8_MATMUL
+from ingot.plugins.ops.round_to_fp8 import OP as ROUND_TO_FP8
 from ingot.plugins.quantised import round_to_int8
 from ingot.plugins.registry import find_op
 from ingot.step_io import Int32, RanksTapSession, Session, TapSession
@@ -306,7 +308,7 @@ class Run:
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)
             errors.append(relative(codes * scale[:, None], x, where_both=True))
-        if activations == "fp8":
+        if step.op == ROUND_TO_FP8.name or (activations == "fp8" and step.op != FP8_MATMUL.name):
             x, group = inputs[step.inputs[0]], int(step.attrs["group"])
             numbers, scale = round_inputs(x, group)
             errors.append(

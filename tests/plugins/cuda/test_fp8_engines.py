@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.bench.kernels import op_name
 from ingot.builder.build import BuildReport, build
 from ingot.builder.select import choose_kernel
 from ingot.compare.compare import CompareOptions, compare
@@ -21,8 +22,9 @@ from ingot.errors import NoKernelError, UsageError
 from ingot.plugins.cuda.devices import LAUNCH, devices_of
 from ingot.plugins.cuda.estimate import step_ops
 from ingot.plugins.cuda.plan_facts import specialisation
-from ingot.plugins.registry import find_target
+from ingot.plugins.registry import find_op, find_target
 from ingot.plugins.target import SessionOptions
+from ingot.step_table import short_table, step_info
 from ingot.step_work import Load
 from tests import quantised as write
 from tests.plugins.cuda.decode_steps import BLOCKS, SEQUENCES, compare_decode
@@ -61,7 +63,7 @@ def kernels(report: BuildReport) -> dict[str, tuple[str, object]]:
     return {
         step.name.rpartition("/")[2]: (step.kernel, step.attrs["group"])
         for step in report.plan.steps
-        if step.op == "matmul"
+        if find_op(step.op).is_matmul
     }
 
 
@@ -70,7 +72,7 @@ def kernels(report: BuildReport) -> dict[str, tuple[str, object]]:
 def test_an_engine(gpu: ctypes.CDLL, tmp_path: Path, kind: Kind) -> None:
     """Of blocks, matmuls of no more than 128 columns have a scale for each row. Attention is exact: the last bit of a
     bf16 would choose other numbers of FP8, and logits differ by percents."""
-    report, fp8 = built(tmp_path, checkpoint(tmp_path, kind), kv_cache_dtype="f32"), "matmul.f8f8.sm90a"
+    report, fp8 = built(tmp_path, checkpoint(tmp_path, kind), kv_cache_dtype="f32"), "fp8_matmul.f8f8.sm90a"
     group = 0 if kind is ROWS else 128
     assert kernels(report) == {
         **dict.fromkeys(("qkv", "attention_out", "gate_up"), (fp8, 0)),
@@ -98,6 +100,17 @@ def test_what_has_no_kernels_is_refused(tmp_path: Path) -> None:
         built(tmp_path, checkpoint(tmp_path / "small", BLOCKS_OF_32), dry_run=True)
 
 
+def test_inspect_and_bench_list_the_rounding(tmp_path: Path) -> None:
+    """One row of 304 inputs: float32, then codes in lines of 128 and three scales. The matmul reads what it wrote."""
+    plan = built(tmp_path, checkpoint(tmp_path), dry_run=True).plan
+    (rounding, matmul) = (step for step in plan.steps if "layers.0/down" in step.name)
+    told = {each.name: each for each in step_info(plan)}[rounding.name]
+    assert (told.kernel, told.nbytes) == ("round_to_fp8.f32.sm90a", 4 * INNER + 384 + 4 * 3)
+    assert (op_name(rounding), op_name(matmul)) == ("round_to_fp8", "down")
+    assert matmul.inputs[:2] == rounding.outputs
+    assert "round_to_fp8.f32.sm90a" in "\n".join(short_table(plan, step_info(plan)))
+
+
 def test_auto_keeps_floats(tmp_path: Path) -> None:
     report = built(tmp_path, checkpoint(tmp_path), activations="auto", dry_run=True)
     assert kernels(report)["down"] == ("matmul.f8.sm90a", 128)
@@ -113,7 +126,7 @@ def test_ref_computes_what_the_option_says(tmp_path: Path) -> None:
 
 
 def test_an_estimate_takes_the_rate_of_fp8(tmp_path: Path) -> None:
-    """For a prompt that fills the matrix units; a launch more rounds the inputs of each matmul."""
+    """For a prompt that fills the matrix units; a kernel call more rounds the inputs of each matmul."""
     source = checkpoint(tmp_path)
     floats, fp8 = (built(tmp_path, source, activations=each, dry_run=True).plan for each in ("bf16", "fp8"))
     (device, *_) = devices_of("sm_90a")
@@ -121,10 +134,16 @@ def test_an_estimate_takes_the_rate_of_fp8(tmp_path: Path) -> None:
     assert "-DINGOT_FP8" in specialisation(fp8).macros
     fast = dataclasses.replace(device, bandwidth=1e30)  # which operations alone keep busy
     load = Load(sequences=[(0, 40)], logit_rows=40)
-    ops = [[each for each in step_ops(plan, fast, load) if each.op == "matmul"][:-1] for plan in (floats, fp8)]
-    assert len(ops[0]) == 4
+    every = [[*step_ops(plan, fast, load)] for plan in (floats, fp8)]
+    ops = [
+        [each for each in every[0] if each.op == "matmul"][:-1],
+        [each for each in every[1] if each.op == "fp8_matmul"],
+    ]
+    assert [len(each) for each in ops] == [4, 4]
+    rounding = [each for each in every[1] if each.op == "round_to_fp8"]
+    assert [(each.kernels, each.launches) for each in rounding] == [(("round_to_fp8",), 1)] * 4
     for wide, narrow in zip(*ops, strict=True):
         assert narrow.operations == wide.operations
-        assert narrow.kernels[:2] == ("round_to_fp8", "product_f8f8_wide_64")
+        assert narrow.kernels[:1] == ("product_f8f8_wide_64",)
         busy = [each.seconds - LAUNCH * each.launches for each in (wide, narrow)]
         np.testing.assert_allclose(busy[0] / busy[1], device.rate_fp8 / device.rate, rtol=1e-6)

@@ -1,5 +1,6 @@
 """Matrix products of FP8 weights with inputs in FP8: values at odd shapes, parts of K, and which launches run."""
 
+import contextlib
 import ctypes
 import dataclasses
 from pathlib import Path
@@ -7,24 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.builder.passes.base import PassReport
+from ingot.builder.passes.round_to_fp8 import RoundToFp8
 from ingot.dtypes import DType, to_float32
-from ingot.errors import TargetError
+from ingot.errors import EngineError, TargetError
 from ingot.plan import Attr
 from ingot.plugins.cuda.bind import ACTIVATIONS
-from ingot.plugins.cuda.fp8_products import (
-    Fp8Inputs,
-    fp8_launches,
-    fp8_parts,
-    fp8_shared_bytes,
-    fp8_tiles,
-    round_launch,
-)
+from ingot.plugins.cuda.fp8_products import fp8_launches, fp8_parts, fp8_shared_bytes, fp8_tiles, round_launch
 from ingot.plugins.cuda.own_products import OwnProduct
 from ingot.plugins.f8_rows import F8Rows, round_inputs
 from ingot.plugins.op import Array
-from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
+from tests.plugins.cpu.one_step import Input, Packed, Quantised, one_step_plan, plain_batch, reference_outputs
 from tests.plugins.cuda.conftest import RealDriver
-from tests.plugins.cuda.one_step import layout_of, run_step
+from tests.plugins.cuda.one_step import layout_of, open_gpu, run_step
 from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.test_own_products import normal
 from tests.plugins.cuda.test_wide_products import COUNTS, own
@@ -112,6 +108,31 @@ def test_inputs_are_rounded_as_specified(gpu: ctypes.CDLL, group: int, k: int) -
     check_inputs(gpu, group, k)
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_rounding_is_the_reference_of_its_op(gpu: ctypes.CDLL, group: int) -> None:
+    """Codes and scales to the bit, of an odd number of rows, with zeros behind their columns."""
+    x, weight, batch = normal(5, 7, 300), random_f8((16, 300), group), plain_batch(7)
+    x[2], x[4, 130] = 0, np.inf
+    attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "fp8", "group": group}
+    plan, section = one_step_plan(KERNEL, [x, Quantised.of(weight), None, None], attrs, batch, layout_of(DType.BF16))
+    expected = reference_outputs("round_to_fp8.f32.sm90a", [x], {"group": group}, batch)
+    with contextlib.closing(open_gpu(plan, section, 1)) as session:
+        (begin,) = (each.offset for each in plan.buffers if each.name == "in0")
+        session.device.upload(session.addresses.arena + begin, x)
+        _, outputs = session.run_tapped(batch, ["step.round_to_fp8"])
+    found = list(outputs["step.round_to_fp8"].values())
+    assert [each.shape for each in found] == [(7, 384), (7, 3 if group else 1)]
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+
+
+def test_a_matmul_that_has_to_round_by_itself_is_refused(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass has made two kernel calls of it, or a session does not open."""
+    monkeypatch.setattr(RoundToFp8, "__call__", lambda self, program: (program, PassReport(name="none", fired=0)))
+    with pytest.raises(EngineError, match=r"(?s)has a type that cuda targets do not store.*expected: f8.*got: f32"):
+        product(gpu, 0, 1, (33, 8, 0), 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_row_has_the_same_bits_in_batches_of_up_to_256_rows(gpu: ctypes.CDLL, group: int) -> None:
@@ -125,10 +146,10 @@ def test_a_row_has_the_same_bits_in_batches_of_up_to_256_rows(gpu: ctypes.CDLL, 
 
 def launches(whole: OwnProduct, rows: int) -> list[tuple[str, tuple[int, int, int]]]:
     """Those that run, and their grids."""
-    inputs, least = Fp8Inputs(rows=4096, k=whole.k, group=whole.group), 1
-    all_of = [round_launch(whole, 0, inputs)]
+    least = 1
+    all_of = [round_launch(0, 0, 0, k=whole.k, filled=whole.k, group=whole.group, rows=whole.rows)]
     for tile in fp8_tiles(whole.n, whole.k):
-        all_of += fp8_launches(whole, inputs, tile, range(least, tile.most_rows + 1), 0)
+        all_of += fp8_launches(whole, 0, tile, range(least, tile.most_rows + 1), 0)
         least = tile.most_rows + 1
     counts = dataclasses.replace(COUNTS, tokens=rows)
     grids = [(each.kernel, each.grid(counts, 1)) for each in all_of]
@@ -150,13 +171,6 @@ def test_one_kernel_computes_each_number_of_rows() -> None:
     ]
     assert launches(cut, 256)[1:] == [("product_f8f8_wide_128", (2, 32, 4)), ("product_sum", (256, 4, 1))]
     assert launches(cut, 257)[1:] == [("product_f8f8_wide_128", (3, 32, 1))]
-
-
-def test_inputs_lie_where_copies_find_them() -> None:
-    """Copies move 16 bytes at a time, and whole lines of 128."""
-    grouped, plain = Fp8Inputs(rows=5, k=300, group=128), Fp8Inputs(rows=5, k=300, group=0)
-    assert (grouped.filled, grouped.ld, grouped.scales, grouped.nbytes) == (384, 8, 2048, 2048 + 4 * 8 * 3)
-    assert plain.nbytes == 2048 + 4 * 8
 
 
 def test_tiles_fit_shared_memory() -> None:

@@ -107,8 +107,7 @@ def test_prompts_that_see_most_are_attended_to_first() -> None:
 def test_keys_and_values_of_layers_follow_one_another() -> None:
     kv = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=20, tokens_per_block=16, dtype=DType.BF16)
     nowhere: dict[str, Any] = dict.fromkeys(
-        (*("weights", "arena", "sums", "inputs", "exchanged", "place"), *("drawn", "partial", "stats", "table_width")),
-        0,
+        (*("weights", "arena", "sums", "exchanged", "place"), *("drawn", "partial", "stats", "table_width")), 0
     )
     at = Addresses(**nowhere, kv=(1000,), num_blocks=(3,), tables={})
     first, second = (cache_places((kv,), at, layer)[1:] for layer in (0, 1))

@@ -18,7 +18,13 @@ from ingot.step_io import StepBatch
 
 LAYOUT = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
 
-_BY_ROWS = {"matmul": 1, "head_matmul": 1, "moe_gate_up": 2, "moe_down": 3}  # op → its weight, which counts by rows
+_BY_ROWS = {
+    "matmul": 1,
+    "fp8_matmul": 2,
+    "head_matmul": 1,
+    "moe_gate_up": 2,
+    "moe_down": 3,
+}  # op → its weight, which counts by rows
 
 
 def random_array(*shape: int, seed: int = 0) -> Array:

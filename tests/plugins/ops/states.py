@@ -15,6 +15,7 @@ GPU_OPS = {  # GPU targets have kernels of these; one that draws is no kernel ca
     *("embedding", "rope_table", "rms_norm", "layer_norm", "matmul", "add", "activation"),
     *("rope_kv_write", "paged_attention", "gather_rows", "softcap", "scale"),
 }
+FP8_OPS = {"fp8_matmul", "round_to_fp8"}  # cuda/sm90 has these
 CUDA_OPS = {  # cuda targets have these, too
     *("moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate", "cast", "sort_by_expert"),
     *("causal_conv", "linear_attention", "gated_norm"),
@@ -22,6 +23,7 @@ CUDA_OPS = {  # cuda targets have these, too
     *("rope_query", "take_columns", "gather_columns", "join_columns"),
     *("mix_streams", "add_to_streams", "match_magnitude", "cut_below"),
     *("all_reduce", "all_gather", "send", "recv"),
+    *FP8_OPS,
 }
 
 

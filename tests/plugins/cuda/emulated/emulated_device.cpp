@@ -50,11 +50,12 @@ struct Copy {
   void* to;
   const void* from;
   bool valid;
+  size_t bytes;
 };
 
 void perform(const Copy& copy) {
-  check_access(copy.to, 16, Access::kWrite);
-  copy.valid ? std::memcpy(copy.to, copy.from, 16) : std::memset(copy.to, 0, 16);
+  check_access(copy.to, copy.bytes, Access::kWrite);
+  copy.valid ? std::memcpy(copy.to, copy.from, copy.bytes) : std::memset(copy.to, 0, copy.bytes);
 }
 
 struct Fiber {
@@ -254,18 +255,18 @@ const uint32_t* exchange(const char* name, const uint32_t* words, int count) {
   return place;
 }
 
-void queue_copy(void* to, const void* from, bool valid) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 || (valid && reinterpret_cast<uintptr_t>(from) % 16)) {
-    fail("an asynchronous copy that does not lie on 16 bytes");
+void queue_copy(void* to, const void* from, bool valid, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes || (valid && reinterpret_cast<uintptr_t>(from) % bytes)) {
+    fail("an asynchronous copy that does not lie on a multiple of its bytes");
   }
-  check_access(to, 16, Access::kWrite);  // from now on it may happen
-  if (valid) check_access(from, 16, Access::kRead);
+  check_access(to, bytes, Access::kWrite);  // from now on it may happen
+  if (valid) check_access(from, bytes, Access::kRead);
   if (block.backwards) {
-    perform({to, from, valid});
+    perform({to, from, valid, bytes});
     return;
   }
   Fiber& self = block.fibers[block.current];
-  self.copies.push_back({to, from, valid});
+  self.copies.push_back({to, from, valid, bytes});
   self.open += 1;
 }
 

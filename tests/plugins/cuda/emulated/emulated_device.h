@@ -40,7 +40,7 @@ const uint32_t* exchange(const char* name, const uint32_t* words, int count);
 
 bool is_own(uintptr_t address, size_t bytes);  // of the thread that runs: its stack, or words that a warp exchanges
 
-void queue_copy(void* to, const void* from, bool valid);
+void queue_copy(void* to, const void* from, bool valid, size_t bytes = 16);
 void commit_copies();
 void wait_copies(int pending);
 
@@ -192,6 +192,7 @@ inline uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
 }
 
 inline void copy_async(void* to, const void* from, bool valid) { emulated::queue_copy(to, from, valid); }
+inline void copy_word_async(void* to, const void* from, bool valid) { emulated::queue_copy(to, from, valid, 4); }
 inline void copy_commit() { emulated::commit_copies(); }
 template <int kPending>
 void copy_wait() {

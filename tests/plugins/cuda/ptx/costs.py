@@ -161,7 +161,7 @@ def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
         sizes = (4 * rows * n, rows * k, 2 * n * k, 4 * rows * k)
         y, x, weight, scales = (_placed(machine, size) for size in sizes)
         counts = _placed(machine, 256, np.full(64, rows, np.int32))
-        given = struct.pack("<6Q6iQi4xQ", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, group, scales, rows, 0)
+        given = struct.pack("<6Q6i2Q", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, group, scales, 0)
         return machine.launch(entry, (1, 1, 1), WIDE_THREADS, fp8_shared_bytes(rows), given)
 
     short, long = counted(1024), counted(2048)

@@ -168,25 +168,26 @@ class Instructions(GroupInstructions):
         if "wait_group" in each.op or "wait_all" in each.op:
             left = int(each.operands[0]) if each.operands else 0
             return lambda lanes: self._copies.wait(lanes, left)
-        if each.op[1:3] != ("async", "cg") or each.operands[2] != "16":
+        if (*each.op[1:3], each.operands[2]) not in (("async", "cg", "16"), ("async", "ca", "4")):
             raise KernelError("the interpreter does not know this copy")
+        whole = int(each.operands[2])
         to, source = (self._address(operand) for operand in each.operands[:2])
-        size = self._reader(each.operands[3] if len(each.operands) > 3 else "16", "u32")
+        size = self._reader(each.operands[3] if len(each.operands) > 3 else str(whole), "u32")
 
         def copy(lanes: Lanes) -> None:
-            ((_, region, offsets),) = self._places(each, to(lanes), 16, lanes)
+            ((_, region, offsets),) = self._places(each, to(lanes), whole, lanes)
             sizes, places = np.broadcast_to(size(lanes), len(lanes)), source(lanes)
-            if (places % np.uint64(16)).any():
-                raise KernelError("a source that is no multiple of 16")
+            if (places % np.uint64(whole)).any():
+                raise KernelError(f"a source that is no multiple of {whole}")
             who = self._run.who(lanes)
-            region.note_write(offsets, 16, who, copy=True)
-            data = np.zeros((len(lanes), 16), np.uint8)
-            full = np.flatnonzero(sizes == 16)
-            if not np.isin(sizes, (0, 16)).all():
-                raise KernelError("a copy of a part of 16 bytes")
-            for which, where, begins in self._run.memory.find(places[full], 16):
-                where.note_read(begins, 16, who.pick(full[which]))
-                data[full[which]] = where.data[begins[:, None] + np.arange(16)]
+            region.note_write(offsets, whole, who, copy=True)
+            data = np.zeros((len(lanes), whole), np.uint8)
+            full = np.flatnonzero(sizes == whole)
+            if not np.isin(sizes, (0, whole)).all():
+                raise KernelError(f"a copy of a part of {whole} bytes")
+            for which, where, begins in self._run.memory.find(places[full], whole):
+                where.note_read(begins, whole, who.pick(full[which]))
+                data[full[which]] = where.data[begins[:, None] + np.arange(whole)]
             self._copies.begin(lanes, offsets, data)
 
         return copy

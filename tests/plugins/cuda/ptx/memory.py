@@ -96,12 +96,13 @@ class Region:
         self._wrote(at, who, atomic=True)
 
     def end_copy(self, offsets: Ints, values: npt.NDArray[np.uint8], who: Threads) -> None:
-        """The 16 bytes of each thread arrive: uint8 [threads, 16]."""
-        at, repeated = _granules(offsets, 16, who)
+        """The bytes of each thread arrive: uint8 [threads, 16 or 4]."""
+        width = values.shape[1]
+        at, repeated = _granules(offsets, width, who)
         self._copied[at] = False
         self._writes.replace(at, repeated)
         self._note_hidden(at, repeated)
-        self.data.reshape(-1, 16)[offsets // 16] = values
+        self.data.reshape(-1, width)[offsets // width] = values
 
     def _wrote(self, at: Ints, who: Threads, *, atomic: bool) -> None:
         self._atomic[at] = atomic

@@ -88,6 +88,15 @@ FAULTS = {
         "@%p2 cp.async.cg.shared.global [%r3], [%rd5], 16, 16;",
         "writes what another thread reads",
     ),
+    "a word that is not waited for": (
+        "cp.async.ca.shared.global [%r4], [%rd4], 4, 4;\ncp.async.commit_group;\n"
+        "cp.async.wait_group 1;\nbar.sync 0;\n" + READ,
+        "still being copied",
+    ),
+    "a word from a misaligned place": (
+        "add.s64 %rd5, %rd2, 2;\ncp.async.ca.shared.global [%r4], [%rd5], 4, 4;",
+        "no multiple of 4",
+    ),
     "matrices from a part of a warp": (
         "@%p1 bra $E;\nldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r6, %r7, %r8, %r9}, [%r3];\n$E:\n",
         "not together",
@@ -117,6 +126,11 @@ def test_what_is_right_passes() -> None:
         "bar.sync 0;\n" + READ + "st.global.u32 [%rd4], %r6;"
     )
     assert run(copy)[:4].tolist() == [1, 0, 3, 2]
+    words = (
+        "st.global.u32 [%rd4], %r1;\ncp.async.ca.shared.global [%r4], [%rd4], 4, 4;\ncp.async.commit_group;\n"
+        "cp.async.wait_group 0;\nbar.sync 0;\n" + READ + "st.global.u32 [%rd4], %r6;"
+    )
+    assert run(words)[:4].tolist() == [1, 0, 3, 2]
 
 
 def test_threads_that_have_ended_need_not_come_to_a_barrier() -> None:
