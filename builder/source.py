@@ -18,7 +18,7 @@ from ingot.builder.build import graph_errors
 from ingot.builder.evaluate import Evaluation
 from ingot.builder.expressions import Float32, WeightReader, key, leaves
 from ingot.builder.float_plan import lower_float
-from ingot.builder.graph import Graph
+from ingot.builder.graph import Graph, is_op
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
 from ingot.builder.passes.keep_codes import KeepCodes, rearranged
@@ -35,6 +35,7 @@ class Source:
     """plan: in float32, with names, wiring and attributes that engines of this Checkpoint for such targets share.
 
     tensors  step → name in the graph of each of its outputs; "" where the graph has no such tensor
+    attended output of an attention in the graph → its keys and values, as a KV cache holds them
     hashes   file → SHA-256 of what the Checkpoint was converted from
     same     weight → the first one that is the same in the Checkpoint: where products are not packed, a tied embedding
              and its lm_head are one
@@ -42,6 +43,7 @@ class Source:
 
     plan: Plan
     tensors: Mapping[str, tuple[str, ...]]
+    attended: Mapping[str, tuple[str, str]]
     hashes: Mapping[str, str]
     same: Mapping[str, str]
     logits: str
@@ -68,6 +70,20 @@ class Source:
         return Evaluation(Graph.load(self._graph), self._reader, ids, wanted, threads, experts, by_rows)
 
 
+def _attended(graph: Graph) -> dict[str, tuple[str, str]]:
+    """By the attention's own output, and by what it becomes when its heads are merged."""
+    found = {}
+    for node in graph.nodes:
+        if not is_op(node, "Attention"):
+            continue
+        tensor, keys_values = node.outputs[0], (node.inputs[1].name, node.inputs[2].name)
+        found[tensor.name] = keys_values
+        while len(tensor.outputs) == 1 and tensor.outputs[0].op in ("Transpose", "Reshape"):
+            tensor = tensor.outputs[0].outputs[0]
+            found[tensor.name] = keys_values
+    return found
+
+
 @contextlib.contextmanager
 def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, int] = (0, 1)) -> Iterator[Source]:
     """made, target: of the engine; share: of the rank that has this plan, its number among those that divide each layer
@@ -75,7 +91,7 @@ def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, i
     checkpoint = Checkpoint.open(directory)
     with graph_errors(checkpoint.graph_path):
         graph = Graph.load(checkpoint.graph_path)
-        names, logits = set(graph.surgeon.tensors()), graph.logits.name
+        names, logits, attended = set(graph.surgeon.tensors()), graph.logits.name, _attended(graph)
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
         if apart := rearranged(made):
@@ -90,6 +106,7 @@ def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, i
         yield Source(
             plan=plan,
             tensors=tensors,
+            attended=attended,
             hashes=checkpoint.config.sources,
             same=same,
             logits=logits,

@@ -135,6 +135,25 @@ def test_what_int8_inputs_lose_is_no_fault(tmp_path: Path) -> None:
     assert (comparison.worst_step.model_error or 0) > 1e-3
 
 
+def test_what_an_int8_cache_loses_of_keys_with_much_in_common_is_no_fault(tmp_path: Path) -> None:
+    """Large biases: the cache rounds them with the keys, and noise on what the keys are made of does not reach them."""
+    config = find_family("qwen2").tiny
+    tensors = random_tensors(config, seed=1)
+    for name, (dtype, bits) in tensors.items():
+        if name.endswith("k_proj.bias"):
+            tensors[name] = dtype, np.full(bits.shape, 100, np.float32)
+        if name.endswith("q_proj.bias"):
+            tensors[name] = dtype, 3 * np.random.default_rng(0).standard_normal(bits.shape, np.float32)
+    convert(ConvertOptions(model_dir=write_model(tmp_path / "m", config, tensors=tensors), output_dir=tmp_path / "c"))
+    build(BuildConfig(target="ref", precision="f32", kv_cache_dtype="int8"), tmp_path / "c", tmp_path / "e")
+    comparison = compare(tmp_path / "e", tmp_path / "c", OPTIONS)
+    comparison.raise_if_wrong()
+    (share,) = (
+        (step.model_error or 0) / step.model_bound for step in comparison.steps if step.name == "layers.0/attention"
+    )
+    assert 0.3 < share < 0.4, "the error is that of the rounding: a third of the bound"
+
+
 @pytest.mark.slow
 def test_a_sound_engine_of_sharp_attention(tmp_path: Path) -> None:
     model = changed(tmp_path, {**find_family("llama").tiny, "num_hidden_layers": 5}, gain=10)

@@ -111,7 +111,7 @@ class Run:
                     for error in errors:
                         self._check_kernel(rank, own, error)
                     live[rank.number].update(outputs)
-                    rounding = max(rounding, self._rounding(rank, own, inputs))
+                    rounding = max(rounding, self._rounding(rank, own, inputs, cache=not walk.rounds_cache))
                     if own.outputs and (dtype := checker.stored_type(own)) in (DType.BF16, DType.F16):
                         moved = outputs[own.outputs[0]] * OFF_GRID  # what a product would round otherwise
                         rounding = float(np.hypot(rounding, relative(rounded(moved, dtype), moved)))
@@ -184,7 +184,7 @@ class Run:
         for step in self._plan.steps:
             self._check_weights(self._ranks[0], step)
             inputs = {name: walk.live[name].astype(np.float32) for name in step.inputs if name in walk.live}
-            bound = walk.follow(step, self._rounding(self._ranks[0], step, inputs))
+            bound = walk.follow(step, self._rounding(self._ranks[0], step, inputs, cache=True))
             worst = self._worst[step.name]
             worst.bound = max(worst.bound, bound)
             self._progress_by([step], sequences, "comparing weights")
@@ -294,10 +294,10 @@ class Run:
                 _off(error.error),
             )
 
-    def _rounding(self, rank: Rank, step: Step, inputs: Mapping[str, Array]) -> float:
-        """Relative error that the precision of this step brings: of its weights, inputs and keys and values."""
+    def _rounding(self, rank: Rank, step: Step, inputs: Mapping[str, Array], *, cache: bool) -> float:
+        """Relative error that this step's precision brings: of weights, inputs and, if `cache`, keys and values."""
         errors = [UNSEEN, self._worst[step.name].weight]
-        if find_op(step.op).writes_kv:
+        if cache and find_op(step.op).writes_kv:
             errors.append(KV_ROUNDING[self._plan.caches[0].dtype])
         activations = step.attrs.get("activations")
         if activations in ("bf16", "f16"):

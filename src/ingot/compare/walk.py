@@ -7,11 +7,11 @@ measured: noise of their size goes the same way. All of that is computed at once
 
     own     by itself
     after   with the engine's values and experts
-    moved   as `after`, with noise as large as the engine's roundings since
+    moved   as `after`, with noise as large as the engine's roundings since; keys and values rounded as by an int8 cache
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from ingot.compare.taps import Outputs
 from ingot.dtypes import DType
 from ingot.plan import Plan, Step
 from ingot.plugins.op import Array
+from ingot.plugins.quantised import round_to_int8
 from ingot.plugins.registry import find_op
 from ingot.step_io import Int32
 
@@ -48,12 +49,20 @@ class TensorError:
 
 
 class _Walk:
-    """Goes through the steps of a plan. copies: how many times the sequences are computed."""
+    """Goes through the steps of a plan. copies: how many times the sequences are computed; attended: keys and values
+    that are wanted, too."""
 
     def __init__(
-        self, source: Source, plan: Plan, sequences: Int32, threads: int, copies: int, routes: Mapping[str, Array]
+        self,
+        source: Source,
+        plan: Plan,
+        sequences: Int32,
+        threads: int,
+        copies: int,
+        routes: Mapping[str, Array],
+        attended: Collection[tuple[str, str]] = (),
     ) -> None:
-        wanted = {name for names in source.tensors.values() for name in names if name}
+        wanted = {name for names in (*source.tensors.values(), *attended) for name in names if name}
         ids = np.tile(sequences.astype(np.int64), (copies, 1))
         used = {name for step in plan.steps for name in step.inputs}
         experts = _experts(source, plan, sequences, routes)
@@ -102,8 +111,15 @@ class StepWalk(_Walk):
     """Beside an engine whose steps can be looked at. routes: of each step that chooses experts, their numbers."""
 
     def __init__(self, source: Source, plan: Plan, sequences: Int32, threads: int, routes: Mapping[str, Array]) -> None:
-        super().__init__(source, plan, sequences, threads, 3, routes)
         self._plan = plan
+        self._attended = source.attended if any(group.dtype is DType.I8 for group in plan.caches) else {}
+        super().__init__(source, plan, sequences, threads, 3, routes, set(self._attended.values()))
+        self._cached = set[str]()  # keys and values that are rounded
+        attentions = [step.name for step in plan.steps if find_op(step.op).reads_kv]
+        self.rounds_cache = bool(self._attended) and all(
+            tensor in self._attended for name in attentions for tensor in source.tensors.get(name, ())
+        )
+        """Whether keys and values are rounded here, as an int8 cache does, rather than moved by noise"""
         self._engine: dict[str, Array] = {}  # tensor → the engine's value, of the roots
 
     def compare(self, step: Step, outputs: Outputs, rounding: float) -> Iterator[TensorError]:
@@ -114,6 +130,9 @@ class StepWalk(_Walk):
                 self._go_on(tensor, roots[tensor])
         if find_op(step.op).routes:
             yield self._choice(step, roots)
+        if find_op(step.op).reads_kv:
+            for _, tensor in named:
+                self._round_keys_and_values(step, tensor)
         copies = {tensor: self._split(tensor) for _, tensor in named}
         for buffer, tensor in named:
             yield self._error(step, buffer, tensor, outputs[buffer], copies[tensor], roots)
@@ -143,6 +162,19 @@ class StepWalk(_Walk):
         _, after, _ = np.split(lost, self._copies)
         error = float(np.nan_to_num(after, nan=0.0).max())  # a token whose logits are NaN takes any
         return TensorError(buffer=step.outputs[0], tensor=logits, error=error, bound=NEAR_TIE, own=after)
+
+    def _round_keys_and_values(self, step: Step, attention: str) -> None:
+        """`moved` has them as an int8 cache has. Noise on what they are made of would say too little: keys often have a
+        large part in common, so the scale of a code is large beside what the products make of the noise."""
+        for name in self._attended.get(attention, ()):
+            if name in self._cached:  # by an earlier layer, whose cache this one shares, or keys that are values
+                continue
+            self._cached.add(name)
+            moved = np.split(self._values.value(name), self._copies)[-1]
+            group = self._plan.caches[self._plan.group_of(int(step.attrs["layer"]))]
+            codes, scales = round_to_int8(moved.reshape(-1, group.head_dim).astype(np.float32))
+            with np.errstate(invalid="ignore"):  # NaN, where a row holds no numbers
+                self._values.replace(name, (self._copies - 1) * self._count, codes * scales[:, None])
 
     def _together(self, step: Step) -> int:
         """How many columns are made of values with one scale: those of a head in an int8 cache."""
