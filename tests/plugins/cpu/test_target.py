@@ -98,7 +98,7 @@ def test_attention_runs_on_tiles_where_the_target_has_them() -> None:
         return next(name for name in find_target(level).kernels() if name.startswith(f"paged_attention.{dtype}."))
 
     assert first("cpu/amx", "bf16") == "paged_attention.bf16.amx"
-    assert first("cpu/amx", "int8") == "paged_attention.int8.avx512"
+    assert first("cpu/amx", "int8") == "paged_attention.int8.avx512bf16"
     assert first("cpu/avx512bf16", "bf16") == "paged_attention.bf16.avx512bf16"
     assert first("cpu/avx512", "bf16") == "paged_attention.bf16.avx512"
     assert cpu.peak_name("paged_attention.bf16.amx") == "bf16.amx"
