@@ -75,7 +75,7 @@ def test_a_buffer_is_not_read_once_another_was_written_over_it(offset: int, soun
 @pytest.mark.parametrize(
     ("dtype", "words"),
     [
-        (DType.I64, r"buffers.b.dtype(.|\n)*i64, expected f32, bf16, f16, i32"),
+        (DType.I64, r"buffers.b.dtype(.|\n)*i64, expected f32, bf16, f16, f8, i32"),
         *((dtype, "columns of f32") for dtype in (DType.BF16, DType.I32)),
     ],
 )

@@ -87,7 +87,7 @@ def named(holds: Callable[[Op], object]) -> set[str]:
 
 def test_what_ops_are_by_their_specs() -> None:
     """Builder, plan and targets ask for these instead of listing names."""
-    assert named(lambda op: op.is_matmul) == {"matmul"}
+    assert named(lambda op: op.is_matmul) == {"matmul", "fp8_matmul"}
     assert named(lambda op: op.packed is not None) > {"matmul", "head_matmul", "moe_gate_up", "moe_down"}
     assert named(lambda op: op.by_dtype) >= {"matmul", "embedding", "rope_kv_write", "paged_attention"}
     assert not named(lambda op: op.by_dtype) & {"rope_query", "rope_table", "rms_norm", "gather_rows", "softcap"}

@@ -11,7 +11,7 @@ from ingot.dtypes import DType
 from ingot.engine import open_engine
 from ingot.errors import EngineError
 from ingot.plan import Plan
-from ingot.plugins.cuda.plan_facts import code_weights, tiles_of
+from ingot.plugins.cuda.plan_facts import CODE_LAYOUT, code_weights, tiles_of
 from ingot.plugins.cuda.session import device_bytes
 from ingot.plugins.cuda.shapes import Tiles, prefill_parts
 from ingot.plugins.registry import find_target
@@ -71,8 +71,8 @@ def test_a_model_with_heads_of_two_sizes(gpu: ctypes.CDLL, tmp_path: Path) -> No
     """Its weights with both pieces of code, its tables and both pools take on the GPU what the estimate says."""
     engine = open_engine(sessions._engine(tmp_path, "gemma4_text", precision="f32"))
     assert [(each.name, each.layout) for each in code_weights(engine.plan).values()] == [
-        ("code", "cubin11.sm_90a"),
-        ("code.head_dim12", "cubin11.sm_90a"),
+        ("code", f"{CODE_LAYOUT}sm_90a"),
+        ("code.head_dim12", f"{CODE_LAYOUT}sm_90a"),
     ]
     session = sessions._gpu(engine, 8)
     expected = device_bytes(engine.plan) + 8 * engine.plan.block_bytes
