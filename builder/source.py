@@ -34,11 +34,11 @@ Int64 = npt.NDArray[np.int64]
 class Source:
     """plan: in float32, with names, wiring and attributes that engines of this Checkpoint for such targets share.
 
-    tensors  step → name in the graph of each of its outputs; "" where the graph has no such tensor
-    attended output of an attention in the graph → its keys and values, as a KV cache holds them
-    hashes   file → SHA-256 of what the Checkpoint was converted from
-    same     weight → the first one that is the same in the Checkpoint: where products are not packed, a tied embedding
-             and its lm_head are one
+    tensors   step → name in the graph of each of its outputs; "" where the graph has no such tensor
+    attended  output of an attention in the graph → names of its keys and values, as a KV cache holds them
+    hashes    file → SHA-256 of what the Checkpoint was converted from
+    same      weight → the first one that is the same in the Checkpoint: where products are not packed, a tied embedding
+              and its lm_head are one
     """
 
     plan: Plan
@@ -71,7 +71,7 @@ class Source:
 
 
 def _attended(graph: Graph) -> dict[str, tuple[str, str]]:
-    """By the attention's own output, and by what it becomes when its heads are merged."""
+    """Keys and values by the attention's own output, and by what that becomes when its heads are merged."""
     found = {}
     for node in graph.nodes:
         if not is_op(node, "Attention"):

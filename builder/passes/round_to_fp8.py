@@ -1,4 +1,4 @@
-"""A kernel call of its own rounds to FP8 what matmuls take so: once for all that read it with the same scales.
+"""A kernel call of its own rounds the inputs of FP8 matmuls: once for all matmuls that read them with the same scales.
 
 x ▶ matmul (rounds x), matmul (rounds x)        x ▶ round_to_fp8 ▶ codes, scales ▶ fp8_matmul, fp8_matmul
 """

@@ -12,7 +12,8 @@ _TURN = 4 << 20  # bytes on one node before the next one's turn, where several r
 def numa_placement(plan: Plan, cores: Sequence[tuple[int, int]], threads: int) -> NumaPlacement:
     """cores: CPU and memory node of each, in the order of the threads; thread i runs on core i % cores.
 
-    Slice s of S is read by threads s * threads / S up to (s + 1) * threads / S. What threads of several nodes read,
+    Slice s of S is read by threads s * threads / S up to (s + 1) * threads / S; by their neighbours too, where a group
+    of threads shares its last panels (`share_panels`), which mostly has one node. What threads of several nodes read,
     among it all that has no slices, lies on these in turn.
     """
     of_thread = [cores[thread % len(cores)][1] for thread in range(threads)]

@@ -342,7 +342,7 @@ template <bool kAll>
       weights[g] = kept<kWhole>(range, i, weight_of<S>(S::fma(S::load(scores + i), to_bits, offset)), S::zero());
       total = S::add(total, weights[g]);
       if constexpr (kScaled<T>) {
-        const V scales = S::load(tile.value_scales[i / kKvLanes]);
+        const V scales = S::load(tile.value_scales[i / kKvLanes]);  // of hidden tokens: anything
         weights[g] = kept<kWhole>(range, i, S::mul(weights[g], scales), S::zero());
       }
     }

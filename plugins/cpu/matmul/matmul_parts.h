@@ -258,10 +258,10 @@ inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_
   return args.rows > few_rows && args.tactic == 1 ? BlockLimits{2 * rows, panels / 2} : BlockLimits{rows, panels};
 }
 
-// Shares all panels out: pass(begin, end) for ranges that together are all, as many panels as make columns of y at a
-// time. Every thread has a contiguous range, the same one in each call. The last quarter of each group's panels is cut
-// into pieces, which its threads take as they finish: cores seldom read at the same speed, and all wait for the last.
-// A piece is so large that its start, where nothing was fetched ahead, costs little.
+// Divides all panels among the threads, of which each calls pass(begin, end) for its own. A thread begins with a
+// contiguous range, the same one in each call. The last quarter of each group's panels is cut into pieces, and the
+// threads of the group take them as they finish: cores seldom read at the same speed, and all wait for the last one.
+// Nothing is fetched ahead of a piece, so pieces are large. at_once: panels that `pass` reads side by side.
 template <typename F>
 void share_panels(const MatmulArgs& args, const Team& team, int64_t at_once, int64_t panel_bytes, const F& pass) {
   constexpr int64_t kPieceBytes = 128 << 10, kCutPart = 4;

@@ -117,7 +117,7 @@ class StepWalk(_Walk):
         self._cached = set[str]()  # keys and values that are rounded
         attentions = [step.name for step in plan.steps if find_op(step.op).reads_kv]
         self.rounds_cache = bool(self._attended) and all(
-            tensor in self._attended for name in attentions for tensor in source.tensors.get(name, ())
+            tensor in self._attended for name in attentions for tensor in source.tensors.get(name, ("",))
         )
         """Whether keys and values are rounded here, as an int8 cache does, rather than moved by noise"""
         self._engine: dict[str, Array] = {}  # tensor → the engine's value, of the roots
