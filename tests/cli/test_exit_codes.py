@@ -1,5 +1,10 @@
 """One table of exit codes, which every command keeps."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import click
 import pytest
 
@@ -45,3 +50,17 @@ def test_help_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["help", "exit_codes"]) == DONE
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if line[:3].strip().isdigit()] == list(map(str, EXIT_CODES))
+
+
+def test_an_interrupt_inside_of_eval_keeps_the_code(tmp_path: Path) -> None:
+    """As in the import of a module that makes a namedtuple: Python would end `python -m` by the signal instead."""
+    (tmp_path / "interrupted_command.py").write_text(
+        "import os, signal\n"
+        "from ingot.cli import app\n"
+        "app.group.main = lambda *args, **options: eval('os.kill(os.getpid(), signal.SIGINT) or list(range(9))')\n"
+        "app.main()\n"
+    )
+    command = [sys.executable, "-m", "interrupted_command"]
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert (result.returncode, result.stderr) == (INTERRUPTED, "interrupted\n")

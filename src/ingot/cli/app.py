@@ -267,8 +267,18 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise _Terminated(TERMINATED)
 
 
+class _Interrupted(KeyboardInterrupt):
+    """By Ctrl-C. Had Python's own class left an `eval`, `python -m ingot` would end by the signal, without our code."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Interrupted
+
+
 def main() -> None:
     """The console script."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     try:
