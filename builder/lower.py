@@ -224,6 +224,7 @@ class Lowering:
             logits="" if program.logits is None else names[program.logits],
             draw_kernel="" if program.logits is None else program.draw_kernel,
             sum_parts=program.sum_parts,
+            decode_tokens=program.decode_tokens,
         )
 
     def _lower(self, node: gs.Node) -> None:

@@ -43,6 +43,7 @@ from ingot.builder.passes.choose_tiles import choose_tiles
 from ingot.builder.passes.round_to_fp8 import RoundToFp8
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.set_precision import SetPrecision
+from ingot.builder.passes.size_decode_items import SizeDecodeItems
 from ingot.builder.passes.size_decode_steps import size_decode_steps
 from ingot.builder.passes.sort_by_expert import SortByExpert
 from ingot.builder.passes.split_contexts import split_contexts
@@ -121,6 +122,7 @@ def program_passes(
     wanted = config.gemm_library and config.parts == 1
     return (
         ChooseDrawKernel(target=target),
+        *((SizeDecodeItems(rules=target.split_rules()),) if isinstance(target, SplitsContexts) else ()),
         *sums,
         *ranks,  # behind the sums, whose parts they divide
         *step_passes(target),

@@ -26,13 +26,14 @@ class Draft:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """steps: in execution order; values: what they write, by index; logits: the value that the last one writes, None of
-    a pipeline stage that is not the last; draw_kernel: what draws from them; sum_parts: as of the Plan."""
+    a pipeline stage that is not the last; draw_kernel: draws from them; sum_parts, decode_tokens: as of the Plan."""
 
     steps: tuple[Draft, ...]
     values: tuple[Value, ...]
     logits: int | None
     draw_kernel: str = ""
     sum_parts: int = 1
+    decode_tokens: int = 0
 
     def tensors(self) -> dict[str, tuple[str, ...]]:
         """Step → the graph's tensor behind each output, "" where there is none."""

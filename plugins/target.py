@@ -84,7 +84,6 @@ class KernelLimits:
     group              query heads that share a key head
     one_group          that number must be the same in all layers, and so must the key heads and their elements
     layers             with attention
-    shared_heads       whether several ranks may have the same key head
     extent             rows or columns of a weight or a buffer, tokens of a sliding window
     experts            of a layer
     taken_experts      that the rows of a step take in all
@@ -102,7 +101,6 @@ class KernelLimits:
     group: int = NO_LIMIT
     one_group: bool = False
     layers: int = NO_LIMIT
-    shared_heads: bool = True
     extent: int = NO_LIMIT
     experts: int = NO_LIMIT
     taken_experts: int = NO_LIMIT

@@ -18,11 +18,10 @@ NAME = "split_contexts"
 def split_contexts(plan: Plan, rules: SplitRules) -> tuple[Plan, PassReport]:
     """fired: attention calls of a plan whose contexts are cut."""
     attention = [step for step in plan.steps if find_op(step.op).reads_kv]
-    groups = [int(step.attrs["heads"]) // int(step.attrs["kv_heads"]) for step in attention]
-    latent = plan.caches[0].latent > 0
-    if (reason := _refusal(plan, rules, 1 if latent else max(groups, default=1))) is not None:
+    if (reason := _refusal(plan, rules, bool(attention))) is not None:
         return plan, PassReport(name=NAME, fired=0, refused={reason: len(attention)})
-    tiles = -(-max(groups) // rules.latent_rows) if latent else _kv_heads(plan)
+    latent = max((int(step.attrs["heads"]) for step in attention), default=0) if plan.caches[0].latent else 0
+    tiles = -(-latent // rules.latent_rows) if latent else _kv_heads(plan)
     made = dataclasses.replace(plan, splits=_splits(plan, rules, tiles))
     return made, PassReport(name=NAME, fired=len(attention))
 
@@ -35,12 +34,12 @@ def _kv_heads(plan: Plan) -> int:
     return min(each.heads_before + each.kv_heads + each.heads_behind for each in whole or with_heads)
 
 
-def _refusal(plan: Plan, rules: SplitRules, group: int) -> str | None:
+def _refusal(plan: Plan, rules: SplitRules, attends: bool) -> str | None:
     """Why contexts stay whole."""
     dtype = plan.caches[0].dtype
     if dtype not in rules.dtypes:
         return f"no kernel reads a KV cache in {dtype.value} in parts"
-    if group > rules.group:
+    if attends and not plan.decode_tokens:
         return f"more than {rules.group} query heads share a KV head"
     if plan.limits.max_seq_len < 2 * rules.least_tokens:
         return f"no context has {2 * rules.least_tokens} tokens"

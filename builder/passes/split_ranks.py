@@ -192,12 +192,6 @@ class _Work:
                 f"their {keys} key heads unevenly",
                 "leave --sum_parts out, or give a smaller quantisation group",
             )
-        if own != keys * group and not self._sums.target.limits().shared_heads:
-            raise _refused(
-                attention.name,
-                f"{heads} query heads of {kv_heads} key heads on {self._sums.target.name}: several ranks would have "
-                "the same key head",
-            )
         query = attention.inputs[0]
         assert isinstance(query, int), "attention reads queries"
         write = self._steps[self._writers[query]]

@@ -9,14 +9,15 @@ from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
 from ingot.plugins.cuda.compiler import Specialisation
 from ingot.plugins.cuda.exchanges import exchanged_bytes
 from ingot.plugins.cuda.shapes import (
+    MAX_DECODE_GROUP,
     MAX_GROUP,
     MAX_HEAD_DIM,
     MAX_LATENT_DIM,
     MAX_RANK,
     MAX_SPLITS,
     Tiles,
-    attention_tiles,
-    latent_tiles,
+    latent_tokens,
+    prefill_tokens,
 )
 from ingot.plugins.cuda.work import ScratchBytes
 from ingot.plugins.ops import moe_down
@@ -103,6 +104,14 @@ def _check_heads(plan: Plan) -> None:
             got=f"KV heads and their dims {sorted({(each.kv_heads, each.head_dim) for each in attended})}, "
             f"groups of {sorted({group for group, _ in kinds})}",
         )
+    if plan.decode_tokens > (most := 1 if kv.latent else MAX_DECODE_GROUP // group):
+        raise EngineError(
+            "attention in decode would have more rows than a tile",
+            where="the plan: decode_tokens",
+            expected=f"at most {most}, with {group} query heads per KV head",
+            got=str(plan.decode_tokens),
+            hint="build the engine again",
+        )
     if len({each.dtype for each in attended}) > 1:
         raise EngineError(
             "a cuda target needs one type for the KV cache of all layers",
@@ -171,11 +180,11 @@ def takes_fp8(step: Step) -> bool:
 
 def tiles_of(plan: Plan) -> Tiles:
     """How its attention cuts sequences into items, which are the same for all layers."""
-    tiles = [
-        latent_tiles(group) if kv.latent else attention_tiles(group, kv.head_dim)
-        for group, kv in set(_kinds(plan)) or {(1, heads_of(plan))}
-    ]
-    return Tiles(decode=min(each.decode for each in tiles), prefill=max(each.prefill for each in tiles))
+    prefill = (
+        latent_tokens(group) if kv.latent else prefill_tokens(group, kv.head_dim)
+        for group, kv in _kinds(plan) or [(1, heads_of(plan))]
+    )
+    return Tiles(decode=plan.decode_tokens, prefill=max(prefill))
 
 
 def scratch_bytes(plan: Plan) -> ScratchBytes:

@@ -24,8 +24,8 @@ _SPLIT_ROWS = 16  # of an item and a KV head, whose partial sums a part leaves
 class Tiles:
     """How the tokens of a sequence are cut into items, whose rows (tokens x group) fill a tile.
 
-    decode: tokens of an item of the kernel of 16 rows, 0 where the group is larger; prefill: of the one of 128 rows, or
-    64 or 32 for large heads. Where layers have different heads, all take the same items: decode fits the smallest tile,
+    decode: tokens of an item of the kernel of 16 rows, as the plan states it; prefill: of the one of 128 rows, or 64 or
+    32 for large heads. Where layers have different heads, all take the same items: decode fits the smallest tile,
     prefill fills the largest, of which other layers make parts
     """
 
@@ -33,9 +33,9 @@ class Tiles:
     prefill: int
 
 
-def attention_tiles(group: int, head_dim: int) -> Tiles:
-    """group: query heads of one KV head, at most MAX_GROUP."""
-    return Tiles(decode=MAX_DECODE_GROUP // group, prefill=max(1, prefill_rows(head_dim) // group))
+def prefill_tokens(group: int, head_dim: int) -> int:
+    """Tokens of a tile of prefill. group: query heads of one KV head, at most MAX_GROUP."""
+    return max(1, prefill_rows(head_dim) // group)
 
 
 def prefill_parts(tokens: int, group: int, head_dim: int) -> int:
@@ -44,9 +44,9 @@ def prefill_parts(tokens: int, group: int, head_dim: int) -> int:
     return -(-tokens * group // rows) if head_dim > _WIDE else -(-tokens // (rows // group))
 
 
-def latent_tiles(heads: int) -> Tiles:
-    """The same of latent attention: a decode item is a token, a prompt's has the tokens whose heads fill a tile."""
-    return Tiles(decode=1, prefill=max(1, LATENT_ROWS // heads))
+def latent_tokens(heads: int) -> int:
+    """The same of latent attention, where a tile has all heads of its tokens."""
+    return max(1, LATENT_ROWS // heads)
 
 
 def latent_shared_bytes(head_dim: int) -> int:

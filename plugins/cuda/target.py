@@ -55,7 +55,6 @@ LIMITS = KernelLimits(
     rank=MAX_RANK,
     key_dim=MAX_KEY_DIM,
     activations=frozenset(ACTIVATIONS),
-    shared_heads=False,  # with fewer query heads of a key head, attention would take other tiles, whose bits differ
 )
 _DTYPES = ("bf16", "f16", "f32")
 _CODES, _TABLE_CODES = (*FORMATS,), (TABLE_FORMAT.dtype,)  # quantised weights; products round their inputs to bf16

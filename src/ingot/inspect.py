@@ -258,6 +258,7 @@ def _chosen(plan: Plan) -> dict[str, Any]:
     """What passes have decided of whole steps."""
     return {
         "sum_parts": plan.sum_parts,
+        "decode_tokens": plan.decode_tokens,
         "splits": [write_record(each) for each in plan.splits],
         "draw_kernel": plan.draw_kernel,
         "decode_sizes": list(plan.decode_sizes),

@@ -295,6 +295,8 @@ class Plan:
     tactics  products that a build has timed: step → how to compute it with 1, 2-8, 9-32 and more rows, a digit each.
              Steps that are not named take the shipped way, "0000"; results do not depend on it
     sum_parts  into how many parts the sums are cut that ranks divide, by `split_sums`; 1: into none
+    decode_tokens  the most new tokens of a sequence that attention's kernels for decode take, by the heads of the whole
+             model, so that all ranks and stages use the same kernels; 0: it has no such kernels
     splits   of attention, for more and more items, up to the largest batch; without any, contexts stay whole
     decode_sizes  numbers of sequences, ascending, of decode steps that are captured as CUDA graphs; a smaller batch is
              filled up to the next one
@@ -314,6 +316,7 @@ class Plan:
     logits: str
     draw_kernel: DrawKernel = ""
     sum_parts: Count = 1
+    decode_tokens: Annotated[int, Between(0, 64)] = 0
     tactics: Mapping[str, Digits] = dataclasses.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
     splits: tuple[Split, ...] = ()

@@ -18,7 +18,9 @@ from tests.builder.test_schedule import LAYER, plan_of
 RULES = SplitRules(blocks=256, parts=64, least_tokens=128, dtypes=frozenset({DType.BF16}), group=16, latent_rows=32)
 
 
-def plan(*, batch: int = 40, longest: int = 1 << 20, kv_heads: int = 8, dtype: DType = DType.BF16) -> Plan:
+def plan(
+    *, batch: int = 40, longest: int = 1 << 20, kv_heads: int = 8, dtype: DType = DType.BF16, decode_tokens: int = 8
+) -> Plan:
     """One attention call."""
     made = plan_of(LAYER)
     limits = dataclasses.replace(made.limits, max_batch_size=batch, max_seq_len=longest)
@@ -28,7 +30,8 @@ def plan(*, batch: int = 40, longest: int = 1 << 20, kv_heads: int = 8, dtype: D
         dataclasses.replace(each, attrs={**each.attrs, **heads}) if each.op == "paged_attention" else each
         for each in made.steps
     ]
-    return dataclasses.replace(made, limits=limits, caches=(cache,), max_positions=longest, steps=tuple(steps))
+    made = dataclasses.replace(made, limits=limits, caches=(cache,), max_positions=longest, steps=tuple(steps))
+    return dataclasses.replace(made, decode_tokens=decode_tokens)
 
 
 def test_the_fewer_items_the_more_parts_until_the_gpu_is_full() -> None:
@@ -74,7 +77,7 @@ def test_steps_without_items_have_whole_contexts() -> None:
     ("given", "rules", "reason"),
     [
         (plan(dtype=DType.F32), RULES, "no kernel reads a KV cache in f32 in parts"),
-        (plan(), dataclasses.replace(RULES, group=1), "more than 1 query heads share a KV head"),
+        (plan(decode_tokens=0), dataclasses.replace(RULES, group=1), "more than 1 query heads share a KV head"),
         (plan(longest=255), RULES, "no context has 256 tokens"),
     ],
 )

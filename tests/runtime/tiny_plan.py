@@ -11,7 +11,7 @@ from ingot.dtypes import DType, from_float32, round_to_bf16, to_float32
 from ingot.plan import Attr, Buffer, CacheGroup, Limits, Plan, Rows, Step, Weight, WeightSlice
 from ingot.plugins.layouts import interleave_gated, num_panels, pack_panels, panel_bytes, panel_layout
 from ingot.plugins.registry import find_op
-from ingot.plugins.target import Target
+from ingot.plugins.target import SplitsContexts, Target
 from ingot.step_inputs import inputs_among
 
 HIDDEN, HEADS, KV_HEADS, DIM, INTER, VOCAB, POSITIONS = 24, 4, 2, 8, 20, 51, 64
@@ -181,6 +181,7 @@ def make_model(
         weight_bytes=section.size,
         logits="logits",
         draw_kernel=next((name for name in (target.kernels() if target else ()) if name.startswith("sample.")), NOBODY),
+        decode_tokens=16 // (HEADS // KV_HEADS) if isinstance(target, SplitsContexts) else 0,
     )
     plan = plan if target is None else schedule(plan, target)
     return TinyModel(plan=plan, weights=section.data(), logical=section.logical, windows=tuple(windows))

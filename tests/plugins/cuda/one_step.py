@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ingot.builder.memory import Value
 from ingot.builder.pack import add_constants
 from ingot.builder.passes.choose_tiles import choose_tiles
+from ingot.builder.passes.size_decode_items import SizeDecodeItems
 from ingot.builder.passes.use_prompt_kernels import use_prompt_kernels
 from ingot.builder.pipeline import StepPass, input_passes, run_step_passes
 from ingot.builder.program import Draft, Program
@@ -41,7 +42,8 @@ def open_gpu(plan: Plan, section: npt.NDArray[np.uint8], num_blocks: int) -> Cud
     target = find_target("cuda/sm90")
     assert isinstance(target, CudaTarget)
     shapes = {weight.name: weight.shape for weight in plan.weights}
-    plan = prepared(plan, input_passes(target, shapes.__getitem__))
+    sized = SizeDecodeItems(rules=target.split_rules())
+    plan = prepared(plan, (sized, *input_passes(target, shapes.__getitem__)))
     plan, _ = use_prompt_kernels(plan, target.prompt_kernel)
     plan, _ = choose_tiles(plan, target.tiles)
     constants = target.extra_sections(plan, lambda what, done, total: None)
@@ -87,7 +89,8 @@ def prepared(plan: Plan, passes: Sequence[StepPass]) -> Plan:
         )
         for each in made.steps
     )
-    return dataclasses.replace(plan, buffers=tuple(buffers), steps=steps, arena_bytes=end)
+    plan = dataclasses.replace(plan, buffers=tuple(buffers), steps=steps, arena_bytes=end)
+    return dataclasses.replace(plan, decode_tokens=made.decode_tokens)
 
 
 def run_step(

@@ -121,6 +121,53 @@ def test_layers_of_other_models(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "more"),
+    [
+        (8, 2, {}),  # of a KV head, a rank has half of the query heads
+        (8, 1, {}),
+        (9, 3, {}),  # 2, 1, 3, 3 of them
+        (24, 1, {"max_num_tokens": 40}),  # too many for the kernels of decode, which a rank would have few enough for
+    ],
+)
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("f32", marks=pytest.mark.long)])
+def test_ranks_that_share_a_key_head(
+    gpus: ctypes.CDLL,
+    processes: RankProcesses,
+    heads: int,
+    kv_heads: int,
+    more: dict[str, Any],
+    precision: str,
+    tmp_path: Path,
+) -> None:
+    """Prompts of as many tokens as kernels for decode take with the heads of the model, one more, and as many as with
+    those of a rank; contexts that are cut; chunks of prompts."""
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 512}
+    checkpoint = random_checkpoint(tmp_path, {**find_family("llama").tiny, **SHAPE, **MODELS["llama"], **shape})
+    config = BuildConfig(
+        target="cuda/sm90",
+        precision=precision,
+        sum_parts=4,
+        tokens_per_block=16,
+        max_batch_size=4,
+        max_seq_len=320,
+        **{"max_num_tokens": 64, **more},
+    )
+    rng, most = np.random.default_rng(heads), 16 * kv_heads // heads
+    prompts = [rng.integers(0, 61, length).tolist() for length in (max(1, most), most + 1, 4 * most + 1, 290)]
+    build(config, checkpoint, tmp_path / "whole")
+    with ModelRunner.from_dir(tmp_path / "whole") as runner:
+        expected = bits(runner, prompts)
+    for tp, pp in ((4, 1), (2, 1)) if kv_heads == 1 else ((4, 1),):
+        build(dataclasses.replace(config, tp_size=tp, pp_size=pp), checkpoint, tmp_path / f"e{tp}{pp}")
+        with processes.runner(tmp_path / f"e{tp}{pp}", tp * pp) as runner:
+            assert bits(runner, prompts) == expected
+        assert processes.said == [None] * (tp * pp - 1)
+    whole, own = read_plan(tmp_path / "whole"), [read_plan(tmp_path / "e41", rank) for rank in range(4)]
+    assert {each.decode_tokens for each in (whole, *own)} == {most}
+
+
+@pytest.mark.slow
 def test_contexts_that_are_cut(gpus: ctypes.CDLL, processes: RankProcesses, tmp_path: Path) -> None:
     """Attention of a long context works in as many parts as with one rank."""
     checkpoint = random_checkpoint(
@@ -288,10 +335,7 @@ def test_what_a_machine_lacks(gpu: ctypes.CDLL, engine: Path, monkeypatch: pytes
 
 
 def test_what_builds_refuse(tmp_path: Path) -> None:
-    shape = {**SHAPE, **MODELS["llama"], "num_key_value_heads": 2}
-    checkpoint = random_checkpoint(tmp_path, {**find_family("llama").tiny, **shape})
-    with pytest.raises(BuildError, match=r"several ranks would have the same key head"):
-        build(BuildConfig(target="cuda/sm90", tp_size=4, dry_run=True), checkpoint, tmp_path / "e")
+    checkpoint = random_checkpoint(tmp_path, {**find_family("llama").tiny, **SHAPE, **MODELS["llama"]})
     for target in ("tensorrt-rtx/sm89", "tensorrt/sm90"):
         with pytest.raises(BuildError, match=rf"--tp_size 2 is not supported on {target}"):
             build(BuildConfig(target=target, tp_size=2, dry_run=True), checkpoint, tmp_path / "e")

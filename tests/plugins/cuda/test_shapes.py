@@ -18,7 +18,7 @@ from ingot.plugins.cuda.decode_graphs import DecodeGraphs
 from ingot.plugins.cuda.gpu import Gpu
 from ingot.plugins.cuda.plan_facts import specialisation
 from ingot.plugins.cuda.products import Product, Products
-from ingot.plugins.cuda.shapes import Tiles, attention_tiles, partial_rows, partial_sums, prefill_parts, product_rows
+from ingot.plugins.cuda.shapes import Tiles, partial_rows, partial_sums, prefill_parts, prefill_tokens, product_rows
 from ingot.plugins.cuda.step_tables import StepTables
 from ingot.plugins.cuda.target import TARGETS, CudaTarget
 from ingot.plugins.cuda.work import Addresses, cache_places
@@ -55,13 +55,12 @@ def test_a_decode_step_is_filled_up_to_the_next_size_of_the_plan() -> None:
 
 
 def test_tiles_hold_as_many_tokens_as_their_rows_allow() -> None:
-    def tokens(head_dim: int) -> list[tuple[int, int]]:
-        tiles = [attention_tiles(group, head_dim) for group in (1, 3, 16, 64)]
-        return [(each.decode, each.prefill) for each in tiles]
+    def tokens(head_dim: int) -> list[int]:
+        return [prefill_tokens(group, head_dim) for group in (1, 3, 16, 64)]
 
-    assert tokens(64) == tokens(128) == [(16, 128), (5, 42), (1, 8), (0, 2)]
-    assert tokens(136) == tokens(256) == [(16, 64), (5, 21), (1, 4), (0, 1)]
-    assert tokens(260) == tokens(512) == [(16, 32), (5, 10), (1, 2), (0, 1)]
+    assert tokens(64) == tokens(128) == [128, 42, 8, 2]
+    assert tokens(136) == tokens(256) == [64, 21, 4, 1]
+    assert tokens(260) == tokens(512) == [32, 10, 2, 1]
 
 
 def test_an_item_of_prefill_has_tiles_for_all_its_rows() -> None:
