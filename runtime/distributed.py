@@ -50,6 +50,8 @@ _MPIRUN_SETTINGS = {
     "PRTE_MCA_oob_tcp_keepalive_probes": "3",
 }
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_SHM = "/dev/shm"
+_MPICH_FILES, _MPICH_BYTES = f"{_SHM}/mpich_shm_", 4 << 20  # of a rank: 3.2 MiB with MPICH 5.0
 _OPENING_SECONDS = 600.0  # that ranks wait for each other while they read their weights
 _CPUS = Path("/sys/devices/system/cpu")
 _LONGEST_SLEEP = 0.05  # seconds between two looks at what another rank says
@@ -75,7 +77,15 @@ class MpiLink:
         self._wait(self._world.Iallgather(np.array([len(data)], np.int64), sizes))
         heard = np.empty(sizes.sum(), np.uint8)
         self._wait(self._world.Iallgatherv(data, [heard, sizes.tolist(), None, self._mpi.BYTE]))
+        self._remove_files()
         return [pickle.loads(each.tobytes()) for each in np.split(heard, np.cumsum(sizes)[:-1])]
+
+    def _remove_files(self) -> None:
+        """Those in /dev/shm in which MPICH's ranks meet, and which would stay there when a rank is killed: all ranks
+        have opened them by now."""
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if (name := line.split(maxsplit=5)[-1]).startswith(_MPICH_FILES):
+                Path(name).unlink(missing_ok=True)
 
     def _wait(self, request: Any) -> None:
         """MPI has no wait that ends after a time, and its wait without end keeps a core busy, which the other ranks of
@@ -109,6 +119,8 @@ def find_link() -> MpiLink | None:
     """The processes that MPI has started with this one; None where it has started none. Raises UsageError."""
     if not any(name in os.environ for name in _STARTED):
         return None
+    if not any(name in os.environ for name in _STARTED[:2]):
+        _require_room()
     try:
         link = MpiLink(importlib.import_module("mpi4py.MPI"))
     except (ImportError, RuntimeError) as error:
@@ -116,6 +128,19 @@ def find_link() -> MpiLink | None:
             "mpi4py cannot be used, which an engine of several ranks needs", got=str(error), hint=install("mpi")
         ) from error
     return link if link.count > 1 else None
+
+
+def _require_room() -> None:
+    """Raises UsageError where /dev/shm is too small for MPICH, whose ranks the system would kill without a word."""
+    room, ranks = os.statvfs(_SHM), int(os.environ.get("MPI_LOCALNRANKS", "1"))
+    if (found := room.f_bavail * room.f_frsize) < (needed := ranks * _MPICH_BYTES):
+        raise UsageError(
+            "the ranks of MPICH meet in files that need more room",
+            where=_SHM,
+            expected=f"{needed >> 20} MiB for {ranks} ranks",
+            got=f"{found / (1 << 20):.1f} MiB",
+            hint="make it larger, for example with `docker run --shm-size 1g`, or use Open MPI, which needs no room",
+        )
 
 
 def end_with(code: int) -> None:

@@ -70,7 +70,14 @@ def join_ranks(directory: Path | str, config: RuntimeConfig, *, drains: bool = F
     Raises as `load_engine`.
     """
     ranks = read_manifest(directory).ranks
-    link = find_link()
+    # MPICH takes SIGUSR1 for itself when it starts: a signal that comes meanwhile waits for the handler.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        link = find_link()
+        if drains and link is not None:  # the first process ends by it, until its server listens; the others go on
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN if link.rank else signal.getsignal(signal.SIGTERM))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
     if ranks == 1 and link is not None:
         raise UsageError(
             f"{link.count} processes are started for an engine of one rank",
@@ -80,8 +87,6 @@ def join_ranks(directory: Path | str, config: RuntimeConfig, *, drains: bool = F
     if ranks > 1 and isinstance(_choose_target(directory, config), JoinsRanks):
         if link is None:
             start_ranks(Path(directory), ranks, drains=drains)
-        if drains:  # the first process ends by it, as by SIGTERM, until its server listens; the others go on
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN if link.rank else signal.getsignal(signal.SIGTERM))
         if link.rank > 0:
             load_engine(directory, config)
 

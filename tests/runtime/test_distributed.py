@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import mmap
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.errors import RankError
+from ingot.errors import RankError, UsageError
 from ingot.runtime import distributed, forward_signals
 from ingot.runtime.distributed import MpiLink
 
@@ -222,3 +223,28 @@ def test_quotas_of_containers(text: str | None, quota: int, tmp_path: Path, monk
         (tmp_path / "cpu.max").write_text(f"{text}\n")
     monkeypatch.setattr(distributed, "CONTROL_GROUP", tmp_path)
     assert distributed._quota() == quota
+
+
+def test_files_of_mpich_are_removed_when_all_ranks_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own, which this process has mapped, and no other's."""
+    monkeypatch.setattr(distributed, "_MPICH_FILES", str(tmp_path / "mpich_shm_"))
+    own, other = (tmp_path / f"mpich_shm_{number}" for number in range(2))
+    for path in (own, other):
+        path.write_bytes(bytes(4096))
+    with own.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        link_of(Clock(), 0.0).exchange("here")
+    assert [path.exists() for path in (own, other)] == [False, True]
+
+
+def test_a_small_dev_shm_is_refused_before_mpich_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system would kill its ranks. Open MPI needs no room there."""
+    free = [2047, 2048]
+    monkeypatch.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_bavail=free.pop(0), f_frsize=4096))
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(UsageError, match=r"/dev/shm(.|\n)*8 MiB for 2 ranks(.|\n)*got: 8.0 MiB(.|\n)*larger"):
+        distributed.find_link.__wrapped__()
+    distributed._require_room()
+    assert not free
