@@ -1,4 +1,5 @@
-"""Options of TensorRT-LLM's `trtllm-build` and `convert_checkpoint.py`, up to 1.2, that ingot does not have.
+"""Options of TensorRT-LLM's `trtllm-build`, `trtllm-serve` and `convert_checkpoint.py`, up to 1.2, that ingot does not
+have.
 
 Each has the reason or ingot's way, which the refusal says instead of "no such option".
 """
@@ -14,6 +15,8 @@ _CONFIG = (
     "the model's config.json decides; a config.json without weights: ingot convert --config FILE --random_weights SEED"
 )
 _RANKS = "only --tp_size and --pp_size divide an engine among ranks"
+_EXPERTS = "no whole experts on ranks: --tp_size divides every expert among them"
+_REPLICAS = "no data parallel ranks: start one server for each replica, and put a proxy in front"
 _DRAFT = "speculative decoding does not exist yet"
 _TENSORRT = "ingot's own compiler has no such setting; see `ingot build --help`"
 _META = "convert the model to a Hugging Face directory first; --model_dir takes it"
@@ -63,6 +66,10 @@ ABSENT = {
     "quantize_per_token_plugin": "--activations int8 rounds inputs per token",
     "quantize_tensor_plugin": _CALIBRATED,
     "identity_plugin": _TENSORRT,
+    # trtllm-serve
+    "ep_size": _EXPERTS,
+    "moe_cluster_size": _EXPERTS,
+    "enable_attention_dp": _REPLICAS,
     # convert_checkpoint.py
     "meta_ckpt_dir": _META,
     "nemo_ckpt_path": _META,
@@ -70,7 +77,7 @@ ABSENT = {
     "modelopt_quant_ckpt_path": "--model_dir takes the quantised checkpoint itself",
     "quant_ckpt_path": "--model_dir takes the quantised checkpoint itself",
     "moe_tp_size": _RANKS,
-    "moe_ep_size": _RANKS,
+    "moe_ep_size": _EXPERTS,
     "cp_size": _RANKS,
     "world_size": _RANKS,
     **dict.fromkeys(

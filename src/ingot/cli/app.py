@@ -163,8 +163,11 @@ def _as_typed(letter: str, args: Sequence[str]) -> Iterator[str]:
 
 def _other_program(name: str, command: str, args: Sequence[str]) -> IngotError | None:
     """The answer to an option of TensorRT-LLM, vLLM or llama.cpp."""
-    if command in ("build", "convert") and (plain := name.strip("-").replace("-", "_")) in ABSENT:
-        return IngotError(f"--{plain} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[plain])
+    plain, found = name.strip("-").replace("-", "_"), None
+    if plain in ABSENT:
+        found = IngotError(f"--{plain} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[plain])
+    if command in ("build", "convert") and found is not None:
+        return found
     if command not in _GENERATING:
         return None
     for typed in [name] if name.startswith("--") else _as_typed(name, args):
@@ -172,7 +175,7 @@ def _other_program(name: str, command: str, args: Sequence[str]) -> IngotError |
             for row in rows:
                 if canonical(typed) in row.names():
                     return IngotError(f"{typed} is an option of {program} that ingot does not have", hint=row.hint())
-    return None
+    return found if command == "serve" else None
 
 
 def _of_another_command(name: str, context: click.Context) -> str | None:
