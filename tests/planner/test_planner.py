@@ -122,6 +122,12 @@ def test_the_simulation_runs_the_real_scheduler(checkpoint: Path, tmp_path: Path
     assert run(8) == ([1.0, 1.5, 1.0], [1.0, 1.0, 1.0], 13.0, 7)
     assert run(1) == ([1.0, 3.5, 1.0], [1.0, 1.0, 1.0], 13.0, 9)  # room for one request at a time
 
+    options = ReplicaOptions(limits=plan.limits, num_blocks=(8,), tokens_per_block=size)
+    clock = Clock(step=lambda past, new, rows: [1.0], call=0.5)
+    together = dataclasses.replace(clock, decode=lambda batches, steps: np.ones((1, len(batches), steps)))
+    found = [simulate([(4, 3)], [0.0], each, options) for each in (clock, together)]
+    assert [(each.seconds, each.steps) for each in found] == [(4.5, 3), (4.0, 3)], "two decode steps in one call"
+
 
 def test_several_decode_steps_at_once_are_those_steps(tmp_path: Path) -> None:
     """The time of each, and what requests see of them."""

@@ -7,8 +7,8 @@ python -m tests.programs.plan_accuracy --engine ENGINE
 of H200, and prints the error of each class of figures that it has not seen. For pipeline stages it fits them again, on
 one and four stages of an RTX 6000. The engines of these figures are not ingot's (`published_points.py`).
 
---engine runs loads of an engine, fits the same numbers on three of them, and simulates all with the real scheduler:
-seconds of each load, measured and estimated.
+--engine runs loads of an engine, fits the same numbers and the seconds of a call on four of them, and simulates all
+with the real scheduler: seconds of each load, measured and estimated.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,10 @@ from ingot.runtime.reports import StepReport
 from ingot.runtime.request import Request
 from tests.programs.published_points import devices, points, throughput
 
-FITTED_ON = ("4 short prompts", "16 short prompts", "12 prompts of 128")
+FITTED_ON = ("4 short prompts", "16 short prompts", "12 prompts of 128", "8 of mixed lengths")
 FITTED = ("bytes_reached", "operations_reached", "layer_seconds", "request_seconds")
+FITTED_HERE = (*FITTED, "call_seconds")
+_CALL_SECONDS = 100e-6  # where its fit begins
 SHARES = 2  # of these, the first, are shares of the data sheet's figures
 
 
@@ -61,11 +64,9 @@ def fit(
 
 
 def fitted(device: Device, numbers: Sequence[float]) -> Device:
-    """With these numbers, in the order of FITTED."""
-    reached, computed, layer, request = numbers
-    return dataclasses.replace(
-        device, bytes_reached=reached, operations_reached=computed, layer_seconds=layer, request_seconds=request
-    )
+    """With these numbers, in the order of FITTED_HERE, of which the last may be left out."""
+    named: dict[str, Any] = dict(zip(FITTED_HERE, numbers, strict=False))
+    return dataclasses.replace(device, **named)
 
 
 def published() -> None:
@@ -124,6 +125,7 @@ def loads() -> dict[str, list[tuple[int, int]]]:
         "4 short prompts": [(16, 64)] * 4,
         "16 short prompts": [(16, 64)] * 16,
         "12 prompts of 128": [(128, 4)] * 12,
+        "8 of mixed lengths": drawn[:8],
         "32 short prompts, long answers": [(16, 120)] * 32,
         "32 long prompts, short answers": [(200, 8)] * 32,
         "48 of mixed lengths": drawn,
@@ -161,8 +163,8 @@ def engine(directory: Path, rounds: int) -> None:
             return sum(math.log(estimate(each, numbers) / medians[name]) ** 2 for name, each in own.items())
 
         # The weights of a small model lie in the CPUs' caches, which are faster than the memory.
-        numbers = fit(error, [getattr(device, name) for name in FITTED])
-    print(", ".join(f"{name} {number:.3g}" for name, number in zip(FITTED, numbers, strict=True)))
+        numbers = fit(error, [*(getattr(device, name) for name in FITTED), _CALL_SECONDS])
+    print(", ".join(f"{name} {number:.3g}" for name, number in zip(FITTED_HERE, numbers, strict=True)))
     print("| load | measured s | half of the rounds | estimated s | error |\n|---|---|---|---|---|")
     for name, lengths in loads().items():
         found, own = estimate(lengths, numbers), medians[name]

@@ -12,12 +12,14 @@ class Clock:
     """How long steps take.
 
     step     (tokens before, tokens now) of each sequence, rows of logits → seconds in each pipeline stage
+    call     seconds of each call of the session, beside those of its steps
     decode   the tokens before of each sequence of some batches, steps → seconds of each of this many decode steps in
              turn of each batch: [stages, batches, steps]; None: `step` is asked for each
     """
 
     step: Callable[[Int64, Int64, int], Sequence[float]]
     stages: int = 1
+    call: float = 0.0
     decode: Callable[[Sequence[Sequence[int]], int], Float64] | None = None
 
 
@@ -36,4 +38,4 @@ def stages_clock(stages: Sequence[StepCost], device: Device, ranks: int, cached:
         shifted = [[past + cached for past in each] for each in batches] if cached else batches
         return decode_seconds(distinct, device, ranks, shifted, steps)[places]
 
-    return Clock(step=step, stages=len(stages), decode=decode)
+    return Clock(step=step, stages=len(stages), call=device.call_seconds, decode=decode)

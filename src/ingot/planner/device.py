@@ -35,7 +35,7 @@ _BARRIERS = 6  # of threads in each layer
 LINK_REACHED = 2 / 3  # share of a link's data sheet bandwidth in a sum over ranks
 _NVLINK, _NVLINK_SECONDS, _PCIE_SECONDS = 100e9, 8e-6, 20e-6  # links with less bandwidth are PCIe; of a message
 ARITHMETICS = ("fp4", "fp8", "int8", "bf16", "f32")  # each runs at the rate of the next one where it has none
-_MAY_BE_ZERO = ("layer_seconds", "request_seconds", "link_seconds", "price")
+_MAY_BE_ZERO = ("layer_seconds", "request_seconds", "call_seconds", "link_seconds", "price")
 PARTS = ("memory", "compute", "links", "host")
 
 
@@ -48,6 +48,7 @@ class Device:
     bytes_reached, operations_reached  the share of bandwidth and rate that kernels reach
     layer_seconds    of each layer of a step, beside bytes and operations: launches, barriers
     request_seconds  of each sequence of a step: scheduling and drawing
+    call_seconds     of each call of the session: a step, or decode steps in turn between which nothing is decided
     link_seconds, link_bandwidth  of one message to another rank
     price       per hour; 0: not known
     """
@@ -61,6 +62,7 @@ class Device:
     operations_reached: float = 0.6
     layer_seconds: float = 40e-6
     request_seconds: float = 10e-6
+    call_seconds: float = 0.0
     link_seconds: float = _NVLINK_SECONDS
     link_bandwidth: float = 300e9
     price: float = 0.0

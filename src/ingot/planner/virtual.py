@@ -61,6 +61,7 @@ class VirtualSession:
         """One step, or several: up to one after which a sequence has ended, or the time has come to `until`."""
         slots = batch.slots[np.searchsorted(batch.query_starts, batch.logit_rows[batch.draws], side="right") - 1]
         drawing, count = slots.tolist(), 1
+        self.now += self._clock.call
         if ahead is not None and self._clock.decode is not None:
             most = min(ahead.most_steps, *(self._left[slot] for slot in drawing))
             taken = self._clock.decode([batch.past_lengths.tolist()], most)[:, 0]
