@@ -31,6 +31,7 @@ Number = TypeVar("Number", float, Float64)
 
 _LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
 _BUFFER = 256 << 20  # bytes that are read to measure the memory
+_OVERLAP = 6  # of `_both`; 1 would mean that nothing is read while something is computed
 _BARRIERS = 6  # of threads in each layer
 LINK_REACHED = 2 / 3  # share of a link's data sheet bandwidth in a sum over ranks
 _NVLINK, _NVLINK_SECONDS, _PCIE_SECONDS = 100e9, 8e-6, 20e-6  # links with less bandwidth are PCIe; of a message
@@ -131,7 +132,7 @@ def load_seconds(cost: StepCost, device: Device, ranks: int, load: StepLoad) -> 
     """One step on ranks that each have this cost.
 
     Products, attention of decode rows and attention of prompts come one after another; each takes what its bytes or its
-    operations take, whichever is longer.
+    operations take, whichever is longer (`_both`).
     """
     memory, compute, links, host = _without_attention(cost, device, ranks, load.rows, load.logit_rows, load.sequences)
     for kind in load.attention:
@@ -141,7 +142,8 @@ def load_seconds(cost: StepCost, device: Device, ranks: int, load: StepLoad) -> 
             nbytes += seen * cache.token_bytes + kind.sequences * cache.state_bytes
             operations += pairs * cache.operations
         read, computed = _reading(device, nbytes), _computing(device, operations, "bf16")
-        memory, compute = memory + read * (read >= computed), compute + computed * (read < computed)
+        both = _both(read, computed)
+        memory, compute = memory + both * (read >= computed), compute + both * (read < computed)
     return StepSeconds(parts=(memory, compute, links, host))
 
 
@@ -174,7 +176,7 @@ def decode_seconds(
         size: [sum(_without_attention(cost, device, ranks, size, size, size)) for cost in costs] for size in set(sizes)
     }
     fixed = np.array([rest[size] for size in sizes]).T[:, :, None]
-    found: Float64 = fixed + np.maximum(_reading(device, nbytes), _computing(device, operations, "bf16"))
+    found: Float64 = fixed + _both(_reading(device, nbytes), _computing(device, operations, "bf16"))
     return found
 
 
@@ -194,7 +196,15 @@ def _without_attention(
         sent += rows * cost.met_bytes * cost.collectives * 2 * (ranks - 1) / ranks + logit_rows * cost.gathered_bytes
     links = meetings * device.link_seconds + sent / device.link_bandwidth
     host = cost.layers * device.layer_seconds + cost.draws * sequences * device.request_seconds
-    return read * (read >= computed), computed * (read < computed), links, host
+    both = _both(read, computed)
+    return both * (read >= computed), both * (read < computed), links, host
+
+
+def _both(read: Number, computed: Number) -> Number:
+    """What takes longer, and up to 12 % more where both take as long: then some kernels wait for memory while others
+    compute, and a kernel waits for its first bytes."""
+    taken: Number = (read**_OVERLAP + computed**_OVERLAP) ** (1 / _OVERLAP)
+    return taken
 
 
 def _reading(device: Device, nbytes: Number) -> Number:
