@@ -29,7 +29,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ingot.engine import read_manifest
-from ingot.errors import IngotError, RankError, UsageError, install
+from ingot.errors import CapacityError, IngotError, RankError, UsageError, install
 from ingot.manifest import MANIFEST_NAME
 from ingot.plugins.target import RankLink
 from ingot.runtime import forward_signals
@@ -116,7 +116,8 @@ class MpiLink:
 
 @functools.cache
 def find_link() -> MpiLink | None:
-    """The processes that MPI has started with this one; None where it has started none. Raises UsageError."""
+    """The processes that MPI has started with this one; None where it has started none. Raises UsageError where mpi4py
+    cannot be used, and CapacityError where MPICH has no room."""
     if not any(name in os.environ for name in _STARTED):
         return None
     if not any(name in os.environ for name in _STARTED[:2]):
@@ -131,10 +132,10 @@ def find_link() -> MpiLink | None:
 
 
 def _require_room() -> None:
-    """Raises UsageError where /dev/shm is too small for MPICH, whose ranks the system would kill without a word."""
+    """Raises CapacityError where /dev/shm is too small for MPICH, whose ranks the system would kill without a word."""
     room, ranks = os.statvfs(_SHM), int(os.environ.get("MPI_LOCALNRANKS", "1"))
     if (found := room.f_bavail * room.f_frsize) < (needed := ranks * _MPICH_BYTES):
-        raise UsageError(
+        raise CapacityError(
             "the ranks of MPICH meet in files that need more room",
             where=_SHM,
             expected=f"{needed >> 20} MiB for {ranks} ranks",
@@ -145,7 +146,7 @@ def _require_room() -> None:
 
 def end_with(code: int) -> None:
     """Let the launcher end with this exit code, if this process takes the other ranks along when it ends."""
-    with contextlib.suppress(UsageError):  # without a library of MPI no launcher can be told; the command has said so
+    with contextlib.suppress(IngotError):  # without a library of MPI no launcher can be told; the command has said so
         if code and (link := find_link()) is not None:
             link.exit_code = code
 

@@ -9,7 +9,7 @@ for prompts give different bits: all ranks of an engine, and an engine of one ra
 import dataclasses
 
 from ingot.builder.passes.base import PassReport
-from ingot.builder.program import Program
+from ingot.builder.program import Draft, Program
 from ingot.plugins.ops import latent_attention
 from ingot.plugins.registry import find_op
 from ingot.plugins.split_rules import SplitRules
@@ -26,13 +26,10 @@ class SizeDecodeItems:
     def __call__(self, program: Program) -> tuple[Program, PassReport]:
         """fired: attention calls."""
         attention = [step for step in program.steps if find_op(step.op).reads_kv]
-        found = min(
-            (
-                1
-                if step.op == latent_attention.OP.name
-                else self.rules.group * int(step.attrs["kv_heads"]) // int(step.attrs["heads"])
-                for step in attention
-            ),
-            default=0,
-        )
+        found = min(map(self._tokens, attention), default=0)
         return dataclasses.replace(program, decode_tokens=found), PassReport(name=NAME, fired=len(attention))
+
+    def _tokens(self, attention: Draft) -> int:
+        if attention.op == latent_attention.OP.name:
+            return 1
+        return self.rules.group * int(attention.attrs["kv_heads"]) // int(attention.attrs["heads"])

@@ -9,7 +9,5 @@ from ingot.runtime.distributed import find_mpirun
 @functools.cache
 def is_mpich() -> bool:
     """Whether it is MPICH, whose launcher is called Hydra."""
-    mpirun = find_mpirun()
-    if mpirun is None:
-        return False
-    return subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=True).stdout.startswith("HYDRA")
+    command = [find_mpirun() or "true", "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("HYDRA")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.errors import RankError, UsageError
+from ingot.errors import CapacityError, RankError
 from ingot.runtime import distributed, forward_signals
 from ingot.runtime.distributed import MpiLink
 
@@ -244,7 +244,7 @@ def test_a_small_dev_shm_is_refused_before_mpich_starts(monkeypatch: pytest.Monk
     for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PMI_RANK", "0")
-    with pytest.raises(UsageError, match=r"/dev/shm(.|\n)*8 MiB for 2 ranks(.|\n)*got: 8.0 MiB(.|\n)*larger"):
+    with pytest.raises(CapacityError, match=r"/dev/shm(.|\n)*8 MiB for 2 ranks(.|\n)*got: 8.0 MiB(.|\n)*larger"):
         distributed.find_link.__wrapped__()
     distributed._require_room()
     assert not free
