@@ -341,6 +341,7 @@ def _use(draft: Draft) -> Use:
         outputs=draft.outputs,
         in_place=op.in_place,
         keeps_inputs=op.keeps_inputs,
+        of_ranks=op.collective is not None,
     )
 
 

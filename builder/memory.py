@@ -7,6 +7,7 @@ qkv                 ■■■■■■
 q                        ■■■■■■    lies where `norm` lay
 
 An op may keep its inputs: rope_kv_write's stay as long as its queries, since an attention may rotate them again itself.
+Sums over ranks are not written over in place: all ranks of a machine may read them from the same memory.
 """
 
 import dataclasses
@@ -33,12 +34,13 @@ class Value:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
     """The values of one step, by index. in_place: (output, input) pairs that may share their bytes; keeps_inputs: these
-    stay as long as the outputs; None: absent."""
+    stay as long as the outputs; of_ranks: the outputs may lie in memory of several ranks; None: absent."""
 
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     in_place: tuple[tuple[int, int], ...] = ()
     keeps_inputs: bool = False
+    of_ranks: bool = False
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -90,10 +92,13 @@ def _lifetimes(count: int, uses: Sequence[Use], results: Sequence[int]) -> tuple
 def _share_in_place(values: Sequence[Value], uses: Sequence[Use], last: Sequence[int]) -> list[int]:
     """For each value the first value whose bytes it takes over, or itself."""
     home = list(range(len(values)))
+    of_ranks = {value for use in uses if use.of_ranks for value in use.outputs}
     for step, use in enumerate(uses):
         for output, source in use.in_place:
             made, taken = use.outputs[output], use.inputs[source] if source < len(use.inputs) else None
-            if made is None or taken is None or last[taken] != step or use.inputs.count(taken) > 1:
+            if made is None or taken is None or taken in of_ranks:
+                continue
+            if last[taken] != step or use.inputs.count(taken) > 1:
                 continue
             if values[made] == values[taken]:
                 home[made] = home[taken]

@@ -51,6 +51,13 @@ def test_in_place_waits_for_the_last_reader() -> None:
     assert buffers[0] != buffers[1]
 
 
+@pytest.mark.parametrize("of_ranks", [False, True])
+def test_sums_over_ranks_are_not_written_over_in_place(of_ranks: bool) -> None:
+    uses = [Use(inputs=(), outputs=(0,), of_ranks=of_ranks), Use(inputs=(0,), outputs=(1,), in_place=((0, 0),))]
+    buffers, _ = plan_arena(tokens(4, 4), uses, ROWS, [1])
+    assert (buffers[0].offset != buffers[1].offset) is of_ranks
+
+
 def test_in_place_needs_the_same_type() -> None:
     uses = [
         Use(inputs=(), outputs=(0,)),

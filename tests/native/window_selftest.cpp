@@ -23,6 +23,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -32,6 +33,7 @@
 #include "ranks/all_reduce_kernel.h"
 #include "ranks/recv_kernel.h"
 #include "ranks/send_kernel.h"
+#include "ranks/slots.h"
 #include "ranks/window.h"
 #include "threads/threads.h"
 
@@ -87,6 +89,7 @@ void Team::barrier() const { static_cast<Barrier*>(pool)->arrive_and_wait(); }
 namespace {
 
 constexpr int64_t kNumbers = 700;  // of a row that ranks sum, not a multiple of what kernels take at once
+constexpr int kSums = 5;           // that a stage makes of a row
 constexpr double kTimeout = 30.0;
 constexpr unsigned kStandstill = 120;  // seconds without a new step, beyond all timeouts
 constexpr double kShortTimeout = 0.5;
@@ -110,10 +113,11 @@ struct Layout {
   int ranks() const { return stages * places; }
 };
 
-// What a stage makes of a row: two sums over its ranks, each of which adds its place.
+// What a stage makes of a row: sums over its ranks, each of which adds its place.
 float after_stage(float before, int places) {
   const auto count = static_cast<float>(places), extra = static_cast<float>(places * (places - 1) / 2);
-  return count * (count * before + extra) + extra;
+  for (int sum = 0; sum < kSums; ++sum) before = count * before + extra;
+  return before;
 }
 
 float row_of(int64_t step, int64_t i) { return static_cast<float>(step % 5 + i % 7); }
@@ -125,6 +129,7 @@ class Rank {
         window_(path, rank, {layout.ranks(), kNumbers * 4, 8, layout.stages, 2 * kNumbers * 4}, layout.timeout),
         meeting_(layout.threads),
         row_(kNumbers),
+        part_(kNumbers),
         sum_(kNumbers),
         extra_(kNumbers) {}
 
@@ -198,18 +203,32 @@ class Rank {
     } else {
       for (int64_t i = own.begin; i < own.end; ++i) row_[i] = row_of(step, i);
     }
-    for (int64_t number = 1; number <= 2; ++number) {
+    Slots slots;
+    const float* before = nullptr;  // the sums of the collective before, where they are read once more
+    for (int number = 0; number < kSums; ++number) {
       dawdle();
-      for (int64_t i = own.begin; i < own.end; ++i) row_[i] += static_cast<float>(window_.place());
+      // Steps of a plan: the collective, which reads sums, and what reads those of the one before again.
+      const size_t at = 3 * static_cast<size_t>(number);
+      const bool common = (step + number) % 3 > 0, again = (step + number) % 5 > 1 && number + 1 < kSums;
+      const std::optional<size_t> last = number == 0 ? std::nullopt : std::optional(at - 3);
+      const int slot = slots.take(last, !common ? at : again ? at + 5 : at + 1);
+      float* const x = common ? reinterpret_cast<float*>(window_.own(slot)) : part_.data();
+      for (int64_t i = own.begin; i < own.end; ++i) x[i] = row_[i] + static_cast<float>(window_.place());
       team.barrier();
       if (layout_.races) {
-        row_[0] += *window_.of(static_cast<int>(number % 2), (window_.place() + 1) % layout_.places);
+        row_[0] += *window_.of(slot, (window_.place() + 1) % layout_.places);
         usleep(500);
       }
-      all_reduce({&window_, {number, static_cast<int>(number % 2), "sum"}, row_.data(), sum_.data(), 1, kNumbers},
-                 team);
+      float* const sum = common ? reinterpret_cast<float*>(window_.common(slot)) : sum_.data();
+      const Meeting meeting{2 * number + 1, slot, "sum"};
+      all_reduce({&window_, meeting, common ? nullptr : x, sum, 1, kNumbers, common}, team);
       if (failed()) return false;
-      for (int64_t i = own.begin; i < own.end; ++i) row_[i] = sum_[i];
+      if (before != nullptr) dawdle();
+      for (int64_t i = own.begin; i < own.end; ++i) {
+        check(before == nullptr || before[i] == row_[i]);
+        row_[i] = sum[i];
+      }
+      before = again && common ? sum : nullptr;
       if (team.index == 0) window_.beat();
     }
     if (window_.rank() == layout_.late && step == kLateStep) take_long();
@@ -245,7 +264,7 @@ class Rank {
   Window window_;
   Barrier meeting_;
   LastStep last_call_;  // of a step, after which the team leaves it
-  std::vector<float> row_, sum_, extra_;
+  std::vector<float> row_, part_, sum_, extra_;
   int64_t announced_ = 0, begun_ = 0, next_ = 0;
 };
 

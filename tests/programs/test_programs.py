@@ -17,6 +17,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
+from ingot.runtime.distributed import find_mpirun
 from tests.convert.gguf.test_architectures import CASES
 from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
@@ -223,6 +224,23 @@ def test_the_way_of_input_ids() -> None:
 @pytest.mark.parametrize("rounds", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_ranks_are_taken_away_at_random_moments(rounds: int) -> None:
     assert f"{rounds} rounds, the longest" in run("rank_faults", "--rounds", rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not Path(find_mpirun() or "").with_name("mpicxx").is_file(), reason="needs mpirun and mpicxx of Open MPI or MPICH"
+)
+def test_sums_of_ranks_are_timed_beside_those_of_mpi() -> None:
+    """The program compares each sum with what it must be."""
+    lines = run("all_reduce_alone", "--rounds", 2).splitlines()
+    ways = [line.split(" | ")[1] for line in lines[3:]]
+    assert len(ways) == 16
+    assert set(ways) == {
+        "ingot, sums left where the ranks meet",
+        "ingot, sums on every rank",
+        "MPI_Allreduce",
+        "MPI_Allreduce in place",
+    }
 
 
 @pytest.mark.slow

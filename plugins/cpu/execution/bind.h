@@ -42,7 +42,7 @@ struct PlanMemory {
   std::map<std::string, Message> messages = {};                  // by step
   std::pair<int64_t, size_t> sends = {0, 0}, receives = {0, 0};  // how many there are, and their bytes
   // What a step finds in a slot of the ranks instead of the arena, by step and buffer: the steps that make what a
-  // collective takes write it where the ranks meet.
+  // collective takes write it where the ranks meet, and those that read the sums that it makes may take them there.
   std::map<std::pair<std::string, std::string>, std::byte*> in_slots = {};
 
   std::byte* at(const std::string& step, const BufferSpec& buffer) const {

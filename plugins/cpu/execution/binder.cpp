@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ranks/slots.h"
 #include "sampling/sample_args.h"
 
 namespace ingot {
@@ -207,9 +208,7 @@ void BoundStep::set_counts(const Batch& batch) {
   args.set_counts(batch, rows, tactics[rows <= 1 ? 0 : rows <= 8 ? 1 : rows <= 32 ? 2 : 3]);
 }
 
-const float* Binder::to_be_copied(const BufferSpec* x) const {
-  return memory_.in_slots.contains({step_->name, x->name}) ? nullptr : at(x);
-}
+bool Binder::in_slot(const BufferSpec* buffer) const { return memory_.in_slots.contains({step_->name, buffer->name}); }
 
 namespace {
 
@@ -226,6 +225,19 @@ size_t first_maker(const std::vector<StepSpec>& steps, const std::string& x, siz
     if (writes && !reads) return i;
   }
   return last;
+}
+
+// The last of the steps that read the sums y of the collective at `at`. `at` itself where they cannot lie in a slot: a
+// step writes over them in place, or reads them at `end` or later.
+size_t last_reader(const PlanSpec& plan, const std::string& y, size_t at, size_t end) {
+  size_t last = at;
+  for (size_t i = at + 1; i < plan.steps.size(); ++i) {
+    const bool reads = has(plan.steps[i].inputs, y), writes = has(plan.steps[i].outputs, y);
+    if (reads && (writes || i >= end)) return at;
+    if (reads) last = i;
+    if (writes) return last;
+  }
+  return y == plan.logits ? at : last;
 }
 
 // Those that a stage gets are numbered apart from those that it passes on, and lie as the stage before has them.
@@ -245,21 +257,33 @@ void place_message(const PlanSpec& plan, const StepSpec& step, PlanMemory& memor
 
 void place_meetings(const PlanSpec& plan, PlanMemory& memory) {
   if (memory.group == nullptr) return;
-  size_t before = SIZE_MAX;  // so that the first step is behind it
-  int64_t number = 0;
+  std::vector<size_t> collectives;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
-    const StepSpec& step = plan.steps[i];
-    const Kernel* const kernel = find_kernel(step.kernel);
+    const Kernel* const kernel = find_kernel(plan.steps[i].kernel);
     const Op* const op = kernel == nullptr ? nullptr : find_op(*kernel);
-    if (op != nullptr && op->passes_rows) place_message(plan, step, memory);
-    if (op == nullptr || !op->meets_ranks || step.inputs.empty()) continue;
-    const std::string& x = step.inputs[0];
-    const int slot = static_cast<int>(number % RankGroup::kSlots);
-    memory.meetings[step.name] = {.number = ++number, .slot = slot, .name = step.name.c_str()};
-    if (const size_t first = first_maker(plan.steps, x, i, before); first < i)
-      for (size_t maker = first; maker <= i; ++maker)
-        memory.in_slots[{plan.steps[maker].name, x}] = memory.group->own(slot);
-    before = i;
+    if (op != nullptr && op->passes_rows) place_message(plan, plan.steps[i], memory);
+    if (op != nullptr && op->meets_ranks && !plan.steps[i].inputs.empty()) collectives.push_back(i);
+  }
+  if (std::ssize(collectives) >= RankGroup::kMostMeetings / 2)
+    throw std::invalid_argument("the plan has " + std::to_string(collectives.size()) + " collectives, at most " +
+                                std::to_string(RankGroup::kMostMeetings / 2 - 1) + " are possible");
+  Slots slots;
+  for (size_t k = 0; k < collectives.size(); ++k) {
+    const size_t at = collectives[k];
+    const std::optional<size_t> before = k == 0 ? std::nullopt : std::optional(collectives[k - 1]);
+    const StepSpec& step = plan.steps[at];
+    const bool leaves = find_op(*find_kernel(step.kernel))->leaves_sums && !step.outputs.empty();
+    const std::string y = leaves && memory.group->common(0) != nullptr ? step.outputs[0] : "";
+    const size_t end = k + 2 < collectives.size() ? collectives[k + 2] : plan.steps.size();
+    const size_t last = y.empty() ? at : last_reader(plan, y, at, end);
+    const int slot = slots.take(before, last);
+    const auto number = static_cast<int64_t>(2 * k + 1);  // it may take two meetings
+    memory.meetings[step.name] = {.number = number, .slot = slot, .name = step.name.c_str()};
+    if (const size_t first = first_maker(plan.steps, step.inputs[0], at, before.value_or(SIZE_MAX)); first < at)
+      for (size_t maker = first; maker <= at; ++maker)
+        memory.in_slots[{plan.steps[maker].name, step.inputs[0]}] = memory.group->own(slot);
+    for (size_t reader = at; last > at && reader <= last; ++reader)
+      memory.in_slots[{plan.steps[reader].name, y}] = memory.group->common(slot);
   }
 }
 

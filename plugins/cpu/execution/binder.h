@@ -32,6 +32,7 @@ struct Op {
   bool shares_by_rows = false;      // its kernels take nothing from the team but their share of the rows
   bool takes_private_rows = false;  // x may lie in the memory of each thread, computed by itself
   bool meets_ranks = false;         // its kernels wait for the other ranks of the stage
+  bool leaves_sums = false;         // and may leave their output where they met
   bool passes_rows = false;         // its kernels pass rows from stage to stage
   bool norms_rows = false;          // those of its kernels that prepare rows, into scratch, norm each one where told to
   int32_t (*tactics)(const Kernel& kernel) = nullptr;  // how many ways a plan may choose from; null: there is one
@@ -137,7 +138,9 @@ class Binder {
   // The ranks that compute the plan, and where they meet in this step, to which each brings rows of at most `cols`.
   RankGroup* group() const;
   const Meeting& meeting(const BufferSpec* x, int64_t cols) const;
-  const float* to_be_copied(const BufferSpec* x) const;  // x; null where it lies in the slot already
+  // Whether it lies where the ranks meet, in this step: what a collective takes, or what it has left there.
+  bool in_slot(const BufferSpec* buffer) const;
+  const float* to_be_copied(const BufferSpec* x) const { return in_slot(x) ? nullptr : at(x); }
 
   // The stages that compute the model together, of which the step names this one; and what the step passes on.
   RankGroup* stages() const;

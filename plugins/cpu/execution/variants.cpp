@@ -141,8 +141,11 @@ class VariantBinder {
       call.rope = RopeQueries{made.kernel->run, *write};
     }
     check(!step.inputs.empty() && step.inputs.front() == made.outputs.front(), "it does not read what it computes");
-    for (size_t between = other + 1; between <= step_; ++between)
+    for (size_t between = other + 1; between <= step_; ++between) {
       check(!meet(steps_[between].outputs, sources), "what it makes " + made.name + " of is written over");
+      check(!find_op(*steps_[between].kernel)->meets_ranks,
+            "what it makes " + made.name + " of may lie in a slot of the ranks, who meet before it");
+    }
     access.reads.assign(step.inputs.begin() + 1, step.inputs.end());
     access.reads.insert(access.reads.end(), sources.begin(), sources.end());
   }

@@ -14,6 +14,7 @@ struct AllReduceArgs {
   const float* x;  // null where it lies in the slot
   float* y;        // [rows, cols]
   int64_t rows, cols;
+  bool common = false;  // y is the memory of the first rank's part, where all ranks read it
 };
 
 }  // namespace ingot

@@ -16,10 +16,11 @@ void bind_all_reduce(const Binder& step, BoundStep& bound) {
                              .x = step.to_be_copied(x),
                              .y = step.at(y),
                              .rows = 0,
-                             .cols = x->cols};
+                             .cols = x->cols,
+                             .common = step.in_slot(y)};
 }
 
 }  // namespace
 }  // namespace ingot
 
-INGOT_OP("all_reduce", AllReduceArgs, ingot::bind_all_reduce, .meets_ranks = true)
+INGOT_OP("all_reduce", AllReduceArgs, ingot::bind_all_reduce, .meets_ranks = true, .leaves_sums = true)

@@ -30,6 +30,7 @@ class MpiGroup final : public RankGroup {
   size_t slot_bytes() const override { return slot_bytes_; }
   std::byte* own(int slot) override { return own_.data() + static_cast<size_t>(slot) * slot_bytes_; }
   const float* of(int slot, int place) const override;
+  std::byte* common(int) override { return nullptr; }
   bool meet(const Team& team, const Meeting& meeting, size_t bytes) override;
   size_t message_bytes() const override { return message_bytes_; }
   bool send(const Team& team, const Message& message, const float* x, int64_t n) override;

@@ -6,10 +6,10 @@
 //            ║        ║     ranks of a stage meet in collectives
 //            3 ─────▶ 1
 //
-// Ranks of a stage meet when a step begins, number 0, and in each collective of its plan, 1, 2, ...; steps that need no
-// logits leave the last ones out. Collectives take two slots in turn: a rank that has passed a meeting knows that all
-// others of its stage have read what came before it. Messages to the next stage take two places in turn, too: one step
-// may be sent while the next stage still reads the one before.
+// Ranks of a stage meet when a step begins, number 0, and in each collective of its plan, 1, 3, ..., or in two
+// meetings, 1 and 2, 3 and 4, ...; steps that need no logits leave the last ones out. A rank that has passed a meeting
+// knows that all others of its stage have read what came before it: slots.h says who takes which slot. Messages to the
+// next stage take two places in turn: one step may be sent while the next stage still reads the one before.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,8 @@ struct Meeting {
   int64_t number;  // within the step
   int slot;
   const char* name;  // of the plan's step, for messages
+
+  Meeting again() const { return {number + 1, slot, name}; }
 };
 
 // What a stage passes on to the next one: rows of a buffer.
@@ -47,8 +49,9 @@ enum class NextStep { kBegun, kNone, kInterrupted };
 
 class RankGroup {
  public:
-  static constexpr int kMostRanks = 64, kSlots = 2;
-  static constexpr int kSteps = 2;  // whose messages lie side by side
+  static constexpr int kMostRanks = 64, kSlots = 3;
+  static constexpr int64_t kMostMeetings = 1 << 16;  // of a step
+  static constexpr int kSteps = 2;                   // whose messages lie side by side
   // Steps whose batches lie side by side: of each stage that computes one, and of one that the first rank announces
   // meanwhile. Without stages the others may be some steps late, so that the first rank does not wait for them.
   static constexpr int batches_of(int stages) { return std::max(4, stages + 1); }
@@ -70,6 +73,8 @@ class RankGroup {
   // Where this rank writes what it brings to a meeting, and where that of any rank of its stage is read after it.
   virtual std::byte* own(int slot) = 0;
   virtual const float* of(int slot, int place) const = 0;
+  // The slot of the stage's first rank, where all of its ranks may write; null: they share no memory.
+  virtual std::byte* common(int slot) = 0;
 
   // Every thread of a team, behind a barrier: returns when all ranks of the stage have written `bytes` of their slots.
   // False: the group has failed.

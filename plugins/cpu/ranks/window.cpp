@@ -22,15 +22,15 @@ namespace {
 
 constexpr size_t kPage = 4096, kMostWords = 2000;
 constexpr size_t kHeadBytes = 4096 + kMostWords + RankGroup::kMostRanks * 256;
-constexpr int kPolls = 300;
-constexpr int64_t kSliceNs = 50'000'000;  // of a sleep, after which a rank looks whether the others are still there
+constexpr uint64_t kSpinCycles = 100'000;  // of the time stamp counter: 25 to 50 us, about what a sleep takes
+constexpr int64_t kSliceNs = 50'000'000;   // of a sleep, after which a rank looks whether the others are still there
 constexpr int64_t kMostOfALook = 2 * kSliceNs;   // that counts: who looks later has been stopped, or waits for a core
-constexpr int64_t kMostMeetings = 1 << 16;       // of a step; the numbers of all steps wrap around
 constexpr const char* kBegin = "the beginning";  // of a step, where its batch is handed over
 constexpr const char* kMove = "the copy of a KV block";
 constexpr int64_t kMoved = 1;  // the meeting to which a rank comes when bytes lie in its slot
 
-uint32_t step_number(int64_t step) { return static_cast<uint32_t>(step * kMostMeetings); }
+// The numbers of all steps wrap around.
+uint32_t step_number(int64_t step) { return static_cast<uint32_t>(step * RankGroup::kMostMeetings); }
 
 size_t in_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -284,10 +284,8 @@ bool Window::meet_all(uint32_t number, const char* name) {
 Window::Waited Window::wait_for(Word& word, int rank, uint32_t number, const char* name, Patience patience,
                                 const std::function<bool()>* interrupted) {
   const auto came = [&] { return static_cast<int32_t>(word.value.load(std::memory_order_acquire) - number) >= 0; };
-  for (int poll = 0; poll < kPolls; ++poll) {
+  for (const uint64_t start = __rdtsc(); __rdtsc() - start < kSpinCycles; _mm_pause())
     if (came()) return Waited::kCame;
-    _mm_pause();
-  }
   int64_t looked = now_ns(), silent = 0;  // ns without a beat of that rank
   uint32_t beats = head_->lines[rank].beats.load(std::memory_order_relaxed);
   for (;;) {

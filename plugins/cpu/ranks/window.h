@@ -43,6 +43,7 @@ class Window final : public RankGroup {
   const float* of(int slot, int place) const override {
     return reinterpret_cast<const float*>(at(slot, rank() - this->place() + place));
   }
+  std::byte* common(int slot) override { return at(slot, rank() - place()); }
   bool meet(const Team& team, const Meeting& meeting, size_t bytes) override;
   size_t message_bytes() const override { return static_cast<size_t>(shape_.message_bytes); }
   bool send(const Team& team, const Message& message, const float* x, int64_t n) override;
