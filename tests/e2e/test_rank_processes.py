@@ -44,6 +44,7 @@ CASES = [
     ("qwen3_5_text", "w8", "int8", "cpu", 2),
     ("lfm2", "f32", "auto", "cpu/avx2", 4),
     ("deepseek_v3", "bf16", "auto", "cpu", 2),
+    ("cohere", "bf16", "auto", "cpu", 4),
 ]
 
 

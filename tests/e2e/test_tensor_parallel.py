@@ -40,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_key_value_heads": 2},  # sinks, experts with biases
     "smollm3": {"num_attention_heads": 6, "num_key_value_heads": 3},  # which ranks have unevenly
     "bloom": {"n_head": 4},  # slopes that layers share
+    "cohere": {"num_key_value_heads": 4},  # attention and MLP side by side, whose sums are added
     "afmoe": {"num_key_value_heads": 2},  # gates of heads
     "gemma3n_text": {"num_key_value_heads": 2},  # keys of an earlier layer, a gate that needs all columns
     "gemma4_text": {"num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
