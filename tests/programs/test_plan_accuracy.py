@@ -34,7 +34,7 @@ def test_shares_stay_below_what_they_are_of() -> None:
 def test_the_table_of_an_engine(
     shipped_engine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All loads, each with the time that was measured; no time is asserted. The fit takes some time, and is left out."""
+    """All loads, each with the time that was measured; no time is asserted. The fit takes long, and is left out."""
     monkeypatch.setattr(plan_accuracy, "fit", lambda error, start: start)
     engine(shipped_engine, 1)
     _, _, _, *rows = capsys.readouterr().out.splitlines()
