@@ -278,7 +278,7 @@ struct GroupProducts {
         return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
     return panels > 1 ? tile_with<kAlone, 1, kPanels>(rows) : tile_with<kAlone, 1, 1>(rows);
   }
-  static int64_t panels_at_once(int64_t rows) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
+  static int64_t panels_at_once(int64_t rows, int64_t) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
 };
 
 template <typename I, typename Format>

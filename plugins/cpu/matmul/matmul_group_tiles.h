@@ -146,7 +146,7 @@ struct GroupTileProducts {
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t) {
     return first ? tile_with<true>(rows, panels) : tile_with<false>(rows, panels);
   }
-  static int64_t panels_at_once(int64_t) { return kPanels; }
+  static int64_t panels_at_once(int64_t, int64_t) { return kPanels; }
 };
 
 constexpr int64_t kFewGroupRows = 8;  // whose products wait for memory on vectors too

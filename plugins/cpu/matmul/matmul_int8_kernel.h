@@ -105,7 +105,7 @@ struct ByteProducts {
         if constexpr (kMany) {
           I::prefetch_far(next[p]);
         } else {
-          prefetch_codes_once<I, kR>(line[p]);
+          prefetch_streamed_codes<I, kR>(line[p]);
         }
         line[p] += kLineBytes;
         next[p] += t.next_step;
@@ -192,7 +192,7 @@ struct ByteProducts {
     return {table<kOther, 1>(Indices()), table<kOther, kPanels>(Indices())};
   }
 
-  static int64_t panels_at_once(int64_t) { return kPanels; }
+  static int64_t panels_at_once(int64_t, int64_t groups) { return !kUnpacks && one_stream<I>(groups) ? 1 : kPanels; }
   // Whether the first of so many groups of rows leaves weights of so many panels at once to the others.
   static bool unpacks(int64_t, int64_t) { return kUnpacks; }
   // What multiplies a group of so many rows by one panel or kPanels. first: of so many groups.
@@ -281,7 +281,7 @@ struct CodeProducts {
     const auto add_line = [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
-        if constexpr (kFirst == kLow && kP == 1) prefetch_codes_once<I, kR>(at[p]);
+        if constexpr (kFirst == kLow && kP == 1) prefetch_streamed_codes<I, kR>(at[p]);
         if constexpr (kFirst == kLow && kP > 1) I::prefetch_streams(at[p], next[p]);
         next[p] += next_step;
       }
@@ -438,9 +438,10 @@ struct CodeProducts {
     return tile_with<kStored>(rows, panels);
   }
   static bool unpacks(int64_t, int64_t groups) { return kLeaves && groups > 2; }
-  // One row with long runs waits for memory anyway, which gives more to one stream. With shorter runs it waits for sums
-  // of one panel.
-  static int64_t panels_at_once(int64_t rows) { return rows > 1 || kRun < I::kLongestRun ? kPanels : 1; }
+  // One row with long runs waits for memory, which is faster as one stream; with shorter ones, for sums of one panel.
+  static int64_t panels_at_once(int64_t rows, int64_t groups) {
+    return streams_codes<I>(rows, groups) || (rows == 1 && kRun >= I::kLongestRun) ? 1 : kPanels;
+  }
 };
 
 inline size_t matmul_int8_scratch(const void* args) {
@@ -465,7 +466,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
   for (int64_t k = 0; k < x.k; k += most) {
     const int64_t part = std::min(most, x.k - k), tiles = tiles_of(part);
     for (int64_t p = 0, step; p < panels; p += step) {
-      step = panels - p >= Products::kPanels ? Products::panels_at_once(all.first(group + 1) - row) : 1;
+      step = panels - p >= Products::kPanels ? Products::panels_at_once(all.first(group + 1) - row, groups) : 1;
       const std::byte *begun[Products::kPanels], *lines[Products::kPanels], *next[Products::kPanels];
       const int8_t* multipliers[Products::kPanels];
       for (int64_t i = 0; i < step; ++i) {

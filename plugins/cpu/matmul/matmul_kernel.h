@@ -244,7 +244,7 @@ void tile(const TileArgs& args) {
       if constexpr (kMany) {
         S::prefetch_far(next[p]);
         next[p] += args.next_step;
-      } else if constexpr (kRows <= 4) {
+      } else if constexpr (kRows <= std::max(4, S::kReadingRows)) {
         prefetch_panel<S, kRows>(line[p]);
       } else {  // a second distance costs more than it gives
         S::prefetch(line[p] + 2048);
@@ -277,7 +277,12 @@ struct Tiles {
 
   // Panels of a tile of few rows: with vectors of 8 lanes, enough chains of fma to hide the latency of each; of 16,
   // half as many, which are still faster than memory, and memory is faster with fewer streams.
-  static constexpr int stream_panels(int rows) { return std::max(4 / rows, kPanels); }
+  static constexpr int stream_panels(int rows) {
+    if constexpr (requires { S::kReadingStreams; }) {
+      if (rows <= S::kReadingRows) return S::kReadingStreams;
+    }
+    return std::max(4 / rows, kPanels);
+  }
 
   template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {

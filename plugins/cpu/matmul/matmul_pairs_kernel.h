@@ -27,7 +27,7 @@ struct PanelPairs {
 };
 
 struct PairsWeight : FloatWeight<PanelPairs> {
-  static constexpr int64_t kStreamRows = 4;  // a pair takes one operation: more rows keep memory waiting
+  static constexpr int64_t kStreamRows = 12;  // a pair takes one operation of each: more rows keep memory waiting
   using FloatWeight<PanelPairs>::FloatWeight;
 };
 

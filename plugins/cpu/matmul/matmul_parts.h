@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ingot/kernel.h"
+#include "isa/prefetch.h"
 #include "isa/simd_lanes.h"
 #include "matmul/activations.h"
 #include "matmul/matmul_args.h"
@@ -35,10 +36,31 @@ template <typename S, int kRows>
   }
 }
 
-// The same of int8 and int4, where the CPU wants to be asked for them in another way. beside: bytes of scales that the
-// codes of the panel before `line` have had, where they have a scale for each group.
+// Whether rows, all in one group, read panels one after another because memory is faster so.
+template <typename S>
+bool one_stream(int64_t groups) {
+  return S::kWidth == kPanel && groups == 1 && reads_one_stream();
+}
+// The same of codes of four bits, of which more rows keep a stream waiting.
+template <typename I>
+bool streams_codes(int64_t rows, int64_t groups) {
+  if constexpr (requires { I::kStreamedRows; }) return rows <= I::kStreamedRows && one_stream<I>(groups);
+  return false;
+}
+
+// What lies ahead in a panel of int8 or int4 without tables, where the CPU wants to be asked for them in another way.
 template <typename I, int kRows>
-[[gnu::always_inline]] inline void prefetch_codes_once(const std::byte* line, int64_t beside = 0) {
+[[gnu::always_inline]] inline void prefetch_streamed_codes(const std::byte* line) {
+  if constexpr (requires { I::kStreamedRows; }) {
+    if constexpr (kRows <= I::kStreamedRows) return I::prefetch_streamed(line);
+  }
+  prefetch_panel<I, kRows>(line);
+}
+
+// What lies ahead in codes with tables or scales of groups. beside: bytes of scales that the codes of the panel before
+// `line` have had, where they have a scale for each group.
+template <typename I, int kRows>
+[[gnu::always_inline]] inline void prefetch_codes_once(const std::byte* line, int64_t beside) {
   if constexpr (requires { I::prefetch_codes_once(line, beside); } && kRows <= I::kReadingRows) {
     I::prefetch_codes_once(line, beside);
   } else {
