@@ -10,7 +10,7 @@ from tests.programs.plan_accuracy import fitted
 from tests.programs.published_points import M70, M405, Point, devices, points, stage_costs, throughput
 
 # What `plan_accuracy --published` fits on one and four stages of an RTX 6000, in the order of FITTED.
-FITTED_ON_STAGES = (0.931, 0.651, 195e-6, 59.1e-6)
+FITTED_ON_STAGES = (0.921, 0.654, 190e-6, 60e-6)
 
 
 def test_stages_are_the_whole_model() -> None:

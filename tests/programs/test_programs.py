@@ -17,13 +17,13 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.quickstart import SHIPPED
-from ingot.runtime.distributed import find_mpirun
 from tests.convert.gguf.test_architectures import CASES
 from tests.house.project import ROOT
 from tests.peers.models import SHAPES, write_model
 from tests.plugins.cuda.conftest import emulation as emulation
 from tests.plugins.cuda.emulation import Emulation
 from tests.programs import compare_commits, gguf_mixtures, gguf_speed, gguf_tokens, random_quantised
+from tests.programs.all_reduce_alone import find_compiler
 from tests.programs.block_times import LAYOUTS
 from tests.programs.llama_tools import LlamaTools
 from tests.real_models import REAL_MODELS
@@ -227,9 +227,7 @@ def test_ranks_are_taken_away_at_random_moments(rounds: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path(find_mpirun() or "").with_name("mpicxx").is_file(), reason="needs mpirun and mpicxx of Open MPI or MPICH"
-)
+@pytest.mark.skipif(find_compiler() is None, reason="needs mpirun and mpicxx of Open MPI or MPICH")
 def test_sums_of_ranks_are_timed_beside_those_of_mpi() -> None:
     """The program compares each sum with what it must be."""
     lines = run("all_reduce_alone", "--rounds", 2).splitlines()

@@ -8,13 +8,8 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
-  // What lies ahead in codes that few rows read once, one panel after another, with no scales or tables among them that
-  // work would wait for.
+  // Products of so many rows read codes as one stream, where these have no tables or scales of groups among them.
   static constexpr int kStreamedRows = 4;
-  INGOT_INLINE void prefetch_streamed(const void* p) {
-    prefetch(static_cast<const char*>(p) + 4096);
-    prefetch_far(static_cast<const char*>(p) + ahead_of_reading(16384));
-  }
   // What lies ahead in codes that few rows read once. Also a CPU that reads streams by itself reads codes faster if it
   // is asked for L2, since work on them leaves it less room to look ahead.
   INGOT_INLINE void prefetch_codes_once(const void* p, int64_t beside) {

@@ -12,7 +12,8 @@ extern const int64_t kAskAhead;
 // prefetches better by itself. Prefetching the line that is read anyway costs nothing.
 inline int64_t ahead_of_reading(int64_t bytes) { return bytes & kAskAhead; }
 
-// Such a CPU reads one stream of lines faster than several at once, and fastest if it is asked for L1 alone.
+// Such a CPU reads one stream of lines faster than several at once. Alone, a stream is read faster still if software
+// asks for L1, but not for L2.
 inline bool reads_one_stream() { return kAskAhead == 0; }
 
 }  // namespace ingot

@@ -139,6 +139,11 @@ struct SimdAvx512 {
     prefetch(static_cast<const char*>(p) + ahead_of_reading(4096));
     prefetch_far(static_cast<const char*>(p) + ahead_of_reading(16384));
   }
+  // Where a panel is the only stream that is read.
+  INGOT_INLINE void prefetch_one_stream(const void* p) {
+    prefetch(static_cast<const char*>(p) + 4096);
+    prefetch_far(static_cast<const char*>(p) + ahead_of_reading(16384));
+  }
 
  private:
   INGOT_INLINE V from_bf16(__m256i bits) {

@@ -10,10 +10,7 @@ struct PairsAvx512 : SimdAvx512 {
   // A line takes one instruction for each row, which leaves memory nothing to wait for. One stream of lines, asked for
   // L1 some way ahead, is read faster than by the CPU's own prefetching, and faster than several at once (Zen 5).
   static constexpr int kReadingRows = 12, kReadingStreams = 1;
-  INGOT_INLINE void prefetch_reading(const void* p) {
-    prefetch(static_cast<const char*>(p) + 4096);
-    prefetch_far(static_cast<const char*>(p) + ahead_of_reading(16384));
-  }
+  INGOT_INLINE void prefetch_reading(const void* p) { prefetch_one_stream(p); }
 
   // VDPBF16PS: the odd number of each pair by one fma, then the even one. Always rounds to nearest even; denormal
   // numbers count as zero going in and come out as zero, whatever MXCSR says.

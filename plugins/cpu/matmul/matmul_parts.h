@@ -52,7 +52,7 @@ bool streams_codes(int64_t rows, int64_t groups) {
 template <typename I, int kRows>
 [[gnu::always_inline]] inline void prefetch_streamed_codes(const std::byte* line) {
   if constexpr (requires { I::kStreamedRows; }) {
-    if constexpr (kRows <= I::kStreamedRows) return I::prefetch_streamed(line);
+    if constexpr (kRows <= I::kStreamedRows) return I::prefetch_one_stream(line);
   }
   prefetch_panel<I, kRows>(line);
 }

@@ -1,7 +1,7 @@
 // Ranks that are processes of one machine share a window: memory without a name (memfd), which is gone with the last of
 // them. In it each rank has a line with the number of the last meeting that it has come to, and its slots.
 //
-// Who waits polls some hundred times, then sleeps (futex). A rank holds a lock of the file on the byte of its number.
+// Who waits polls for 25 to 50 us, then sleeps (futex). A rank holds a lock of the file on the byte of its number.
 // The kernel gives it up when the process ends, however it ends: so the others find out.
 #pragma once
 
