@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ingot.configs.runtime import ISA_BASES
 from ingot.errors import CapacityError, RequestError, TargetError, UsageError
 
 
@@ -74,6 +75,11 @@ def detect_isa() -> str:
 def offered_isas() -> tuple[str, ...]:
     """Every level that this machine offers, the preferred one first."""
     return () if why_not is not None else tuple(name for name, _, here in _cpu.isa_levels() if here)
+
+
+def preferred_isas() -> tuple[str, ...]:
+    """Every level, in the order in which this machine prefers them, whether it offers them or not."""
+    return tuple(ISA_BASES) if why_not is not None else tuple(name for name, _, _ in _cpu.isa_levels())
 
 
 def kernel_table() -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from ingot.plugins.cpu.native import (
     enough_threads,
     num_threads,
     offered_isas,
+    preferred_isas,
     require_native,
     why_not,
 )
@@ -116,7 +117,7 @@ class CpuTarget:
         usable = here if isa is None else tuple(level for level in here if level in isa_includes(isa))
         if self._level in usable:
             return self.build_blocker()
-        cap = f", capped to {usable[0]} by --isa" if usable != here else ""
+        cap = f", capped to {isa} by --isa" if usable != here else ""
         offers = " and ".join(_leaves(here)) or "none"
         return f"{self.name} needs {self._level.upper()}; this machine offers {offers}{cap}"
 
@@ -216,4 +217,4 @@ def _leaves(levels: tuple[str, ...]) -> list[str]:
     return [level for level in levels if not any(ISA_BASES[each] == level for each in levels)]
 
 
-TARGETS: tuple[Target, ...] = tuple(CpuTarget(level) for level in ISA_BASES)
+TARGETS: tuple[Target, ...] = tuple(CpuTarget(level) for level in preferred_isas())

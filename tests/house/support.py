@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
+from ingot.configs.runtime import ISA_BASES
 from ingot.convert.convert import convert
 from ingot.convert.family import family_names, find_family
 from ingot.convert.wrapped import WRAPPERS
@@ -141,7 +142,7 @@ class Support(enum.Enum):
 
 def columns() -> list[str]:
     """Targets, but one column for all architectures of GPUs."""
-    return list(dict.fromkeys(_column(each.name) for each in targets()))
+    return list(dict.fromkeys(_column(each.name) for each in in_order()))
 
 
 def _column(target: str) -> str:
@@ -162,13 +163,12 @@ def find_support(family: str, work: Path, *, every: bool = True) -> dict[Row, di
     first = family_names().index(family)
     found: dict[Row, dict[str, Support]] = {}
     on_gpu = gpu_targets()
-    others = [each for each in targets() if not each.on_gpu]
+    others = [each for each in in_order() if not each.on_gpu]
     model, checkpoint = write_model(work / family, dict(find_family(family).tiny)), work / f"{family}-checkpoint"
     convert(ConvertOptions(model_dir=model, output_dir=checkpoint))
     for number, precision in enumerate(TOLERANCE):
-        part = (
-            range(len(targets())) if every else range((number - first) % len(TOLERANCE), len(targets()), len(TOLERANCE))
-        )
+        count = len(on_gpu) + len(others)
+        part = range(count) if every else range((number - first) % len(TOLERANCE), count, len(TOLERANCE))
         tried = [each for index, each in enumerate(others) if index in part]
         planned = [each for index, each in enumerate(on_gpu) if index in part]
         engine = work / f"{family}-{precision}"
@@ -193,10 +193,16 @@ def _has_tiles() -> bool:
     return "amx_tile" in Path("/proc/cpuinfo").read_text()
 
 
+def in_order() -> list[Target]:
+    """All targets, those of CPUs the largest one first: a machine may prefer them in another order."""
+    levels = {f"cpu/{level}": place for place, level in enumerate(ISA_BASES)}
+    return sorted(targets(), key=lambda each: levels.get(each.name, len(levels)))
+
+
 def gpu_targets() -> list[Target]:
     """One of each column: that of this machine's GPU, if it has one."""
     found: dict[str, Target] = {}
-    for each in targets():
+    for each in in_order():
         if each.on_gpu and (_column(each.name) not in found or each.run_blocker() is None):
             found[_column(each.name)] = each
     return list(found.values())

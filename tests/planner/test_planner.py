@@ -17,7 +17,6 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.engine import read_plan
-from ingot.errors import ConfigError, UsageError
 from ingot.planner.arrange import Arrangement, Candidate, Goals, RatePoint, Simulation, arrangements
 from ingot.planner.clock import Clock, stages_clock
 from ingot.planner.cost import plan_cost
@@ -350,48 +349,3 @@ def test_prompts_apart_are_simulated(checkpoint: Path) -> None:
 def test_what_is_not_possible_at_all_is_an_error(checkpoint: Path) -> None:
     args = ("plan", "--checkpoint_dir", checkpoint, "--devices", checkpoint.with_name("mine.toml"), "--output_len", 10)
     ingot(*args, "--input_len", 10**6).fails("no arrangement of these devices is possible", "max_seq_len", "positions")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("x = [", "not valid TOML"),
-        ("", "names no device"),
-        (FILE + "colour = 1\n", "colour"),
-        (FILE.replace("memory = 8e9", ""), "memory"),
-        (FILE.replace("price = 2.0", "price = -1"), "price"),
-        (FILE.replace("10e9", "0"), "bandwidth"),
-        (FILE.replace("10e9", "nan"), "bandwidth"),
-        (FILE.replace("10e9", '"fast"'), "bandwidth"),
-        (FILE + "bytes_reached = 0\n", "bytes_reached"),
-        (FILE.replace("{f32 = 1e11, bf16 = 1e11, int8 = 2e11}", "3"), "rates has a wrong value"),
-        (FILE.replace("int8", "int7"), "int7"),
-        (FILE.replace("rates = {f32 = 1e11, bf16 = 1e11, int8 = 2e11}", ""), "rates is missing"),
-        ("device = 3\n", "tables"),
-        ("x = " + 2000 * "[" + 2000 * "]", "not valid TOML"),
-        ('[[device]]\nname = "a"\nlike = "h1000"\n', "did you mean 'h100'"),
-        ('[[device]]\nname = "a"\nlike = 5\n', "like has a wrong value"),
-    ],
-)
-def test_files_of_devices_that_are_refused(text: str, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "d.toml"
-    path.write_text(text)
-    with pytest.raises((UsageError, ConfigError), match=words):
-        read_devices(str(path))
-
-
-def test_devices_by_name(tmp_path: Path) -> None:
-    assert [each.name for each in read_devices("h100, l4")] == ["h100", "l4"]
-    assert all(each.source for each in read_devices("h100,l4"))
-    with pytest.raises(UsageError, match="there is no device"):
-        read_devices("abacus")
-    path = tmp_path / "d.toml"
-    path.write_text('[[device]]\nname = "ours"\nlike = "h100"\nprice = 3\n')
-    (device,) = read_devices(str(path))
-    assert (device.name, device.price, device.bandwidth) == ("ours", 3, read_devices("h100")[0].bandwidth)
-    nvlink, pcie = read_devices("h100,l4")
-    assert (nvlink.link_seconds, nvlink.link_bandwidth) == (8e-6, 300e9)
-    assert (pcie.link_seconds, round(pcie.link_bandwidth / 1e9)) == (20e-6, 21), "no NVLink"
-    assert (pcie.rate("fp8"), read_devices("a10")[0].rate("fp8")) == (242e12, 125e12), (
-        "in 16 bits where there is no FP8"
-    )

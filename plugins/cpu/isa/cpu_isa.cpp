@@ -3,8 +3,9 @@
 #include <cpuid.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <iterator>
+#include <utility>
 
 #include "isa/prefetch.h"
 
@@ -43,15 +44,20 @@ bool has_avx512() {
 bool has_bf16() { return all_bits(cpuid(7, 1).a, bits({5})); }      // AVX512_BF16
 bool has_avx_vnni() { return all_bits(cpuid(7, 1).a, bits({4})); }  // AVX-VNNI: VPDPBUSD of 256 bits without AVX-512
 
-constexpr IsaLevel kLevels[] = {
-    {"amx", "avx512bf16", has_tiles}, {"avx512bf16", "avx512", has_bf16},
-    {"avx512", "avx2", has_avx512},   {"avxvnni", "avx2", has_avx_vnni},
-    {"avx2", "", has_avx2},
+bool made_by_amd() {
+  constexpr uint32_t kAuth = 0x68747541;  // the first letters of AuthenticAMD
+  return cpuid(0).b == kAuth;
+}
+
+constexpr std::array kLevels{
+    IsaLevel{"amx", "avx512bf16", has_tiles}, IsaLevel{"avx512bf16", "avx512", has_bf16},
+    IsaLevel{"avx512", "avx2", has_avx512},   IsaLevel{"avxvnni", "avx2", has_avx_vnni},
+    IsaLevel{"avx2", "", has_avx2},
 };
 
 const IsaLevel* find_level(std::string_view name) {
   const auto* const found = std::ranges::find(kLevels, name, &IsaLevel::name);
-  return found == std::end(kLevels) ? nullptr : found;
+  return found == kLevels.end() ? nullptr : found;
 }
 
 // The level of the instructions that an emulated one needs.
@@ -65,10 +71,7 @@ std::string_view without_emulation(std::string_view level) {
 }  // namespace
 
 // AMD's CPUs with AVX-512 (Zen 4 on) read streams by themselves; asked ahead they read less.
-const int64_t kAskAhead = [] {
-  constexpr uint32_t kAuth = 0x68747541;  // the first letters of AuthenticAMD
-  return cpuid(0).b == kAuth && has_avx512() ? int64_t{0} : ~int64_t{0};
-}();
+const int64_t kAskAhead = made_by_amd() && has_avx512() ? int64_t{0} : ~int64_t{0};
 
 uint64_t saved_states() {
   if (!all_bits(cpuid(1).c, bits({27}))) return 0;  // OSXSAVE
@@ -79,13 +82,21 @@ uint64_t saved_states() {
 
 bool has_pclmul() { return all_bits(cpuid(1).c, bits({1})); }
 
-std::span<const IsaLevel> isa_levels() { return kLevels; }
+std::span<const IsaLevel> isa_levels() {
+  static const auto levels = [] {
+    auto preferred = kLevels;
+    // AMD's CPUs do twice as many operations with the dot product of bf16 as with float32, Intel's half as many.
+    if (!made_by_amd()) std::swap(preferred[1], preferred[2]);
+    return preferred;
+  }();
+  return levels;
+}
 
 std::string_view detect_isa() {
   static const std::string_view best = [] {
-    const auto* const found =
-        std::ranges::find_if(kLevels, [](const IsaLevel& level) { return offers_isa(level.name); });
-    return found == std::end(kLevels) ? "none" : found->name;
+    const auto levels = isa_levels();
+    const auto found = std::ranges::find_if(levels, [](const IsaLevel& level) { return offers_isa(level.name); });
+    return found == levels.end() ? "none" : found->name;
   }();
   return best;
 }

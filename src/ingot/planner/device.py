@@ -31,12 +31,15 @@ Number = TypeVar("Number", float, Float64)
 
 _LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
 _BUFFER = 256 << 20  # bytes that are read to measure the memory
-_OVERLAP = 6  # of `_both`; 1 would mean that nothing is read while something is computed
+_CPU_OVERLAP = (
+    1.25  # what `plan_accuracy --engine` fits on steps of CPUs, whose kernels wait for memory before they compute
+)
 _BARRIERS = 6  # of threads in each layer
 LINK_REACHED = 2 / 3  # share of a link's data sheet bandwidth in a sum over ranks
 _NVLINK, _NVLINK_SECONDS, _PCIE_SECONDS = 100e9, 8e-6, 20e-6  # links with less bandwidth are PCIe; of a message
 ARITHMETICS = ("fp4", "fp8", "int8", "bf16", "f32")  # each runs at the rate of the next one where it has none
-_MAY_BE_ZERO = ("layer_seconds", "request_seconds", "call_seconds", "link_seconds", "price")
+_LEAST = {"layer_seconds": 0, "request_seconds": 0, "call_seconds": 0, "link_seconds": 0, "price": 0, "overlap": 1}
+_MOST_OVERLAP = 16.0  # more would change nothing but powers of seconds, which become 0
 PARTS = ("memory", "compute", "links", "host")
 
 
@@ -50,6 +53,7 @@ class Device:
     layer_seconds    of each layer of a step, beside bytes and operations: launches, barriers
     request_seconds  of each sequence of a step: scheduling and drawing
     call_seconds     of each call of the session: a step, or decode steps in turn between which nothing is decided
+    overlap     how far memory is read while something is computed: 1 not at all, see `_both`
     link_seconds, link_bandwidth  of one message to another rank
     price       per hour; 0: not known
     """
@@ -64,6 +68,7 @@ class Device:
     layer_seconds: float = 40e-6
     request_seconds: float = 10e-6
     call_seconds: float = 0.0
+    overlap: float = 6.0
     link_seconds: float = _NVLINK_SECONDS
     link_bandwidth: float = 300e9
     price: float = 0.0
@@ -142,7 +147,7 @@ def load_seconds(cost: StepCost, device: Device, ranks: int, load: StepLoad) -> 
             nbytes += seen * cache.token_bytes + kind.sequences * cache.state_bytes
             operations += pairs * cache.operations
         read, computed = _reading(device, nbytes), _computing(device, operations, "bf16")
-        both = _both(read, computed)
+        both = _both(device, read, computed)
         memory, compute = memory + both * (read >= computed), compute + both * (read < computed)
     return StepSeconds(parts=(memory, compute, links, host))
 
@@ -176,7 +181,7 @@ def decode_seconds(
         size: [sum(_without_attention(cost, device, ranks, size, size, size)) for cost in costs] for size in set(sizes)
     }
     fixed = np.array([rest[size] for size in sizes]).T[:, :, None]
-    found: Float64 = fixed + _both(_reading(device, nbytes), _computing(device, operations, "bf16"))
+    found: Float64 = fixed + _both(device, _reading(device, nbytes), _computing(device, operations, "bf16"))
     return found
 
 
@@ -196,14 +201,16 @@ def _without_attention(
         sent += rows * cost.met_bytes * cost.collectives * 2 * (ranks - 1) / ranks + logit_rows * cost.gathered_bytes
     links = meetings * device.link_seconds + sent / device.link_bandwidth
     host = cost.layers * device.layer_seconds + cost.draws * sequences * device.request_seconds
-    both = _both(read, computed)
+    both = _both(device, read, computed)
     return both * (read >= computed), both * (read < computed), links, host
 
 
-def _both(read: Number, computed: Number) -> Number:
-    """What takes longer, and up to 12 % more where both take as long: then some kernels wait for memory while others
-    compute, and a kernel waits for its first bytes."""
-    taken: Number = (read**_OVERLAP + computed**_OVERLAP) ** (1 / _OVERLAP)
+def _both(device: Device, read: Number, computed: Number) -> Number:
+    """What takes longer, and more where both take as long, because some kernels wait for memory while others compute,
+    and a kernel waits for its first bytes: the norm of this order, which for 1 is the sum of both, and for 6 at most
+    12 % more than the longer one."""
+    order = min(device.overlap, _MOST_OVERLAP)
+    taken: Number = (read**order + computed**order) ** (1 / order)
     return taken
 
 
@@ -250,6 +257,7 @@ def measure_here(target: str = "cpu") -> Device:
         bandwidth=read_bandwidth(_BUFFER),
         rates=rates,
         layer_seconds=_BARRIERS * barrier_seconds(),
+        overlap=_CPU_OVERLAP,
         link_seconds=20e-6,
         link_bandwidth=1.25e9,
         source="measured here; links: 10 Gb/s are assumed",
@@ -299,8 +307,8 @@ def _read(row: Section, table: Mapping[str, Device]) -> Device:
             values["rates"] = _rates(row) or usual
         elif field.type is str:
             values[field.name] = row.text(field.name, usual)
-        elif field.name in _MAY_BE_ZERO:
-            values[field.name] = row.number(field.name, usual, minimum=0)
+        elif field.name in _LEAST:
+            values[field.name] = row.number(field.name, usual, minimum=_LEAST[field.name])
         else:
             values[field.name] = row.number(field.name, usual, above=0)
     row.refuse_unknown()
