@@ -9,7 +9,6 @@ a TOML file describes others, or changes what is known:
     price = 2.5          # per hour, in any currency
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.configs.read import Section, nearest, parse_toml
+from ingot.configs.runtime import isa_includes
 from ingot.errors import ConfigError, UsageError
 from ingot.planner.cost import Int64, StepCost
-from ingot.plugins.cpu.native import barrier_seconds, peak_flops, read_bandwidth
+from ingot.plugins.cpu.native import barrier_seconds, detect_isa, peak_flops, read_bandwidth
 from ingot.plugins.cuda import devices as cuda
 from ingot.plugins.cuda.target import CODES
 from ingot.runtime.memory import available_memory
@@ -31,9 +31,8 @@ Number = TypeVar("Number", float, Float64)
 
 _LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
 _BUFFER = 256 << 20  # bytes that are read to measure the memory
-_CPU_OVERLAP = (
-    1.25  # what `plan_accuracy --engine` fits on steps of CPUs, whose kernels wait for memory before they compute
-)
+# Of CPUs, near what `plan_accuracy --engine` fits: kernels read at full speed, but wait for what they read.
+_CPU_REACHED = {"bytes_reached": 1.0, "operations_reached": 0.75, "overlap": 1.25}
 _BARRIERS = 6  # of threads in each layer
 LINK_REACHED = 2 / 3  # share of a link's data sheet bandwidth in a sum over ranks
 _NVLINK, _NVLINK_SECONDS, _PCIE_SECONDS = 100e9, 8e-6, 20e-6  # links with less bandwidth are PCIe; of a message
@@ -244,12 +243,14 @@ def gpu_devices() -> dict[str, Device]:
 
 
 def measure_here(target: str = "cpu") -> Device:
-    """This machine's CPUs: memory, and arithmetic by the fastest instructions that it has. Links are an assumption."""
+    """This machine's CPUs: memory, and arithmetic by the fastest instructions of the level that it prefers. Links and
+    shares are assumptions."""
     rates: dict[str, float] = {}
+    best = detect_isa()
+    usable = () if best == "none" else isa_includes(best)
     for kind, levels in _LEVELS.items():
-        for level in levels:
-            with contextlib.suppress(ValueError):  # this machine has no such instructions
-                rates[kind] = max(rates.get(kind, 0.0), peak_flops(f"{kind}.{level}"))
+        if found := [peak_flops(f"{kind}.{level}") for level in levels if level in usable]:
+            rates[kind] = max(found)
     return Device(
         name="here",
         target=target,
@@ -257,7 +258,7 @@ def measure_here(target: str = "cpu") -> Device:
         bandwidth=read_bandwidth(_BUFFER),
         rates=rates,
         layer_seconds=_BARRIERS * barrier_seconds(),
-        overlap=_CPU_OVERLAP,
+        **_CPU_REACHED,
         link_seconds=20e-6,
         link_bandwidth=1.25e9,
         source="measured here; links: 10 Gb/s are assumed",
