@@ -49,6 +49,19 @@ class TinyModel:
         result: npt.NDArray[np.float32] = logits.float().numpy()
         return result
 
+    def exact_logits(self, ids: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """The same in float64, but for what the model's code asks to compute in float32: recurrences amplify what
+        float32 rounds, and how it rounds depends on the CPU."""
+        model = copy.deepcopy(self.model).double()
+        try:
+            torch.set_default_dtype(torch.float64)
+            with torch.no_grad():
+                logits = model(torch.from_numpy(np.asarray(ids, dtype=np.int64))).logits
+        finally:
+            torch.set_default_dtype(torch.float32)
+        result: npt.NDArray[np.float64] = logits.double().numpy()
+        return result
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` most likely next tokens, one after the other, whatever the end id."""
         ids = list(prompt)

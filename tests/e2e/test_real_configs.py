@@ -18,7 +18,7 @@ from tests.real_models import REAL_MODELS
 from tests.tiny import tiny_model
 
 TOLERANCE = 1e-5  # of the range of the logits
-TOLERANCE_OF_FEW = 5e-5  # of the delta rule the reference has two forms; in several streams its own float32 is 2e-5 off
+TOLERANCE_OF_FEW = 3e-5  # the delta rule and several streams amplify what float32 rounds
 
 
 @pytest.mark.daily(1)
@@ -28,7 +28,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     report = convert(ConvertOptions(model_dir=model.folder, output_dir=tmp_path / "c"))
     build(BuildConfig(target="cpu", precision="f32", tokens_per_block=16), tmp_path / "c", tmp_path / "e")
     ids = np.random.default_rng(3).integers(0, 61, (1, 40))
-    expected = model.logits(ids)
+    expected = model.exact_logits(ids)
     sensitive = report.model.mixer is not None or report.model.streams is not None
     tolerance = TOLERANCE_OF_FEW if sensitive else TOLERANCE
     assert np.abs(engine_logits(tmp_path / "e", ids) - expected).max() < tolerance * np.ptp(expected)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import openai
@@ -167,8 +167,13 @@ class ServeProcess:
                 raise AssertionError("".join(self.lines))
         finally:
             late.cancel()
-        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
         self._reader.start()
+
+    def _read(self, said: IO[str]) -> None:
+        """All that follows. A process that it has started may hold the pipe after its own end."""
+        with said:
+            self.lines.extend(said)
 
     def __enter__(self) -> "ServeProcess":
         return self
@@ -178,9 +183,6 @@ class ServeProcess:
             self.process.kill()
         self.process.wait()
         self._reader.join(5)
-        assert self.process.stderr is not None
-        if not self._reader.is_alive():  # else who has started it still holds the pipe, and closing would wait as well
-            self.process.stderr.close()
 
     def wait(self, seconds: float = 20) -> int:
         """The exit code."""
