@@ -10,8 +10,8 @@ from ingot.configs.names import check_name, check_target
 from ingot.configs.sizes import parse_bytes
 from ingot.errors import UsageError
 
-# Of CPUs, the largest one first, each with the level that it stands on. A tree: AVX-512 and AVX-VNNI come apart.
-# Which one a machine prefers, its CPU tells (`preferred_isas`).
+# Levels of x86 CPUs, each with the level that it extends. AVX-512 and AVX-VNNI are two branches. The order is that of
+# lists and documents; `preferred_isas` gives the order in which this machine's CPU prefers them.
 ISA_BASES = {"amx": "avx512bf16", "avx512bf16": "avx512", "avx512": "avx2", "avxvnni": "avx2", "avx2": None}
 ISA_LEVELS = tuple(reversed(ISA_BASES))
 COLLECTIVES = ("auto", "shm", "mpi")

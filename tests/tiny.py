@@ -50,8 +50,10 @@ class TinyModel:
         return result
 
     def exact_logits(self, ids: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The same in float64, but for what the model's code asks to compute in float32: recurrences amplify what
-        float32 rounds, and how it rounds depends on the CPU."""
+        """The same in float64, except what the model's code computes in float32 by name.
+
+        Recurrences amplify rounding errors of float32, which differ from CPU to CPU.
+        """
         model = copy.deepcopy(self.model).double()
         try:
             torch.set_default_dtype(torch.float64)

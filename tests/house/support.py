@@ -194,7 +194,7 @@ def _has_tiles() -> bool:
 
 
 def in_order() -> list[Target]:
-    """All targets, those of CPUs the largest one first: a machine may prefer them in another order."""
+    """All targets, in one order on every machine: the order of `targets` is what the machine prefers."""
     levels = {f"cpu/{level}": place for place, level in enumerate(ISA_BASES)}
     return sorted(targets(), key=lambda each: levels.get(each.name, len(levels)))
 

@@ -31,7 +31,7 @@ Number = TypeVar("Number", float, Float64)
 
 _LEVELS = {"f32": ("avx512", "avx2"), "bf16": ("amx", "avx512bf16"), "int8": ("amx", "avx512", "avxvnni", "avx2")}
 _BUFFER = 256 << 20  # bytes that are read to measure the memory
-# Of CPUs, near what `plan_accuracy --engine` fits: kernels read at full speed, but wait for what they read.
+# Of CPU kernels, near the fits of `plan_accuracy --engine`: they read at full speed, but compute little meanwhile.
 _CPU_REACHED = {"bytes_reached": 1.0, "operations_reached": 0.75, "overlap": 1.25}
 _BARRIERS = 6  # of threads in each layer
 LINK_REACHED = 2 / 3  # share of a link's data sheet bandwidth in a sum over ranks
@@ -52,7 +52,7 @@ class Device:
     layer_seconds    of each layer of a step, beside bytes and operations: launches, barriers
     request_seconds  of each sequence of a step: scheduling and drawing
     call_seconds     of each call of the session: a step, or decode steps in turn between which nothing is decided
-    overlap     how far memory is read while something is computed: 1 not at all, see `_both`
+    overlap     how far kernels read memory while they compute; 1 is not at all, see `_both`
     link_seconds, link_bandwidth  of one message to another rank
     price       per hour; 0: not known
     """
@@ -205,9 +205,11 @@ def _without_attention(
 
 
 def _both(device: Device, read: Number, computed: Number) -> Number:
-    """What takes longer, and more where both take as long, because some kernels wait for memory while others compute,
-    and a kernel waits for its first bytes: the norm of this order, which for 1 is the sum of both, and for 6 at most
-    12 % more than the longer one."""
+    """Seconds of reading and computing together.
+
+    It is the norm of order `overlap` of the two times. Order 1 is their sum. Order 6 is at most 12 % more than the
+    longer one: some kernels wait for memory while others compute, and each kernel waits for its first bytes.
+    """
     order = min(device.overlap, _MOST_OVERLAP)
     taken: Number = (read**order + computed**order) ** (1 / order)
     return taken
