@@ -128,7 +128,8 @@ trapped-tiles: $(VENV)/.installed-test
 		--config-settings=cmake.define.INGOT_TILE_TRAP=ON $(EMULATED) --config-settings=build-dir=build/tiles/cmake .
 	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.native import detect_isa; print(detect_isa())'); \
 		[ "$$isa" = amx ] || { echo "tiles are trapped, but the machine offers $$isa, expected amx"; exit 1; }
-	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins/cpu tests/e2e -m native -p no:cacheprovider
+	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins/cpu -m native -k amx -p no:cacheprovider
+	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/e2e -m native -p no:cacheprovider
 	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 $(wildcard tests/runtime/*.py) tests/house/test_support.py \
 		tests/e2e/test_float64.py -p no:cacheprovider
 

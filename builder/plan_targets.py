@@ -363,5 +363,5 @@ def _make_folder(folder: Path) -> None:
 
 def _kv_dtype(config: BuildConfig, precision: Precision) -> DType:
     if config.kv_cache_dtype != "auto":
-        return DType(config.kv_cache_dtype)
+        return {"fp8": DType.F8}.get(config.kv_cache_dtype) or DType(config.kv_cache_dtype)
     return DType.BF16 if precision.dtype.is_quantised else precision.dtype

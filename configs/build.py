@@ -10,7 +10,7 @@ from ingot.errors import UsageError
 
 _AUTO_OR = ("auto", *PRECISIONS)
 ACTIVATIONS = ("auto", "bf16", "f32", "int8", "fp8")
-KV_DTYPES = ("auto", "bf16", "f16", "f32", "int8")
+KV_DTYPES = ("auto", "bf16", "f16", "f32", "int8", "fp8")
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_INPUT_LEN = 2048
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -19,8 +19,6 @@ MAX_ROWS = (1 << 21) - 1  # tokens or requests of one step
 MAX_SUM_PARTS = 64
 MAX_RANKS = 64
 MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
-
-_KV_NOT_YET = {"fp8": "CPUs compute no fp8, and no kernel of a GPU reads it yet; int8 has as many bits"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +45,8 @@ class BuildConfig:
     gemm_library      let a library compute matmuls where a target's sessions can call one (cuBLASLt, on cuda targets);
                       else the target's own kernels compute all
     tokens_per_block  of the KV cache: a multiple of 16 from 16 to 256
-    kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 has one scale per token and KV head
+    kv_cache_dtype    auto: the precision, bf16 in quantised engines; int8 and fp8 (E4M3) have one scale for
+                      each token and KV head
     max_mem           bytes the build may use
     autotune          time matmuls where this machine can run the target; else the shipped choice
     timing_cache      file with times of earlier builds, read and then written
@@ -103,7 +102,7 @@ class BuildConfig:
                 _check_name(f"precision of {rule.pattern}:", rule.precision, PRECISIONS, NOT_YET)
             if rule.activations is not None:
                 _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
-        _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, _KV_NOT_YET)
+        _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, {})
         counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "max_mem", "workers")
         for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):
             value = getattr(self, name)

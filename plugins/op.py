@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import from_float32, to_float32
 from ingot.plan import Attr, CacheGroup, Plan, Rows, Step
 from ingot.plugins.attributes import AttrRule
-from ingot.plugins.quantised import QuantisedRows, round_to_int8
+from ingot.plugins.kv_codes import round_to_codes
+from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.weight_rows import WeightRows
 from ingot.plugins.weight_values import HeldWeight, WeightValues
 from ingot.plugins.work import WorkRule, plain_work
@@ -56,9 +57,9 @@ class KvCache:
 
     group                     the cache group whose pool this is; layers are given by their numbers
     keys, values              float32 [layers of the group, blocks, kv_heads, tokens_per_block, head_dim], rounded to
-                              the cache's dtype; int8: the codes; latent: values are a view of keys
+                              the cache's dtype; int8 and f8: the codes; latent: values are a view of keys
     key_scales, value_scales  float32 [layers of the group, blocks, kv_heads, tokens_per_block]: what they are
-                              multiplied with to give keys and values; 1 where the dtype is not int8
+                              multiplied with to give keys and values; 1 where there are no codes
     """
 
     def __init__(self, group: CacheGroup, num_blocks: int) -> None:
@@ -66,7 +67,7 @@ class KvCache:
         shape = (len(group.layers), num_blocks, group.kv_heads, group.tokens_per_block, group.head_dim)
         self.keys = np.full(shape, np.nan, dtype=np.float32)
         self.values = self.keys[..., : group.latent] if group.latent else np.full_like(self.keys, np.nan)
-        fresh = np.nan if group.dtype is DType.I8 else 1
+        fresh = np.nan if group.has_codes else 1
         self.key_scales, self.value_scales = (np.full(shape[:-1], fresh, dtype=np.float32) for _ in range(2))
 
     def write(self, layer: int, blocks: int | _Integers, slots: _Integers, keys: Array, values: Array) -> None:
@@ -98,9 +99,9 @@ class KvCache:
 
     def _stored(self, rows: Array) -> tuple[Array, Array | float]:
         """[tokens, kv_heads, head_dim] → numbers and scales as the cache holds them."""
-        if self.group.dtype is DType.I8:
-            codes, scales = round_to_int8(rows.reshape(-1, rows.shape[-1]))
-            return codes.astype(np.float32).reshape(rows.shape), scales.reshape(rows.shape[:-1])
+        if self.group.has_codes:
+            codes, scales = round_to_codes(rows.reshape(-1, rows.shape[-1]), self.group.dtype)
+            return codes.reshape(rows.shape), scales.reshape(rows.shape[:-1])
         return to_float32(from_float32(rows, self.group.dtype), self.group.dtype), 1
 
 

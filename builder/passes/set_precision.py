@@ -10,7 +10,7 @@ from ingot.builder.node_kinds import attends, is_product, reads_table, uses_late
 from ingot.builder.passes.base import PassReport, Sweep
 from ingot.builder.precision import ProductChoice, product_weight
 from ingot.builder.select import choose_kernel, plan_ops
-from ingot.dtypes import DType
+from ingot.dtypes import KV_CODES, DType
 from ingot.errors import BuildError
 from ingot.plugins.quantised import MAX_K
 from ingot.plugins.target import Target
@@ -59,9 +59,9 @@ class SetPrecision:
 
 
 def _check_latent(name: str, kv: DType) -> None:
-    if kv is DType.I8:
+    if kv in KV_CODES:
         raise BuildError(
-            "an int8 KV cache is not supported for latent attention: one scale for each row loses too much",
+            "a KV cache of 8 bits is not supported for latent attention: one scale for each row loses too much",
             where=name,
             expected="bf16 or f32",
             got=kv.value,

@@ -4,7 +4,7 @@
     values  [kv_heads][padded_dim / 16][tokens_per_block / pair][16 dims][pair]
 
 pair: two dims of a key, two tokens of a value, in a bf16 cache; else 1. A line of 16 pairs is a row of the right
-operand of an AMX product, and 16 lines are one of its tiles. Behind the codes of each head of an int8 cache lie the
+operand of an AMX product, and 16 lines are one of its tiles. Behind the codes of each head of a cache of codes lie the
 scales of its tokens, float32 [tokens_per_block]. Rows of tokens lie one after another in a latent group.
 """
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float32]
 
 
 def pack_keys(numbers: Array, scales: Array, layout: CacheGroup) -> bytes:
-    """Keys of a block, [kv_heads, tokens_per_block, head_dim]; scales [kv_heads, tokens_per_block], of int8 codes."""
+    """Keys of a block, [kv_heads, tokens_per_block, head_dim]; scales [kv_heads, tokens_per_block], of codes."""
     lines = numbers.reshape(layout.kv_heads, -1, LANES, layout.head_dim // _pair(layout), _pair(layout))
     return _stored(lines.transpose(0, 1, 3, 2, 4), scales, layout)
 
@@ -57,18 +57,20 @@ def _pair(layout: CacheGroup) -> int:
 
 def _stored(lines: Array, scales: Array, layout: CacheGroup) -> bytes:
     """lines [kv_heads, ...] in their order."""
-    if layout.dtype is not DType.I8:
-        return from_float32(np.ascontiguousarray(lines), layout.dtype).tobytes()
-    codes = lines.astype(np.int8)
+    codes = from_float32(np.ascontiguousarray(lines), layout.dtype)
+    if not layout.has_codes:
+        return codes.tobytes()
     return b"".join(codes[head].tobytes() + scales[head].tobytes() for head in range(layout.kv_heads))
 
 
 def _numbers(data: bytes, layout: CacheGroup) -> tuple[Array, Array]:
     """(numbers [kv_heads, .], scales [kv_heads, tokens_per_block]) of a block."""
     size = layout.tokens_per_block
-    if layout.dtype is not DType.I8:
+    if not layout.has_codes:
         numbers = to_float32(np.frombuffer(data, layout.dtype.storage), layout.dtype)
         return numbers.reshape(layout.kv_heads, -1), np.ones((layout.kv_heads, size), np.float32)
-    heads = np.frombuffer(data, np.int8).reshape(layout.kv_heads, -1)
+    heads = np.frombuffer(data, np.uint8).reshape(layout.kv_heads, -1)
     codes, scales = np.split(heads, [-layout.scale_bytes * size], axis=1)
-    return codes.astype(np.float32), np.ascontiguousarray(scales).view(np.float32)
+    return to_float32(np.ascontiguousarray(codes).view(layout.dtype.storage), layout.dtype), np.ascontiguousarray(
+        scales
+    ).view(np.float32)

@@ -188,7 +188,7 @@ def attention_launches(
     """Attends to the pools. narrow: y has the products' type; parts: tiles of an item of prefill, see prefill_parts;
     exact: multiplies in float32, whatever the cache has; multiprocessors: those that the
     kernel of takes_warpgroups shall fill, or 0 where it is not there."""
-    out, partial, stats, codes = pointer(y), pointer(at.partial), pointer(at.stats), kv.dtype is DType.I8
+    out, partial, stats, codes = pointer(y), pointer(at.partial), pointer(at.stats), kv.has_codes
 
     def launch(kernel: str, items: int, grid: Grid, shared: int) -> Launch:
         arguments = (

@@ -27,6 +27,7 @@ INSTALL = "pip install nvidia-cuda-nvcc, or install the CUDA toolkit 12.8 or new
 MISSING = f"there is no CUDA compiler (nvcc) here; {INSTALL}"
 
 _TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"))
+_KV_CODES = {DType.I8: "Int8Codes", DType.F8: "Fp8Codes"}
 _IN_WHEELS = ("cu13", "cu12", "cuda_nvcc")  # folders of the namespace package `nvidia` that may hold bin/nvcc
 
 
@@ -45,7 +46,7 @@ class Specialisation:
     """What is constant in the code of an engine. weight: of floats, also the type that products take; codes: formats of
     the quantised weights beside them; experts: there are mixtures of experts; states: there are layers that keep one;
     latent: where attention is latent, how many numbers of a row of the cache are its value; alone: nothing but the
-    kernels that depend on the size of heads; kv_codes: the KV cache has codes, which attention multiplies as `kv`;
+    kernels that depend on the size of heads; kv_codes: of a KV cache, which attention multiplies as `kv`;
     wide: products of more than a few rows by the instructions of warpgroups, which sm_90a alone has;
     warpgroups: attention of prompts takes the instructions of warpgroups, which sm_90a alone has;
     fp8: products with inputs in FP8, by warpgroups, too."""
@@ -59,7 +60,7 @@ class Specialisation:
     states: bool = False
     latent: int = 0
     alone: bool = False
-    kv_codes: bool = False
+    kv_codes: DType | None = None
     wide: bool = False
     warpgroups: bool = False
     fp8: bool = False
@@ -73,7 +74,7 @@ class Specialisation:
             f"-DINGOT_HEAD_DIM={self.head_dim}",
             f"-DINGOT_TOKENS_PER_BLOCK={self.tokens_per_block}",
             *(("-DINGOT_KV_IS_F32",) if self.kv is DType.F32 else ()),
-            *(("-DINGOT_KV_CODES",) if self.kv_codes else ()),
+            *((f"-DINGOT_KV_CODES={_KV_CODES[self.kv_codes]}",) if self.kv_codes else ()),
             *(("-DINGOT_WEIGHT_IS_F32",) if self.weight is DType.F32 else ()),
             *(("-DINGOT_CODES",) if self.codes else ()),
             *(f"-DINGOT_CODES_{each.name}" for each in self.codes),

@@ -17,7 +17,7 @@ def unpack(data: Bytes, kv: CacheGroup, dims: int) -> tuple[Float32, Float32]:
     tokens, size = kv.tokens_per_block, kv.tokens_per_block * dims * kv.dtype.itemsize
     heads = data.reshape(*data.shape[:-1], kv.kv_heads, size + tokens * kv.scale_bytes)
     stored = np.ascontiguousarray(heads[..., :size]).view(kv.dtype.storage)
-    numbers = stored.astype(np.float32) if kv.scale_bytes else to_float32(stored, kv.dtype)
+    numbers = to_float32(stored, kv.dtype)
     shape = (*heads.shape[:-1], tokens)
     scales = np.ones(shape, np.float32)
     if kv.scale_bytes:
@@ -27,8 +27,7 @@ def unpack(data: Bytes, kv: CacheGroup, dims: int) -> tuple[Float32, Float32]:
 
 def pack(numbers: Float32, scales: Float32, kv: CacheGroup) -> Bytes:
     """Bytes of blocks: `unpack` the other way round."""
-    stored = np.ascontiguousarray(numbers, np.float32)
-    codes = stored.astype(np.int8) if kv.scale_bytes else from_float32(stored, kv.dtype)
+    codes = from_float32(np.ascontiguousarray(numbers, np.float32), kv.dtype)
     heads = np.ascontiguousarray(codes).reshape(*numbers.shape[:-2], -1).view(np.uint8)
     if kv.scale_bytes:
         heads = np.concatenate([heads, np.ascontiguousarray(scales, np.float32).view(np.uint8)], axis=-1)

@@ -65,13 +65,12 @@ def specialisation(plan: Plan) -> Specialisation:
             got=str(parts),
             hint="build the engine again",
         )
-    codes_of_kv = kv.dtype is DType.I8
-    weight = types.pop() if types else DType.BF16 if codes_of_kv else kv.dtype
+    weight = types.pop() if types else DType.BF16 if kv.has_codes else kv.dtype
     exact = DType.F32 if weight is DType.F32 else DType.BF16  # which holds every code
     return Specialisation(
         weight=weight,
-        kv=exact if codes_of_kv else kv.dtype,
-        kv_codes=codes_of_kv,
+        kv=exact if kv.has_codes else kv.dtype,
+        kv_codes=kv.dtype if kv.has_codes else None,
         head_dim=kv.head_dim,
         tokens_per_block=plan.tokens_per_block,
         codes=codes,

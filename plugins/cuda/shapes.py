@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ingot.dtypes import DType
+from ingot.dtypes import KV_CODES, DType
 from ingot.plan import Plan
 from ingot.plugins.registry import find_op
 from ingot.plugins.split_rules import SplitRules
@@ -92,7 +92,7 @@ def split_rules(multiprocessors: int) -> SplitRules:
         blocks=4 * multiprocessors,
         parts=MAX_SPLITS,
         least_tokens=2 * SPLIT_TOKENS,
-        dtypes=frozenset({DType.BF16, DType.F16, DType.I8}),
+        dtypes=frozenset({DType.BF16, DType.F16, *KV_CODES}),
         group=MAX_DECODE_GROUP,
         latent_rows=LATENT_ROWS,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType
+from ingot.dtypes import KV_CODES
 from ingot.errors import REBUILD, EngineError, TargetError, UsageError
 from ingot.plan import CacheGroup, Plan, Step
 from ingot.plan_tiles import Tile
@@ -100,7 +100,7 @@ def _dtypes(op: Op) -> tuple[str, ...]:
     """Types of weights or of the KV cache for which an op has kernels."""
     codes = _CODES if op.packed is not None and not op.stacked else _TABLE_CODES if op.tables else ()
     if op.uses_kv and not op.latent:
-        codes = (DType.I8.value,)
+        codes = tuple(each.value for each in KV_CODES)
     return (*(_DTYPES if op.by_dtype else ("f32",)), *codes)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import KV_CODES
 from ingot.plan import Plan
 from ingot.plugins.op import Op
 from ingot.plugins.ref.ranks import RanksSession
@@ -16,7 +17,7 @@ from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 _PRODUCTS = (*("f32", "bf16", *FORMATS, "f8f8"), *(f"{name}a8" for name, each in FORMATS.items() if each.rounds_inputs))
 _TABLES = ("f32", "bf16", TABLE_FORMAT.dtype)
-_CACHES = ("f32", "bf16", "int8")
+_CACHES = ("f32", "bf16", *(each.value for each in KV_CODES))
 
 
 def _dtypes(op: Op) -> tuple[str, ...]:

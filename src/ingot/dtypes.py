@@ -91,6 +91,7 @@ class Precision:
 
 PRECISIONS = ("f32", "bf16", "f16", *QUANTISED)  # that options offer
 STORED = (*PRECISIONS, *KEPT)  # that a weight of an engine may have
+KV_CODES = (DType.I8, DType.F8)  # of a KV cache whose keys and values are codes times scales
 _ITEMSIZE = {
     DType.F32: 4,
     DType.F16: 2,

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from ingot.configs.exact import Between, Bytes, Count, Like, MultipleOf
 from ingot.configs.read import write_record
-from ingot.dtypes import DType
+from ingot.dtypes import KV_CODES, DType
 from ingot.plan_tiles import Name, Tile, Tiling
 
 PLAN_SCHEMA = 17
@@ -147,7 +147,7 @@ class CacheGroup:
     K block: kv_heads * tokens_per_block * head_dim numbers
     V block: kv_heads * tokens_per_block * padded_dim numbers, padded_dim = head_dim rounded up to 16; latent: none
 
-    int8: behind the codes of each head of a block lie the scales of its tokens, float32 [tokens_per_block].
+    int8, f8: behind the codes of each head of a block lie the scales of its tokens, float32 [tokens_per_block].
     How numbers lie in a block is the target's affair: no file holds a cache (docs/engine_format.md).
     """
 
@@ -178,9 +178,14 @@ class CacheGroup:
         return -(-self.value_dim // 16) * 16
 
     @property
+    def has_codes(self) -> bool:
+        """Whether keys and values are codes times scales."""
+        return self.dtype in KV_CODES
+
+    @property
     def scale_bytes(self) -> int:
         """Bytes of the scale that a token's key, and another that its value, has in each head."""
-        return 4 if self.dtype is DType.I8 else 0
+        return 4 if self.has_codes else 0
 
     @property
     def k_block_bytes(self) -> int:

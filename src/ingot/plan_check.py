@@ -8,7 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 
-from ingot.dtypes import DType
+from ingot.dtypes import KV_CODES, DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import (
     ALIGNMENT,
@@ -26,7 +26,7 @@ from ingot.plan import (
 )
 
 _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16, DType.F8, DType.I32)
-_KV_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I8)
+_KV_DTYPES = (DType.F32, DType.F16, DType.BF16, *KV_CODES)
 _MOST_DIMENSIONS = 3
 _MOST_STATE = 1 << 40  # numbers of a slot
 _MOST_HEAD = 512  # numbers of a head where values lie apart from keys
@@ -125,9 +125,9 @@ def _group(where: str, group: CacheGroup) -> Iterable[tuple[str, str]]:
     if group.kv_heads < 1:
         yield f"{where}.kv_heads", f"{group.kv_heads}, expected from 1 to 4096"
     if group.latent:
-        if group.kv_heads != 1 or group.window or group.dtype is DType.I8 or group.latent > group.head_dim:
+        if group.kv_heads != 1 or group.window or group.has_codes or group.latent > group.head_dim:
             found = f"{group.kv_heads} heads, a window of {group.window}, {group.dtype.value}, {group.latent} values"
-            yield where, f"{found}, expected one head, no window, no int8, values within keys of {group.head_dim}"
+            yield where, f"{found}, expected one head, no window, no codes, values within keys of {group.head_dim}"
     elif not 4 <= group.head_dim <= _MOST_HEAD:
         yield f"{where}.head_dim", f"{group.head_dim}, expected from 4 to {_MOST_HEAD}"
 

@@ -94,6 +94,7 @@ KINDS: Mapping[str, Kind] = {
         options={"activations": "fp8"},
     ),
     "int8 cache": Kind(make=_FLOATS, options={"precision": "bf16", "kv_cache_dtype": "int8"}),
+    "fp8 cache": Kind(make=_FLOATS, options={"precision": "bf16", "kv_cache_dtype": "fp8"}),
     "qwen3.5-35b-a3b": Kind(make=_of_model("qwen3.5-35b-a3b", 4), options={"precision": "bf16"}),
     "deepseek-v3": Kind(make=_of_model("deepseek-v3", 2), options={"precision": "bf16"}),
     "gemma-4-26b-a4b": Kind(make=_of_model("gemma-4-26b-a4b", 6), options={"precision": "bf16"}),

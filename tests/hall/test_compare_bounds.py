@@ -114,7 +114,13 @@ def test_attention_with_and_without_matrix_units(kernel: str, dtype: DType, rela
 @pytest.mark.parametrize("what", ["keys", "values"])
 @pytest.mark.parametrize(
     ("dtype", "relative"),
-    [(DType.F32, 0.0), (DType.BF16, 2.0**-7), (DType.F16, 2.0**-10 + 2.0**-24), (DType.I8, 1 / 127)],
+    [
+        (DType.F32, 0.0),
+        (DType.BF16, 2.0**-7),
+        (DType.F16, 2.0**-10 + 2.0**-24),
+        (DType.I8, 1 / 127),
+        (DType.F8, 2.0**-3),
+    ],
 )
 def test_keys_and_values(dtype: DType, relative: float, what: str, llama: Built) -> None:
     """One step of the cache's type, and what a float32 kernel may be off."""

@@ -1,5 +1,5 @@
-// One KV head of one block: its numbers and, where they are int8 codes, behind them a float32 scale per token. A code
-// times its token's scale is what it stands for.
+// One KV head of one block: its numbers and, where they are codes (int8_t, or uint8_t for FP8, E4M3), behind them a
+// float32 scale per token. A code times its token's scale is what it stands for.
 //
 //   keys    [block_size / 16][dim / pair][16 tokens][pair]          pair: two dims in bf16, else one
 //   values  [padded_dim / 16][block_size / pair][16 dims][pair]     pair: two tokens in bf16, else one
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kKvLanes = 16;
 
 template <typename T>
-constexpr bool kScaled = std::is_same_v<T, int8_t>;
+constexpr bool kScaled = sizeof(T) == 1;
 template <typename T>
 constexpr int64_t kPair = std::is_same_v<std::remove_const_t<T>, uint16_t> ? 2 : 1;
 template <typename T>

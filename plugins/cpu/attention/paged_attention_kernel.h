@@ -9,10 +9,10 @@
 // there may hold anything, the other half of a pair too. Tiles before the windows of all rows of an item are skipped.
 //
 // Floors, of a row, token and head: 4 * head_dim operations by FMA; 2 * head_dim * itemsize bytes per token and KV
-// head, and 8 of scales in an int8 cache, which decode reads once. Widening a line takes the ports of FMAs (AVX-512,
+// head, and 8 of scales in a cache of codes, which decode reads once. Widening a line takes the ports of FMAs (AVX-512,
 // bf16: an eighth of the FMAs of 8 rows), so of the rows of an item, which share a tile, the first ones leave lines
 // widened to the others, in a panel of 8 KB or so; and so does the softmax, an eighth to a sixth of the FMAs at
-// head_dim 64. int8 codes are multiplied as floats. Their scales never touch a code: a key's scale multiplies the
+// head_dim 64. Codes are multiplied as floats. Their scales never touch a code: a key's scale multiplies the
 // finished sum over the dims, before the soft cap; a value's scale multiplies the weight, after the weight went into
 // the sum of weights.
 #pragma once

@@ -7,3 +7,6 @@ INGOT_KERNEL("paged_attention.bf16." INGOT_LEVEL, PagedAttentionArgs,
 INGOT_KERNEL("paged_attention.int8." INGOT_LEVEL, PagedAttentionArgs,
              (ingot::paged_attention_pairs<ingot::Pairs, int8_t>),
              (ingot::paged_attention_pairs_scratch<ingot::Pairs, int8_t>))
+INGOT_KERNEL("paged_attention.f8." INGOT_LEVEL, PagedAttentionArgs,
+             (ingot::paged_attention_pairs<ingot::Pairs, uint8_t>),
+             (ingot::paged_attention_pairs_scratch<ingot::Pairs, uint8_t>))

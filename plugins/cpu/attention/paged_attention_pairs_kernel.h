@@ -1,4 +1,4 @@
-// Causal attention over a KV cache of bf16 or of int8 codes by the CPU's dot product of bf16: scaled queries and
+// Causal attention over a KV cache of bf16 or of codes by the CPU's dot product of bf16: scaled queries and
 // weights are rounded to bf16, sums are float32; an online softmax over tiles of 128 tokens. Passes over tiles:
 // paged_attention_passes.h.
 //
@@ -12,10 +12,10 @@
 // soft cap; a value's scale multiplies its weight before that is rounded, after it went into the sum of weights.
 //
 // Floors, of a row, token and head: 4 * head_dim operations at the peak of the dot product; 4 * head_dim bytes per
-// token and KV head in bf16, 2 * head_dim + 8 in int8, which decode reads once. Widening 32 codes: 6 operations, most
-// of them on other ports than the dot product. Weights: 11 operations for 16 of them, at head_dim 64 an eighth of the
-// products. So decode waits for memory: loops over a tile ask for the next one, line by line, for L1. Asked for L2
-// first and for L1 later, it comes more slowly (Zen 5).
+// token and KV head in bf16, 2 * head_dim + 8 in codes, which decode reads once. Widening 32 codes: 6 operations for
+// int8, 14 for FP8, most of them on other ports than the dot product. Weights: 11 operations for 16 of them, at
+// head_dim 64 an eighth of the products. So decode waits for memory: loops over a tile ask for the next one, line by
+// line, for L1. Asked for L2 first and for L1 later, it comes more slowly (Zen 5).
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@
 namespace ingot {
 namespace {
 
-// Elements of a line of the right operand: 16 columns of pairs. int8 has them as two lines of one dim or one token
+// Elements of a line of the right operand: 16 columns of pairs. Codes have them as two lines of one dim or one token
 // each.
 constexpr int64_t kPairLine = 2 * kKvLanes;
 
@@ -39,6 +39,10 @@ template <typename S>
 template <typename S>
 [[gnu::always_inline]] inline typename S::V load_pairs(const int8_t* line) {
   return S::load_i8_pairs(line, line + kKvLanes);
+}
+template <typename S>
+[[gnu::always_inline]] inline typename S::V load_pairs(const uint8_t* line) {
+  return S::load_e4m3_pairs(line, line + kKvLanes);
 }
 
 // Rows at once: beside kRows x 2 sums two lines and a broadcast fit into the registers.

@@ -7,3 +7,5 @@ INGOT_KERNEL("paged_attention.bf16." INGOT_LEVEL, PagedAttentionArgs, (ingot::pa
              (ingot::paged_attention_scratch<ingot::Simd, uint16_t>))
 INGOT_KERNEL("paged_attention.int8." INGOT_LEVEL, PagedAttentionArgs, (ingot::paged_attention<ingot::Simd, int8_t>),
              (ingot::paged_attention_scratch<ingot::Simd, int8_t>))
+INGOT_KERNEL("paged_attention.f8." INGOT_LEVEL, PagedAttentionArgs, (ingot::paged_attention<ingot::Simd, uint8_t>),
+             (ingot::paged_attention_scratch<ingot::Simd, uint8_t>))

@@ -67,18 +67,30 @@ void norm_runs(const float* x, const float* weight, int64_t width, int64_t run, 
   }
 }
 
+template <typename T>
+constexpr float kLargestCode = std::is_same_v<T, int8_t> ? 127.0f : 448.0f;
+
 // What a row of x [dim] is multiplied by to become codes, 0 where these are all zeros; and their scale. The rule is
-// round_to_int8 of plugins/quantised.py: a row that is not finite gets the scale NaN, one that is too small for 127
-// over it gets zeros.
+// round_to_codes of plugins/kv_codes.py: a row that is not finite gets the scale NaN, one that is too small for the
+// largest code over it gets zeros.
 struct Codes {
   float factor = 1.0f, scale = 1.0f;
 };
 template <typename S, typename T>
 Codes codes_of(const float* x, int64_t dim) {
   if constexpr (!kScaled<T>) return {};
-  const float top = row_absmax<S>(x, dim), inverse = 127.0f / top;
+  const float top = row_absmax<S>(x, dim), inverse = kLargestCode<T> / top;
   const bool finite = top <= kLargest;
-  return {finite && inverse <= kLargest ? inverse : 0.0f, finite ? top / 127.0f : NAN};
+  return {finite && inverse <= kLargest ? inverse : 0.0f, finite ? top / kLargestCode<T> : NAN};
+}
+
+template <typename S>
+[[gnu::always_inline]] inline void store_codes(int8_t* to, typename S::V v) {
+  S::store_i8(to, v);
+}
+template <typename S>
+[[gnu::always_inline]] inline void store_codes(uint8_t* to, typename S::V v) {
+  S::store_e4m3(to, v);
 }
 
 // kWidth pairs of a line of the cache; `second` is of no consequence where a pair is one number.
@@ -87,7 +99,7 @@ template <typename S, typename T>
   if constexpr (kPair<T> == 2)
     S::store_bf16_pairs(line, first, second);
   else if constexpr (kScaled<T>)
-    S::store_i8(line, first);
+    store_codes<S>(line, first);
   else
     S::store(line, first);
 }
@@ -127,7 +139,7 @@ void store_row(const float* x, Codes codes, int64_t dim, int64_t padded, T* y) {
   for (int64_t i = 0; i < dim; i += S::kWidth) {
     const typename S::V v = load_lanes<S>(x + i, dim - i);
     if constexpr (kScaled<T>)
-      S::store_i8(y + i, codes.factor > 0.0f ? S::mul(v, S::set1(codes.factor)) : S::zero());
+      store_codes<S>(y + i, codes.factor > 0.0f ? S::mul(v, S::set1(codes.factor)) : S::zero());
     else
       store_lanes<S>(y + i, v, dim - i);
   }

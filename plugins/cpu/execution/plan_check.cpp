@@ -95,8 +95,8 @@ void check_weight(const WeightSpec& weight, int64_t weight_bytes) {
 
 CacheSizes::CacheSizes(const CacheSpec& kv) {
   itemsize = itemsize_of(kv.dtype);
-  require(kv.dtype == "f32" || kv.dtype == "bf16" || kv.dtype == "int8",
-          "KV caches are f32, bf16 or int8, got " + kv.dtype);
+  const bool codes = kv.dtype == "int8" || kv.dtype == "f8";
+  require(codes || kv.dtype == "f32" || kv.dtype == "bf16", "KV caches are f32, bf16, int8 or f8, got " + kv.dtype);
   require(kv.window >= 0 && kv.window < kMaxCount, "the window of a cache group is out of range");
   require(!kv.layers.empty() && kv.layers.size() < 65536, "the number of KV layers is out of range");
   require(kv.tokens_per_block >= 16 && kv.tokens_per_block <= 512 && kv.tokens_per_block % 16 == 0,
@@ -121,8 +121,8 @@ CacheSizes::CacheSizes(const CacheSpec& kv) {
       "head_dim must be a multiple of 4 from 4 to " + std::to_string(most) + ", got " + std::to_string(kv.head_dim));
   if (kv.latent != 0) {
     require(kv.latent >= 4 && kv.latent <= kv.head_dim && kv.latent % 4 == 0 && kv.kv_heads == 1 && kv.window == 0 &&
-                kv.dtype != "int8",
-            "a latent cache group has one head, no window, no int8, and values within its keys");
+                !codes,
+            "a latent cache group has one head, no window, no codes, and values within its keys");
     padded_dim = round_up(kv.latent, 16);
     k_block = kv.tokens_per_block * kv.head_dim * itemsize;
     block = product(static_cast<int64_t>(kv.layers.size()), k_block);
@@ -130,7 +130,7 @@ CacheSizes::CacheSizes(const CacheSpec& kv) {
     return;
   }
   padded_dim = round_up(kv.head_dim, 16);
-  const int64_t scale = kv.dtype == "int8" ? 4 : 0;  // bytes behind the numbers of a token and head
+  const int64_t scale = codes ? 4 : 0;  // bytes behind the numbers of a token and head
   k_block = kv.kv_heads * kv.tokens_per_block * (kv.head_dim * itemsize + scale);
   v_block = kv.kv_heads * kv.tokens_per_block * (padded_dim * itemsize + scale);
   block = product(static_cast<int64_t>(kv.layers.size()), k_block + v_block);

@@ -11,59 +11,61 @@ namespace ingot {
 // A vector of kWidth float32 lanes. A mask has a value for each lane. Partial loads and stores touch the first n lanes'
 // memory alone, and load zero into the others. bf16 is stored rounded to nearest even.
 template <typename S>
-concept FloatVector =
-    requires(typename S::V v, typename S::V& sum, typename S::V& other, typename S::Mask mask, const float* from,
-             float* to, const uint16_t* from_bf16, uint16_t* to_bf16, const int8_t* from_i8, int8_t* to_i8,
-             const void* line, void* to_line, int64_t n, typename S::V (&columns)[S::kWidth]) {
-      { S::kWidth } -> std::convertible_to<int>;
-      { S::kRegisters } -> std::convertible_to<int>;  // vectors that a loop may keep
-      // arithmetic; max and min give b where one is NaN
-      { S::zero() } -> std::same_as<typename S::V>;
-      { S::set1(0.0f) } -> std::same_as<typename S::V>;
-      { S::add(v, v) } -> std::same_as<typename S::V>;
-      { S::sub(v, v) } -> std::same_as<typename S::V>;
-      { S::mul(v, v) } -> std::same_as<typename S::V>;
-      { S::div(v, v) } -> std::same_as<typename S::V>;
-      { S::fma(v, v, v) } -> std::same_as<typename S::V>;  // a * b + c, rounded once
-      S::accumulate(sum, v, v);                            // sum = a * b + sum, in a register
-      { S::max(v, v) } -> std::same_as<typename S::V>;
-      { S::min(v, v) } -> std::same_as<typename S::V>;
-      { S::sqrt(v) } -> std::same_as<typename S::V>;
-      { S::abs(v) } -> std::same_as<typename S::V>;
-      { S::max_abs(v, v) } -> std::same_as<typename S::V>;
-      { S::add_exponent(v, v) } -> std::same_as<typename S::V>;
-      // masks
-      { S::less(v, v) } -> std::same_as<typename S::Mask>;
-      { S::less_equal(v, v) } -> std::same_as<typename S::Mask>;
-      { S::first_lanes(n) } -> std::same_as<typename S::Mask>;
-      { S::select(mask, v, v) } -> std::same_as<typename S::V>;
-      // across lanes, in the order that simd_emulated.h says
-      { S::reduce_add(v) } -> std::same_as<float>;
-      { S::reduce_max(v) } -> std::same_as<float>;
-      // float32 in memory
-      { S::load(from) } -> std::same_as<typename S::V>;
-      { S::load_partial(from, n) } -> std::same_as<typename S::V>;
-      S::store(to, v);
-      S::store_partial(to, v, n);
-      S::load_columns(from, n, columns);
-      // bf16 and int8 in memory
-      { S::load_bf16(from_bf16) } -> std::same_as<typename S::V>;
-      { S::load_bf16_partial(from_bf16, n) } -> std::same_as<typename S::V>;
-      { S::load_bf16_even(from_bf16) } -> std::same_as<typename S::V>;
-      { S::load_bf16_odd(from_bf16) } -> std::same_as<typename S::V>;
-      S::load_bf16_pairs(line, sum, other);
-      S::store_bf16(to_bf16, v);
-      S::store_bf16_partial(to_bf16, v, n);
-      S::store_bf16_pairs(to_line, v, v);
-      { S::load_i8(from_i8) } -> std::same_as<typename S::V>;
-      S::store_i8(to_i8, v);
-      // hints
-      S::prefetch(line);
-      S::prefetch_far(line);
-      S::prefetch_stream(line);
-      S::prefetch_reading(line);
-      { S::kReadingRows } -> std::convertible_to<int>;  // products of so many rows take the hint for reading
-    };
+concept FloatVector = requires(typename S::V v, typename S::V& sum, typename S::V& other, typename S::Mask mask,
+                               const float* from, float* to, const uint16_t* from_bf16, uint16_t* to_bf16,
+                               const int8_t* from_i8, int8_t* to_i8, const uint8_t* from_e4m3, uint8_t* to_e4m3,
+                               const void* line, void* to_line, int64_t n, typename S::V (&columns)[S::kWidth]) {
+  { S::kWidth } -> std::convertible_to<int>;
+  { S::kRegisters } -> std::convertible_to<int>;  // vectors that a loop may keep
+  // arithmetic; max and min give b where one is NaN
+  { S::zero() } -> std::same_as<typename S::V>;
+  { S::set1(0.0f) } -> std::same_as<typename S::V>;
+  { S::add(v, v) } -> std::same_as<typename S::V>;
+  { S::sub(v, v) } -> std::same_as<typename S::V>;
+  { S::mul(v, v) } -> std::same_as<typename S::V>;
+  { S::div(v, v) } -> std::same_as<typename S::V>;
+  { S::fma(v, v, v) } -> std::same_as<typename S::V>;  // a * b + c, rounded once
+  S::accumulate(sum, v, v);                            // sum = a * b + sum, in a register
+  { S::max(v, v) } -> std::same_as<typename S::V>;
+  { S::min(v, v) } -> std::same_as<typename S::V>;
+  { S::sqrt(v) } -> std::same_as<typename S::V>;
+  { S::abs(v) } -> std::same_as<typename S::V>;
+  { S::max_abs(v, v) } -> std::same_as<typename S::V>;
+  { S::add_exponent(v, v) } -> std::same_as<typename S::V>;
+  // masks
+  { S::less(v, v) } -> std::same_as<typename S::Mask>;
+  { S::less_equal(v, v) } -> std::same_as<typename S::Mask>;
+  { S::first_lanes(n) } -> std::same_as<typename S::Mask>;
+  { S::select(mask, v, v) } -> std::same_as<typename S::V>;
+  // across lanes, in the order that simd_emulated.h says
+  { S::reduce_add(v) } -> std::same_as<float>;
+  { S::reduce_max(v) } -> std::same_as<float>;
+  // float32 in memory
+  { S::load(from) } -> std::same_as<typename S::V>;
+  { S::load_partial(from, n) } -> std::same_as<typename S::V>;
+  S::store(to, v);
+  S::store_partial(to, v, n);
+  S::load_columns(from, n, columns);
+  // bf16, int8 and FP8 in memory
+  { S::load_bf16(from_bf16) } -> std::same_as<typename S::V>;
+  { S::load_bf16_partial(from_bf16, n) } -> std::same_as<typename S::V>;
+  { S::load_bf16_even(from_bf16) } -> std::same_as<typename S::V>;
+  { S::load_bf16_odd(from_bf16) } -> std::same_as<typename S::V>;
+  S::load_bf16_pairs(line, sum, other);
+  S::store_bf16(to_bf16, v);
+  S::store_bf16_partial(to_bf16, v, n);
+  S::store_bf16_pairs(to_line, v, v);
+  { S::load_i8(from_i8) } -> std::same_as<typename S::V>;
+  S::store_i8(to_i8, v);
+  { S::load_e4m3(from_e4m3) } -> std::same_as<typename S::V>;
+  S::store_e4m3(to_e4m3, v);
+  // hints
+  S::prefetch(line);
+  S::prefetch_far(line);
+  S::prefetch_stream(line);
+  S::prefetch_reading(line);
+  { S::kReadingRows } -> std::convertible_to<int>;  // products of so many rows take the hint for reading
+};
 
 // Sums of products of int8, and of codes of four bits with int8. `Sum` holds a line of int32 sums, `Short` those of at
 // most kLongestRun k.
@@ -117,11 +119,13 @@ concept GroupVector = Int8Vector<S> && requires(typename S::V v, typename S::Wei
 
 // Lanes that hold pairs of bf16, whose products are summed in float32.
 template <typename S>
-concept PairVector = FloatVector<S> && requires(typename S::V v, uint32_t bits, const int8_t* from_i8) {
-  { S::round_pairs(v, v) } -> std::same_as<typename S::V>;
-  { S::load_i8_pairs(from_i8, from_i8) } -> std::same_as<typename S::V>;
-  { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
-};
+concept PairVector =
+    FloatVector<S> && requires(typename S::V v, uint32_t bits, const int8_t* from_i8, const uint8_t* from_e4m3) {
+      { S::round_pairs(v, v) } -> std::same_as<typename S::V>;
+      { S::load_i8_pairs(from_i8, from_i8) } -> std::same_as<typename S::V>;
+      { S::load_e4m3_pairs(from_e4m3, from_e4m3) } -> std::same_as<typename S::V>;
+      { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
+    };
 
 // Eight tiles of 16 rows of 64 bytes.
 template <typename T>

@@ -94,6 +94,27 @@ struct SimdAvx2 {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
   }
 
+  // FP8 (E4M3): with another exponent, the same bits as float16. NaN becomes a number.
+  INGOT_INLINE V load_e4m3(const uint8_t* p) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i words = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xBFFF)));
+    return _mm256_mul_ps(_mm256_cvtph_ps(words), set1(256.0f));
+  }
+  // Rounded to nearest even; what is larger becomes the largest.
+  INGOT_INLINE void store_e4m3(uint8_t* p, V v) {
+    const V size = abs(v);
+    const __m256i bits = _mm256_castps_si256(size),
+                  odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFFF)), odd);
+    const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(up, 20), _mm256_set1_epi32((127 - 7) << 3));
+    const __m256i denormal = _mm256_cvtps_epi32(_mm256_mul_ps(size, set1(0x1p9f)));
+    const __m256i code = _mm256_blendv_epi8(normal, denormal, _mm256_castps_si256(less(size, set1(0x1p-6f))));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(v), 24), _mm256_set1_epi32(0x80));
+    const __m256i wide = _mm256_or_si256(_mm256_min_epi32(code, _mm256_set1_epi32(0x7E)), sign);
+    const __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(half, half));
+  }
+
   // Element i of kWidth rows to columns[i].
   INGOT_INLINE void load_columns(const float* p, int64_t stride, V (&columns)[kWidth]) {
 #pragma GCC unroll 2

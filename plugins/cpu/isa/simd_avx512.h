@@ -92,6 +92,24 @@ struct SimdAvx512 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
   }
 
+  INGOT_INLINE V load_e4m3(const uint8_t* p) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i words = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xBFFF)));
+    return _mm512_mul_ps(_mm512_cvtph_ps(words), set1(256.0f));
+  }
+  INGOT_INLINE void store_e4m3(uint8_t* p, V v) {
+    const V size = abs(v);
+    const __m512i bits = _mm512_castps_si512(size),
+                  odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFFF)), odd);
+    const __m512i normal = _mm512_sub_epi32(_mm512_srli_epi32(up, 20), _mm512_set1_epi32((127 - 7) << 3));
+    const __m512i denormal = _mm512_cvtps_epi32(_mm512_mul_ps(size, set1(0x1p9f)));
+    const __m512i code = _mm512_mask_blend_epi32(less(size, set1(0x1p-6f)), normal, denormal);
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(v), 24), _mm512_set1_epi32(0x80));
+    const __m512i wide = _mm512_or_si512(_mm512_min_epi32(code, _mm512_set1_epi32(0x7E)), sign);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(wide));
+  }
+
   INGOT_INLINE void load_columns(const float* p, int64_t stride, V (&columns)[kWidth]) {
 #pragma GCC unroll 4
     for (int i = 0; i < kWidth; i += 4, p += 4) {

@@ -26,6 +26,10 @@ struct PairsAvx512 : SimdAvx512 {
     const __m512i even = _mm512_srli_epi32(_mm512_castps_si512(load_i8(first)), 16);
     return _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_castps_si512(load_i8(second))));
   }
+  INGOT_INLINE V load_e4m3_pairs(const uint8_t* first, const uint8_t* second) {
+    const __m512i even = _mm512_srli_epi32(_mm512_castps_si512(load_e4m3(first)), 16);
+    return _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_castps_si512(load_e4m3(second))));
+  }
   // Those bits of every pair.
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(static_cast<int>(bits))));

@@ -121,6 +121,29 @@ struct SimdEmulated {
     for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(std::nearbyint(v.lane[i]));
   }
 
+  INGOT_INLINE V load_e4m3(const uint8_t* p) {
+    V v;
+    for (int i = 0; i < kWidth; ++i) {
+      const int exponent = p[i] >> 3 & 15, fraction = p[i] & 7;
+      const float size = exponent > 0 ? std::ldexp(static_cast<float>(8 + fraction), exponent - 10)
+                                      : std::ldexp(static_cast<float>(fraction), -9);
+      v.lane[i] = (p[i] & 0x80) != 0 ? -size : size;
+    }
+    return v;
+  }
+  INGOT_INLINE void store_e4m3(uint8_t* p, V v) {
+    for (int i = 0; i < kWidth; ++i) {
+      const float size = std::fabs(v.lane[i]);
+      int exponent = 0;
+      std::frexp(size, &exponent);
+      exponent = std::max(exponent - 1, -6);
+      // Eighths of 2^exponent: 8 are the next exponent's first code, where the last one is rounded up.
+      const int eighths = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));
+      const int code = std::min((exponent + 6) * 8 + eighths, 0x7E);
+      p[i] = static_cast<uint8_t>(code | (std::signbit(v.lane[i]) ? 0x80 : 0));
+    }
+  }
+
   INGOT_INLINE void load_columns(const float* p, int64_t stride, V (&columns)[kWidth]) {
     for (int i = 0; i < kWidth; ++i)
       for (int row = 0; row < kWidth; ++row) columns[i].lane[row] = p[row * stride + i];
@@ -183,6 +206,9 @@ struct PairsEmulated : SimdEmulated {
   }
   INGOT_INLINE V load_i8_pairs(const int8_t* first, const int8_t* second) {
     return from_words(to_words(load_i8(first)) >> 16 | to_words(load_i8(second)));
+  }
+  INGOT_INLINE V load_e4m3_pairs(const uint8_t* first, const uint8_t* second) {
+    return from_words(to_words(load_e4m3(first)) >> 16 | to_words(load_e4m3(second)));
   }
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) { return from_words(to_words(pairs) & bits); }
 

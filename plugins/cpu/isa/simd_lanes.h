@@ -43,5 +43,10 @@ template <typename S, int kHalf>
   return S::load_i8(p);
 }
 
+template <typename S, int kHalf>
+[[gnu::always_inline]] inline typename S::V load_half(const uint8_t* p) {
+  return S::load_e4m3(p);
+}
+
 }  // namespace
 }  // namespace ingot

@@ -1,6 +1,7 @@
 // What the KV cache holds, and the way from there to the matrix units. With macros of the engine, or of its heads of a
 // size:
 //   INGOT_KV        type of the cache; with INGOT_KV_CODES that in which attention multiplies the codes of one
+//   INGOT_KV_CODES  where the cache has codes, which: Int8Codes or Fp8Codes
 //   INGOT_HEAD_DIM  dims of an attention head
 #pragma once
 
@@ -10,15 +11,55 @@ using Kv = INGOT_KV;
 constexpr int kHeadDim = INGOT_HEAD_DIM;
 constexpr int kPaddedDim = (kHeadDim + 15) / 16 * 16;
 
-// What the cache holds. The numbers of a KV head in a block lie together, token after token; behind codes lie the
-// scales of these tokens, float32.
 #ifdef INGOT_KV_CODES
-using Stored = int8_t;
+// Codes of a token's key or value in one head. kLargest: the number that the largest magnitude becomes.
+struct Int8Codes {
+  using Stored = int8_t;
+  static constexpr float kLargest = 127.f;
+
+  INGOT_DEVICE static uint32_t code(float x) { return static_cast<int>(rintf(x)) & 0xff; }
+  INGOT_DEVICE static float number(Stored code) { return static_cast<float>(code); }
+  // Bytes 0 and 1 of a word, or 2 and 3, as bf16: 128 + the lowest seven bits, less 128 or 256 as the sign says.
+  INGOT_DEVICE static uint32_t two(uint32_t word, int second) {
+    const uint32_t pair = __byte_perm(word, 0, second ? 0x4342 : 0x4140);
+    return fused_bf16((pair & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (pair & 0x007f007fu) | 0x43004300u);
+  }
+};
+
+// E4M3: sign, four bits of exponent (bias 7), three bits of fraction. Its exponent and fraction, at the place of those
+// of a wider type, are its number times a power of two, also where it is denormal.
+struct Fp8Codes {
+  using Stored = uint8_t;
+  static constexpr float kLargest = 448.f;
+
+  // The nearest number, ties to even. x: not NaN.
+  INGOT_DEVICE static uint32_t code(float x) {
+    constexpr uint32_t kLargestCode = 0x7e, kBias = (127 - 7) << 3;
+    const uint32_t bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+    const float magnitude = __uint_as_float(size);
+    const uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - kBias;
+    const uint32_t found = magnitude < 0x1p-6f ? static_cast<uint32_t>(rintf(magnitude * 0x1p9f)) : normal;
+    return (found < kLargestCode ? found : kLargestCode) | (bits >> 24 & 0x80u);
+  }
+  INGOT_DEVICE static float number(Stored code) {
+    return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;
+  }
+  // Bytes 0 and 1 of a word, or 2 and 3, as bf16.
+  INGOT_DEVICE static uint32_t two(uint32_t word, int second) {
+    const uint32_t pair = __byte_perm(word, 0, second ? 0x3424 : 0x1404);  // in the upper bytes
+    return fused_bf16((pair & 0x80008000u) | (pair >> 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u);  // * 2^120 - 0
+  }
+};
+
+using Codes = INGOT_KV_CODES;
+using Stored = Codes::Stored;
 constexpr int kScaleBytes = 4;
 #else
 using Stored = Kv;
 constexpr int kScaleBytes = 0;
 #endif
+// The numbers of a KV head in a block lie together, token after token; behind codes lie the scales of these tokens,
+// float32.
 constexpr bool kScaled = kScaleBytes > 0;
 
 // A token of a KV head in a pool has the number (block * kv_heads + kv_head) * kTokens + its place in the block.
@@ -34,11 +75,6 @@ struct Slots {
 };
 
 #ifdef INGOT_KV_CODES
-// Bytes 0 and 1 of a word, or 2 and 3, as bf16: 128 + the lowest seven bits, less 128 or 256 as the sign says.
-INGOT_DEVICE uint32_t two_codes(uint32_t word, int second) {
-  const uint32_t two = __byte_perm(word, 0, second ? 0x4342 : 0x4140);
-  return fused_bf16((two & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (two & 0x007f007fu) | 0x43004300u);
-}
 struct alignas(8) EightCodes {
   uint32_t words[2];
 };
@@ -48,14 +84,18 @@ struct alignas(16) EightNumbers {
 // Eight neighbours of the cache to shared memory, as the matrix units take them; zeros unless `valid`.
 INGOT_DEVICE void copy_eight(Kv* to, const Stored* from, bool valid) {
   const EightCodes codes = valid ? *reinterpret_cast<const EightCodes*>(from) : EightCodes{{0, 0}};
-  *reinterpret_cast<EightNumbers*>(to) = EightNumbers{{two_codes(codes.words[0], 0), two_codes(codes.words[0], 1),
-                                                       two_codes(codes.words[1], 0), two_codes(codes.words[1], 1)}};
+  *reinterpret_cast<EightNumbers*>(to) = EightNumbers{{Codes::two(codes.words[0], 0), Codes::two(codes.words[0], 1),
+                                                       Codes::two(codes.words[1], 0), Codes::two(codes.words[1], 1)}};
 }
 // A number of the cache, without its scale.
-INGOT_DEVICE float number_of(Stored code) { return static_cast<float>(code); }
-INGOT_DEVICE Kv as_kv(Stored code) { return from_float<Kv>(static_cast<float>(code)); }
+constexpr float kLargestCode = Codes::kLargest;
+INGOT_DEVICE uint32_t code_of(float x) { return Codes::code(x); }
+INGOT_DEVICE float number_of(Stored code) { return Codes::number(code); }
+INGOT_DEVICE Kv as_kv(Stored code) { return from_float<Kv>(Codes::number(code)); }
 #else
 INGOT_DEVICE void copy_eight(Kv* to, const Stored* from, bool valid) { copy_async(to, from, valid); }
+constexpr float kLargestCode = 1.f;  // there are none
+INGOT_DEVICE uint32_t code_of(float) { return 0; }
 INGOT_DEVICE float number_of(Stored number) { return to_float(number); }
 INGOT_DEVICE Kv as_kv(Stored number) { return number; }
 #endif

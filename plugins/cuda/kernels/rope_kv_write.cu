@@ -42,23 +42,23 @@ struct PagedCache {
   }
 };
 
-// How a row becomes codes, as round_to_int8 of plugins/quantised.py says: rounded to a 127th of its largest magnitude.
+// How a row becomes codes, as round_to_codes of plugins/kv_codes.py says: its largest magnitude becomes the largest.
 struct Rounding {
   float inverse;  // of the scale; 0 where every code is zero
   float scale;    // NaN of a row that is not finite
 
   // top: the bits of the largest magnitude; those of an infinity or a NaN are largest.
   INGOT_DEVICE explicit Rounding(uint32_t top) {
-    const float magnitude = __uint_as_float(top), factor = 127.f / magnitude;
+    const float magnitude = __uint_as_float(top), factor = kLargestCode / magnitude;
     const bool finite = top < 0x7f800000u;
     inverse = finite && __float_as_uint(factor) < 0x7f800000u ? factor : 0.f;
-    scale = finite ? magnitude / 127.f : __uint_as_float(0x7fc00000u);
+    scale = finite ? magnitude / kLargestCode : __uint_as_float(0x7fc00000u);
   }
-  INGOT_DEVICE int code(float x) const { return inverse > 0.f ? static_cast<int>(rintf(x * inverse)) : 0; }
+  INGOT_DEVICE uint32_t code(float x) const { return inverse > 0.f ? code_of(x * inverse) : 0; }
   INGOT_DEVICE uint32_t four(const Four<float>& x) const {
     uint32_t word = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) word |= (static_cast<uint32_t>(code(x.at[i])) & 0xffu) << (8 * i);
+    for (int i = 0; i < 4; ++i) word |= code(x.at[i]) << (8 * i);
     return word;
   }
 };
@@ -244,7 +244,7 @@ INGOT_DEVICE void store_row(Stored* to, float* scale, Number number) {
     const Rounding rounding(largest_of<kWarp>(top));
 #pragma unroll 1
     for (int i = 2 * lane; i < kDims; i += 2 * kWarp) {  // heads have an even number of dims
-      const uint32_t two = (rounding.code(number(i)) & 0xff) | (rounding.code(number(i + 1)) & 0xff) << 8;
+      const uint32_t two = rounding.code(number(i)) | rounding.code(number(i + 1)) << 8;
       reinterpret_cast<uint16_t*>(to)[i / 2] = static_cast<uint16_t>(two);
     }
     if (lane == 0) *scale = rounding.scale;

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ingot.compare.packed import PackedWeight, PackedWeights
 from ingot.compare.places import are_numbers, vanish
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import KV_CODES, DType, from_float32, to_float32
 from ingot.plan import Plan, Step
 from ingot.plugins.interpreter import Interpreter
 from ingot.plugins.op import Array, Cache, KvCache, make_cache
@@ -28,11 +28,12 @@ ROUNDING = 2.0**-24  # of float32, relative
 MOVED = 2.0**-10  # how far inputs are moved to see what that does to the result
 CACHE = ("keys", "values")  # what rope_kv_write writes beside its output
 SLACK = 32.0  # roundings that every kernel may make beside those of its sums
-# Distance of neighbours: of a bf16 or f16 relative to itself, of int8 relative to the largest number of its token and
-# head; F16_STEP: of f16 at zero.
-KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.I8: 1 / 127}
+# Distance of neighbours: of a float relative to itself, of int8 relative to the largest number of its token and head;
+# F16_STEP: of f16 at zero, F8_STEP: of f8, relative to that largest number.
+KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.F8: 2.0**-3, DType.I8: 1 / 127}
 F16_STEP = 2.0**-24
-# How the names of kernels end that multiply in the type of the cache.
+F8_STEP = 2.0**-9 / 448
+# How the names of kernels end that multiply in the type of the cache, or codes in bf16.
 MATRIX_UNITS = (".sm80", ".sm90a", ".amx", ".avx512bf16")
 FP8_SUMS = 2.0**-14  # relative error of sums of FP8 numbers on the matrix units of GPUs, which keep 14 bits
 TIMES_ROUNDED = 4.0  # queries once, probabilities once, and what chance adds
@@ -84,6 +85,7 @@ class StepChecker:
     def __init__(self, packed: PackedWeights, plan: Plan, batch: StepBatch, threads: int) -> None:
         self._packed, self._batch, self._threads = packed, batch, threads
         self._caches, self._kv_dtype = plan.caches, plan.caches[0].dtype
+        self._multiplied_rounding = KV_ROUNDING[DType.BF16 if self._kv_dtype in KV_CODES else self._kv_dtype]
         self._noise = np.random.default_rng(0)
         self._stored = {buffer.name: buffer.dtype for buffer in plan.buffers}
 
@@ -98,7 +100,7 @@ class StepChecker:
         roundings = ROUNDING * (SLACK + 4 * np.sqrt(width))
         of_inputs, draws = roundings, 1
         if op.reads_kv and step.kernel.endswith(MATRIX_UNITS):
-            of_inputs, draws = of_inputs + TIMES_ROUNDED * KV_ROUNDING[self._kv_dtype] / 2, DRAWS
+            of_inputs, draws = of_inputs + TIMES_ROUNDED * self._multiplied_rounding / 2, DRAWS
         if op.packed is not None and step.attrs["activations"] == "fp8" and step.kernel.endswith(MATRIX_UNITS):
             of_inputs += FP8_SUMS
         exact = {name for name, role in zip(step.inputs, op.inputs, strict=True) if role == "ids"}
@@ -114,10 +116,9 @@ class StepChecker:
             changed, largest = changes[what], _largest(expected)
             bound = of_inputs * changed / MOVED + roundings * largest / 2
             if what in CACHE:
-                of = largest if self._kv_dtype is DType.I8 else np.abs(expected)
-                bound = bound + _step(self._kv_dtype, of)
+                bound = bound + _step(self._kv_dtype, np.abs(expected), largest)
             elif (dtype := self.stored_type(step)) in (DType.BF16, DType.F16):
-                bound = bound + _step(dtype, np.abs(expected)) / 2
+                bound = bound + _step(dtype, np.abs(expected), largest) / 2
             found.append(_worst(step, what, got, expected, np.broadcast_to(bound, got.shape)))
         return max(found, key=lambda each: each.ratio)
 
@@ -167,7 +168,7 @@ class StepChecker:
             for what, got, wanted in zip(
                 CACHE, (pools.keys, pools.values), (cache.keys[0], cache.values[0]), strict=True
             ):
-                if self._kv_dtype is DType.I8:  # one scale for all: NaN in one place makes the row NaN
+                if self._kv_dtype in KV_CODES:  # one scale for all: NaN in one place makes the row NaN
                     wanted = np.where(np.isfinite(wanted).all(axis=-1, keepdims=True), wanted, np.float32(np.nan))
                 yield what, _rows_of(np.where(written, got, 0)), _rows_of(np.where(written, wanted, 0))
 
@@ -202,9 +203,13 @@ def _largest(values: Array) -> Array:
     return largest
 
 
-def _step(dtype: DType, of: Array) -> Array:
-    """Distance of neighbouring numbers of a type, at `of`."""
-    return KV_ROUNDING[dtype] * of + (F16_STEP if dtype is DType.F16 else 0.0)
+def _step(dtype: DType, at: Array, largest: Array) -> Array:
+    """Distance of neighbouring numbers of a type, at a magnitude; largest: of the numbers that share a scale."""
+    if dtype is DType.I8:
+        return KV_ROUNDING[dtype] * largest
+    at_zero = F16_STEP if dtype is DType.F16 else F8_STEP * largest if dtype is DType.F8 else 0.0
+    found: Array = KV_ROUNDING[dtype] * at + at_zero
+    return found
 
 
 def _rows_of(pool: Array) -> Array:

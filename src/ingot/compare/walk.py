@@ -20,10 +20,9 @@ from ingot.builder.evaluate import Evaluation, Float64
 from ingot.builder.source import Source
 from ingot.compare.places import are_numbers, vanish
 from ingot.compare.taps import Outputs
-from ingot.dtypes import DType
 from ingot.plan import Plan, Step
+from ingot.plugins.kv_codes import round_to_codes
 from ingot.plugins.op import Array
-from ingot.plugins.quantised import round_to_int8
 from ingot.plugins.registry import find_op
 from ingot.step_io import Int32
 
@@ -112,14 +111,14 @@ class StepWalk(_Walk):
 
     def __init__(self, source: Source, plan: Plan, sequences: Int32, threads: int, routes: Mapping[str, Array]) -> None:
         self._plan = plan
-        self._attended = source.attended if any(group.dtype is DType.I8 for group in plan.caches) else {}
+        self._attended = source.attended if any(group.has_codes for group in plan.caches) else {}
         super().__init__(source, plan, sequences, threads, 3, routes, set(self._attended.values()))
         self._cached = set[str]()  # keys and values that are rounded
         attentions = [step.name for step in plan.steps if find_op(step.op).reads_kv]
         self.rounds_cache = bool(self._attended) and all(
             tensor in self._attended for name in attentions for tensor in source.tensors.get(name, ("",))
         )
-        """Whether keys and values are rounded here, as an int8 cache does, rather than moved by noise"""
+        """Whether keys and values are rounded here, as a cache of codes does, rather than moved by noise"""
         self._engine: dict[str, Array] = {}  # tensor → the engine's value, of the roots
 
     def compare(self, step: Step, outputs: Outputs, rounding: float) -> Iterator[TensorError]:
@@ -172,16 +171,16 @@ class StepWalk(_Walk):
             self._cached.add(name)
             moved = np.split(self._values.value(name), self._copies)[-1]
             group = self._plan.caches[self._plan.group_of(int(step.attrs["layer"]))]
-            codes, scales = round_to_int8(moved.reshape(-1, group.head_dim).astype(np.float32))
+            codes, scales = round_to_codes(moved.reshape(-1, group.head_dim).astype(np.float32), group.dtype)
             with np.errstate(invalid="ignore"):  # NaN, where a row holds no numbers
                 self._values.replace(name, (self._copies - 1) * self._count, codes * scales[:, None])
 
     def _together(self, step: Step) -> int:
-        """How many columns are made of values with one scale: those of a head in an int8 cache."""
+        """How many columns are made of values with one scale: those of a head in a cache of codes."""
         if not find_op(step.op).reads_kv:
             return 1
         group = self._plan.caches[self._plan.group_of(int(step.attrs["layer"]))]
-        return group.head_dim if group.dtype is DType.I8 else 1
+        return group.head_dim if group.has_codes else 1
 
     def _go_on(self, tensor: str, squared: float) -> None:
         """With the engine's value, and with noise on it."""

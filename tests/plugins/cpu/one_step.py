@@ -349,8 +349,14 @@ def load_cache(session: CpuSession, cache: KvCache) -> None:
 
 
 def _codes(numbers: Array, layout: CacheGroup) -> Array:
-    """No code is NaN."""
+    """No code of int8 is NaN."""
     return np.where(np.isnan(numbers), np.float32(85), numbers) if layout.dtype is DType.I8 else numbers
+
+
+def are_neighbours(found: Array, codes: Array, dtype: DType) -> None:
+    """Of codes of a KV cache, the same or next ones: a number between two may become either."""
+    relative, step = {DType.I8: (0.0, 1.0), DType.F8: (2.0**-3, 2.0**-9)}[dtype]
+    np.testing.assert_allclose(found, codes, rtol=1.001 * relative, atol=1.001 * step)
 
 
 def read_cache(session: CpuSession, layout: CacheGroup, layer: int, block: int) -> tuple[Array, Array]:

@@ -17,15 +17,16 @@ def layout_of(dtype: DType) -> CacheGroup:
     return CacheGroup(layers=(0,), kv_heads=3, head_dim=20, tokens_per_block=32, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F16, DType.I8])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F16, DType.I8, DType.F8])
 def test_what_was_packed_comes_back(dtype: DType) -> None:
     layout, generator = layout_of(dtype), np.random.default_rng(1)
-    scales = generator.random((3, 32), np.float32) if dtype is DType.I8 else np.ones((3, 32), np.float32)
+    scales = generator.random((3, 32), np.float32) if layout.has_codes else np.ones((3, 32), np.float32)
     for dim, size, pack, unpack in (
         (20, layout.k_block_bytes, pack_keys, unpack_keys),
         (32, layout.v_block_bytes, pack_values, unpack_values),
     ):
-        numbers = generator.integers(-100, 100, (3, 32, dim)).astype(np.float32)
+        most = 16 if dtype is DType.F8 else 100  # whole numbers that it holds
+        numbers = generator.integers(-most, most, (3, 32, dim)).astype(np.float32)
         data = pack(numbers, scales, layout)
         assert len(data) == size
         for found, expected in zip(unpack(data, layout), (numbers, scales), strict=True):

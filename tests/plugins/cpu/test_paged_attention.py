@@ -132,7 +132,7 @@ class Sequences:
             grown = 1 + float(self.attrs["growth"]) * np.log(1 + positions // int(self.attrs["growth_every"]))
             scale = (float(self.attrs["scale"]) * grown).astype(np.float32)[:, None]
             queries = to_float32(from_float32(queries * scale, DType.BF16), DType.BF16) / scale
-            codes = cache.group.dtype is DType.I8
+            codes = cache.group.has_codes
             values = cache.values * cache.value_scales[..., None] if codes else cache.values
             tolerance += 2.0 ** (-8 if codes else -9) * float(np.nanmax(np.abs(values)))
         expected = reference_outputs(self.kernel, [queries, self.sinks, self.slopes], self.attrs, batch, cache)[0]

@@ -286,7 +286,7 @@ def test_fill_kv_reaches_every_slot() -> None:
         assert np.isnan(np.frombuffer(native.read_kv(0, 5, values), np.float32)).all()
 
 
-@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8, DType.F8])
 def test_kv_pools_are_as_large_as_the_layout_says(dtype: DType) -> None:
     plan, section = _norm_plan()
     plan = _kv(dtype=dtype, layers=(0, 1, 2), kv_heads=2, head_dim=24)(plan)

@@ -141,7 +141,7 @@ def write_cache(session: CudaSession, cache: KvCache) -> None:
         for values, scales, place, width in _pools(session, layout, layer, cache):
             padding = [(0, 1), (0, 0), (0, 0), (0, width - layout.head_dim)]
             whole = np.pad(values, padding, constant_values=np.nan)
-            if layout.dtype is DType.I8:  # no code is NaN
+            if layout.dtype is DType.I8:  # no code of it is NaN
                 whole = np.where(np.isnan(whole), np.float32(85), whole)
             session.device.upload(place, pack(whole, np.pad(scales, padding[:3], constant_values=np.nan), layout))
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from ingot.dtypes import DType
+from ingot.dtypes import KV_CODES, DType
 from ingot.plugins.cuda.compiler import Specialisation, compile_kernels, find_compiler
 from ingot.weight_formats import FORMATS
 
@@ -17,7 +17,7 @@ USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_pe
 LARGE = dataclasses.replace(USUAL, head_dim=256)
 CODES = tuple(DType(each) for each in sorted(FORMATS))
 ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
-CODES_OF_KV = dataclasses.replace(USUAL, kv_codes=True, alone=True)
+CODES_OF_KV = tuple(dataclasses.replace(USUAL, kv_codes=each, alone=True) for each in KV_CODES)
 WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
 OF_WARPGROUPS = dataclasses.replace(  # whose other kernels are in ALL
     USUAL, codes=CODES, experts=True, wide=True, fp8=True
@@ -32,7 +32,7 @@ def label(specialisation: Specialisation, architecture: str) -> str:
     more = " with codes, experts and states" if specialisation.states else ""
     more = f", {specialisation.latent} of them values" if specialisation.latent else more
     more = ", attention alone" if specialisation.alone else more
-    more += " over int8" if specialisation.kv_codes else ""
+    more += f" over {specialisation.kv_codes.value}" if specialisation.kv_codes else ""
     more += ", matmuls of warpgroups" if specialisation.wide else ""
     more += " by warpgroups" if specialisation.warpgroups else ""
     return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}{more}"
@@ -57,7 +57,9 @@ def main() -> None:
     """Compile everything and write the file."""
     compiler = find_compiler()
     assert compiler is not None, "this needs nvcc"
-    kernels = {label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE, WIDE, CODES_OF_KV)}
+    kernels = {
+        label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE, WIDE, *CODES_OF_KV)
+    }
     prompts = [(each, "sm_90a") for each in PROMPTS]
     for each, sm in ((ALL, "sm_90a"), (OF_WARPGROUPS, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a"), *prompts):
         kernels[label(each, sm)] = measure(each, sm)

@@ -40,6 +40,7 @@ ATTENTION = [
     for dtype, heads, dim in (
         *((DType.BF16, 4, 12), (DType.BF16, 4, 16), (DType.BF16, 24, 12), (DType.BF16, 24, 88), (DType.F32, 4, 16)),
         *((DType.BF16, 4, 260), (DType.BF16, 24, 260), (DType.I8, 4, 12), (DType.I8, 4, 88), (DType.I8, 4, 260)),
+        (DType.F8, 4, 88),
     )
     for splits in (7, 1)
 ]

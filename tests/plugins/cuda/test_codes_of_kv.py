@@ -1,4 +1,4 @@
-"""Engines whose KV cache has int8 codes, on the emulated GPU: logits, what a cache takes, verification."""
+"""Engines whose KV cache has codes, int8 or FP8, on the emulated GPU: logits, what a cache takes, verification."""
 
 import ctypes
 from pathlib import Path
@@ -19,12 +19,13 @@ from tests.plugins.cuda import test_verify as verification
 Config = dict[str, object]
 
 
-@pytest.mark.parametrize("dtype", [DType.I8, DType.BF16])
+@pytest.mark.parametrize("dtype", [DType.I8, DType.F8, DType.BF16])
 def test_blocks_are_read_as_they_were_written(dtype: DType) -> None:
     kv = CacheGroup(layers=(0,), kv_heads=2, head_dim=12, tokens_per_block=16, dtype=dtype)
     random, shape = np.random.default_rng(1), (3, kv.kv_heads, kv.tokens_per_block)
-    numbers = random.integers(-127, 128, (*shape, kv.padded_dim)).astype(np.float32)
-    scales = random.random(shape).astype(np.float32) if dtype is DType.I8 else np.ones(shape, np.float32)
+    most = 16 if dtype is DType.F8 else 127  # whole numbers that it holds
+    numbers = random.integers(-most, most + 1, (*shape, kv.padded_dim)).astype(np.float32)
+    scales = random.random(shape).astype(np.float32) if kv.has_codes else np.ones(shape, np.float32)
     packed = pack(numbers, scales, kv)
     assert packed.shape == (3, kv.v_block_bytes)
     for found, wanted in zip(unpack(packed, kv, kv.padded_dim), (numbers, scales), strict=True):
@@ -36,18 +37,19 @@ WIDE: Config = {"global_head_dim": 288}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "precision", "changes"),
+    ("family", "precision", "changes", "kv"),
     [
-        *(("llama", "bf16", {}), ("llama", "f32", {}), ("qwen3", "f16", {}), ("gpt2", "w8", {})),
-        *(("gemma4_text", "bf16", WIDE), ("gpt_oss", "f32", {})),
+        *(("llama", "bf16", {}, "int8"), ("llama", "f32", {}, "int8"), ("qwen3", "f16", {}, "int8")),
+        *(("gpt2", "w8", {}, "int8"), ("gemma4_text", "bf16", WIDE, "int8"), ("gpt_oss", "f32", {}, "int8")),
+        *(("llama", "bf16", {}, "fp8"), ("llama", "f32", {}, "fp8"), ("gemma4_text", "bf16", WIDE, "fp8")),
     ],
 )
-def test_engines(gpu: ctypes.CDLL, family: str, precision: str, changes: Config, tmp_path: Path) -> None:
+def test_engines(gpu: ctypes.CDLL, family: str, precision: str, changes: Config, kv: str, tmp_path: Path) -> None:
     """A number between two codes may become the other one, so f32 engines have the tolerance of bf16."""
-    engine = sessions._engine(tmp_path, family, changes=changes, precision=precision, kv_cache_dtype="int8")
+    engine = sessions._engine(tmp_path, family, changes=changes, precision=precision, kv_cache_dtype=kv)
     sessions._compare(engine, "bf16")
     found = specialisation(open_engine(engine).plan)
-    assert found.kv_codes
+    assert found.kv_codes is {"int8": DType.I8, "fp8": DType.F8}[kv]
     assert found.kv is (DType.F32 if precision == "f32" else DType.BF16)
 
 
@@ -72,8 +74,9 @@ def test_a_cache_of_codes(gpu: ctypes.CDLL, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_verify_compares_keys_and_values(gpu: ctypes.CDLL, tmp_path: Path) -> None:
-    engine, checkpoint = verification._built(tmp_path, "llama", "bf16", kv="int8")
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_verify_compares_keys_and_values(gpu: ctypes.CDLL, kv: str, tmp_path: Path) -> None:
+    engine, checkpoint = verification._built(tmp_path, "llama", "bf16", kv=kv)
     comparison = compare(engine, checkpoint, verification.OPTIONS)
     comparison.raise_if_wrong()
     assert comparison.layers == "compared"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot.dtypes import KV_CODES, DType, from_float32, to_float32
 from ingot.plan import Attr
 from ingot.plugins.cuda.attention import Places, Scores, attention_launches
 from ingot.plugins.cuda.gpu import Device, Kernel
@@ -22,6 +22,7 @@ FAR = 1 << 24  # a block that no memory has
 TOLERANCE = {
     DType.BF16: 2.0**-7,
     DType.I8: 2.0**-6,
+    DType.F8: 2.0**-6,
     DType.F16: 2.0**-10,
     DType.F32: 4e-6,
 }  # probabilities are rounded for the product
@@ -69,7 +70,7 @@ def check(
         gone = max(past + 1 - window, 0) // block if window else 0
         table[:gone] = [FAR] * gone
     tokens = sum(new for _, new in parts)
-    multiplied = DType.BF16 if dtype is DType.I8 else dtype
+    multiplied = DType.BF16 if layout.has_codes else dtype
     q = _rounded(random.standard_normal((tokens, heads * dim)).astype(np.float32) + np.float32(shift), multiplied)
     batch = batch_of(parts, tables)
     attrs: dict[str, Attr] = {
@@ -203,11 +204,14 @@ CODES: list[tuple[int, int, int, dict[str, Any]]] = [  # query and KV heads, dim
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "extras"), CODES)
-def test_caches_of_codes(gpu: ctypes.CDLL, heads: int, kv_heads: int, dim: int, extras: dict[str, Any]) -> None:
+@pytest.mark.parametrize("dtype", KV_CODES)
+def test_caches_of_codes(
+    gpu: ctypes.CDLL, dtype: DType, heads: int, kv_heads: int, dim: int, extras: dict[str, Any]
+) -> None:
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "dim": dim, **extras}
-    check(gpu, DType.I8, MIXED, **sizes)
+    check(gpu, dtype, MIXED, **sizes)
     if heads // kv_heads <= 16:
-        check(gpu, DType.I8, [(200, 1), (3, 1)], **sizes, splits=3)
+        check(gpu, dtype, [(200, 1), (3, 1)], **sizes, splits=3)
 
 
 WINDOWS = [(dtype, window) for window in (33, 1, 1000, 16, 64) for dtype in (DType.BF16, DType.F32)]
@@ -280,7 +284,7 @@ def test_prompts_take_the_kernel_of_the_machine_code() -> None:
         *((dtype, dim, "sm_90a", True) for dtype in (DType.BF16, DType.F16) for dim in (64, 128)),
         *((DType.BF16, 64, code, False) for code in ("sm_80", "sm_89", "sm_100", "sm_120", "")),
         *((DType.BF16, dim, "sm_90a", False) for dim in (12, 72, 96, 256, 512)),
-        *((dtype, 64, "sm_90a", False) for dtype in (DType.I8, DType.F32)),
+        *((dtype, 64, "sm_90a", False) for dtype in (*KV_CODES, DType.F32)),
     ]:
         assert takes_warpgroups(code, dtype, dim, 16) == found, (dtype, dim, code)
     kv, at = layout_of(DType.BF16, 64), Places(**dict.fromkeys(Places.__dataclass_fields__, 0))

@@ -40,7 +40,7 @@ def test_kernels_take_what_was_recorded(architecture: str) -> None:
     nvcc = find_compiler()
     if nvcc is None:
         pytest.skip("this machine lacks nvcc (pip install nvidia-cuda-nvcc)")
-    for each in (USUAL, WIDE, CODES_OF_KV, *PROMPTS) if architecture == "sm_90a" else (USUAL,):
+    for each in (USUAL, WIDE, *CODES_OF_KV, *PROMPTS) if architecture == "sm_90a" else (USUAL,):
         found, expected = measure(each, architecture), recorded()[label(each, architecture)]
         assert found.keys() == expected.keys()
         if nvcc.version == json.loads(FILE.read_text())["nvcc"]:

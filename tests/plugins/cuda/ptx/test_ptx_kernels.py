@@ -205,7 +205,7 @@ def test_gated_norms(interpreted: Interpreted) -> None:
         (DType.BF16, 0, 16, ""),
         _LATER(DType.F16, 1, 16, "head"),
         (DType.F32, 0, 10, "wide"),
-        *(_LATER(DType.I8, *each) for each in ((0, 16, ""), (1, 10, "wide"))),
+        *(_LATER(*each) for each in ((DType.I8, 0, 16, ""), (DType.I8, 1, 10, "wide"), (DType.F8, 0, 16, ""))),
     ],
 )
 def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int, rotary: int, norm: str) -> None:
@@ -225,6 +225,7 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
         _LATER(DType.I8, 4, 2, 64, 0),
         _LATER(DType.I8, 2, 2, 12, 33),
         _LATER(DType.I8, 8, 1, 260, 33),
+        _LATER(DType.F8, 4, 2, 64, 0),
         (DType.F16, 4, 2, 16, 0),
         (DType.F32, 4, 2, 16, 33),
     ],
