@@ -89,12 +89,12 @@ $(VENV)/.installed: dist/.built
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed constraints.txt
-	$(PIP) install -c constraints.txt "$$(ls dist/ingot-*.whl)[test]"
+	$(PIP) install --no-compile -c constraints.txt "$$(ls dist/ingot-*.whl)[test]"
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --force-reinstall --no-deps $(EMULATED) .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(PIP) install -c constraints.txt "$$(ls dist/ingot-*.whl)[dev]"
+	$(PIP) install --no-compile -c constraints.txt "$$(ls dist/ingot-*.whl)[dev]"
 	@touch $@
 
 native: $(VENV)/.installed-dev

@@ -4,6 +4,7 @@ import functools
 import re
 
 from ingot.errors import NoKernelError
+from ingot.plugins.registry import find_op
 from ingot.plugins.target import Target
 
 _SEVERAL = {  # plugins that become more than one step
@@ -65,11 +66,14 @@ def choose_kernel(target: Target, op: str, dtype: str, activations: str | None =
             hint="give --activations auto, which keeps inputs in more bits",
         )
     others = sorted({name.split(".")[1] for name in names if name.startswith(f"{op}.")})
+    hint = NoKernelError.NEXT
+    if not others:
+        hint = f"choose another --target, or add a kernel of {op} as docs/how-to/add.md says"
+    elif find_op(op).uses_kv:
+        hint = "choose another --kv_cache_dtype, --precision or --target"
     raise NoKernelError(
         f"target {target.name} has no kernel for op {op} in {dtype}",
         expected=f"{op}.{dtype}.*",
         got=f"{op} in {', '.join(others)}" if others else f"no kernel for {op} at all",
-        hint=NoKernelError.NEXT
-        if others
-        else f"choose another --target, or add a kernel of {op} as docs/how-to/add.md says",
+        hint=hint,
     )

@@ -5,7 +5,7 @@ import pytest
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.set_precision import SetPrecision
 from ingot.builder.precision import ProductChoice
-from ingot.builder.select import plan_ops
+from ingot.builder.select import choose_kernel, plan_ops
 from ingot.dtypes import DType, Precision
 from ingot.errors import NoKernelError
 from ingot.plugins.ref.target import RefTarget
@@ -47,6 +47,11 @@ def test_a_missing_dtype_names_the_others() -> None:
     with pytest.raises(NoKernelError, match=r"list has no kernel for op matmul in bf16(.|\n)*matmul in f32") as error:
         choose("embedding.bf16.a", "rms_norm.f32.a", "matmul.f32.a", weights=DType.BF16)
     assert error.value.hint == NoKernelError.NEXT
+
+
+def test_a_missing_type_of_the_kv_cache_names_its_option() -> None:
+    with pytest.raises(NoKernelError, match=r"rope_kv_write in f8(.|\n)*in bf16, f32(.|\n)*another --kv_cache_dtype"):
+        choose_kernel(ListTarget("rope_kv_write.f32.a", "rope_kv_write.bf16.a"), "rope_kv_write", "f8")
 
 
 def test_a_missing_op() -> None:

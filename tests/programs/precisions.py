@@ -1,4 +1,4 @@
-"""What each precision costs: bytes of packed weights, perplexity on a text, KL divergence from f32.
+"""What each precision, and each type of the KV cache, costs: bytes, perplexity on a text, KL divergence from f32.
 
 python -m tests.programs.precisions MODEL_DIR TEXT
 
@@ -24,3 +24,8 @@ with tempfile.TemporaryDirectory() as work:
     for precision in ("f32", "bf16", "w8", "w4g32", "w4g64", "w4g128"):
         report = build(BuildConfig(precision=precision), checkpoint, Path(work) / precision)
         print(quality.row(f"`{precision}`", report.plan.weight_bytes, Path(work) / precision), flush=True)
+    print(f"\n{quality.head('KV cache of a token, weights in f32')}")
+    for kv in ("f32", "bf16", "int8", "fp8"):
+        config = BuildConfig(precision="f32", kv_cache_dtype=kv)
+        plan = build(config, checkpoint, Path(work) / f"f32-{kv}").plan
+        print(quality.row(f"`{kv}`", plan.block_bytes // plan.tokens_per_block, Path(work) / f"f32-{kv}"), flush=True)

@@ -56,7 +56,7 @@ class TextQuality:
         """The first lines of the table."""
         return f"| {what} | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}"
 
-    def row(self, what: str, weight_bytes: int, engine: Path) -> str:
+    def row(self, what: str, nbytes: int, engine: Path) -> str:
         """The difference of perplexities has a standard error, with each window as one sample: tokens of a text go
         together."""
         found = log_probs(engine, self._windows)
@@ -69,7 +69,8 @@ class TextQuality:
         more = perplexity * (1 - np.exp(-lost.mean()))
         divergence = (np.exp(exact) * (exact - found)).sum(axis=1).mean()
         same = (exact.argmax(axis=1) == found.argmax(axis=1)).mean()
+        size = f"{nbytes / 1e6:.2f} MB" if nbytes >= 10_000 else f"{nbytes} bytes"
         return (
-            f"| {what} | {weight_bytes / 1e6:.2f} MB | {perplexity:.3f} | {more:+.3f} ± {error:.3f} | "
+            f"| {what} | {size} | {perplexity:.3f} | {more:+.3f} ± {error:.3f} | "
             f"{divergence:.5f} | {same:.1%} |"
         )

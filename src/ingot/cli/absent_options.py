@@ -115,7 +115,7 @@ ABSENT = {
     "per_channel": "quantised weights always have a scale per row",
     "per_token": "ingot build --activations int8 rounds inputs per token",
     "int8_kv_cache": _KV,
-    "fp8_kv_cache": "the KV cache can have 8 bits as int8: ingot build --kv_cache_dtype int8",
+    "fp8_kv_cache": "the type of the KV cache is the build's: ingot build --kv_cache_dtype fp8",
     "use_fp8": _FP8,
     "enable_fp8": _FP8,
     "use_fp8_rowwise": _FP8,

@@ -90,8 +90,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "--kv_cache_dtype",
     default="auto",
     show_default=True,
-    help="Store keys and values in this type: f32, bf16, f16 (GPU) or int8. auto is bf16 in quantised "
-    "engines, else the precision of the engine.",
+    help="Store keys and values in this type: f32, bf16, f16 (GPU), int8 or fp8. int8 and fp8 take the same memory; "
+    "int8 loses less. auto is bf16 in quantised engines, else the precision of the engine.",
 )
 @click.option(
     "--sum_parts",

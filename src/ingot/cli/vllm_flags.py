@@ -79,8 +79,8 @@ VLLM = (
         where="serve",
     ),
     # the KV cache
-    flag("--kv-cache-dtype", way="`--kv_cache_dtype bf16` or `int8`", where="build"),
-    flag("--calculate-kv-scales", way="no option: int8 keys and values get a scale for each vector"),
+    flag("--kv-cache-dtype", way="`--kv_cache_dtype bf16`, `int8` or `fp8`", where="build"),
+    flag("--calculate-kv-scales", way="no option: int8 and fp8 keys and values get a scale for each vector"),
     flag("--block-size N", way="`--tokens_per_block N`", where="build"),
     flag("--gpu-memory-utilization 0.9", way="`--kv_cache_memory 8GiB`: bytes, not a share", where="serve, run"),
     flag(
