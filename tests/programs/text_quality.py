@@ -70,7 +70,4 @@ class TextQuality:
         divergence = (np.exp(exact) * (exact - found)).sum(axis=1).mean()
         same = (exact.argmax(axis=1) == found.argmax(axis=1)).mean()
         size = f"{nbytes / 1e6:.2f} MB" if nbytes >= 10_000 else f"{nbytes} bytes"
-        return (
-            f"| {what} | {size} | {perplexity:.3f} | {more:+.3f} ± {error:.3f} | "
-            f"{divergence:.5f} | {same:.1%} |"
-        )
+        return f"| {what} | {size} | {perplexity:.3f} | {more:+.3f} ± {error:.3f} | {divergence:.5f} | {same:.1%} |"
