@@ -72,7 +72,7 @@ def cell(kernel: str, sequences: list[tuple[int, int]], seconds: float, options:
     """What a kernel's median comes to."""
     pairs = sum(past * new + new * (new + 1) // 2 for past, new in sequences)
     operations = 4 * pairs * options.heads * options.head_dim
-    number = {"f32": 4, "bf16": 2, "int8": 1}[kernel.split(".")[1]]
+    number = {"f32": 4, "bf16": 2, "int8": 1, "f8": 1}[kernel.split(".")[1]]
     token = 2 * options.kv_heads * (options.head_dim * number + (4 if number == 1 else 0))
     nbytes = sum(past + new for past, new in sequences) * token
     return f"{1e6 * seconds:.0f} us ({1e-9 * operations / seconds:.0f} Gop/s, {1e-9 * nbytes / seconds:.1f} GB/s)"
