@@ -156,6 +156,25 @@ def test_groups_of_heads(kernel: str, group: int) -> None:
     sequences.check([(0, 15, 48), (1, 16, 1), (2, 0, 40)])
 
 
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name.startswith("paged_attention.f8.")])
+def test_every_number_of_fp8_is_read(kernel: str) -> None:
+    """Of values; and of keys, by queries of which each picks one number out of the key."""
+    numbers = to_float32(np.arange(256, dtype=np.uint8), DType.F8)
+    numbers[np.isnan(numbers)] = 0
+    sequences = Sequences(kernel, [2], heads=1, kv_heads=1, dim=256)
+    blocks, slots = sequences.slots(0, 2)
+    for name, scale in (("keys", "key_scales"), ("values", "value_scales")):
+        getattr(sequences.cache, name)[0, blocks, :, slots] = [[numbers], [np.zeros_like(numbers)]]
+        getattr(sequences.cache, scale)[0, blocks, :, slots] = 1
+    (found,) = sequences.run([(0, 0, 1)])[0]  # the weight of one token is 1, or off by an approximation of exp
+    np.testing.assert_allclose(found, numbers, rtol=1e-4, atol=0)
+    sequences.cache.values[0, blocks, :, slots] = [[np.ones_like(numbers)], [np.zeros_like(numbers)]]
+    for dim in range(256):
+        sequences.queries[0] = np.zeros((2, 256), np.float32)
+        sequences.queries[0][1, dim] = 16 / max(1.0, abs(numbers[dim]))  # a score from -1 to 1
+        sequences.check([(0, 1, 1)])
+
+
 def test_the_dot_product_agrees_with_its_twin_bit_for_bit() -> None:
     """Queries and values down to denormal numbers; the pairs that a row sees half of, too."""
     made = []
