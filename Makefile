@@ -107,7 +107,7 @@ sanitize: $(VENV)/.installed-test
 		--config-settings=cmake.define.INGOT_SANITIZE=address $(EMULATED) --config-settings=build-dir=build/sanitize/cmake .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
-		$(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins -m native --emulated-twins -p no:cacheprovider
+		$(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins -m native -p no:cacheprovider
 
 tsan: $(VENV)/.installed-test
 	rm -rf build/tsan/site
