@@ -107,7 +107,7 @@ sanitize: $(VENV)/.installed-test
 		--config-settings=cmake.define.INGOT_SANITIZE=address $(EMULATED) --config-settings=build-dir=build/sanitize/cmake .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
-		$(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins -m native -p no:cacheprovider
+		$(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins -m "native and not slow" --emulated-twins -p no:cacheprovider
 
 tsan: $(VENV)/.installed-test
 	rm -rf build/tsan/site
@@ -129,7 +129,7 @@ trapped-tiles: $(VENV)/.installed-test
 	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.native import detect_isa; print(detect_isa())'); \
 		[ "$$isa" = amx ] || { echo "tiles are trapped, but the machine offers $$isa, expected amx"; exit 1; }
 	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins/cpu -m native -k amx -p no:cacheprovider
-	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/e2e -m native -p no:cacheprovider
+	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/e2e -m "native and not slow" -p no:cacheprovider
 	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 $(wildcard tests/runtime/*.py) tests/house/test_support.py \
 		tests/e2e/test_float64.py -p no:cacheprovider
 

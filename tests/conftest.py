@@ -91,6 +91,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--real-gpu", action="store_true", help="tests of CUDA kernels use this machine's GPU of sm_90")
     parser.addoption(
+        "--emulated-twins",
+        action="store_true",
+        help="test emulated CPU kernels where the machine has the real ones, too",
+    )
+    parser.addoption(
         "--allowed-skips", metavar="FILE", help="fail the run if a test is skipped for a reason that FILE does not list"
     )
 

@@ -135,8 +135,8 @@ struct SimdEmulated {
     for (int i = 0; i < kWidth; ++i) {
       const float size = std::fabs(v.lane[i]);
       int exponent = 0;
-      std::frexp(size, &exponent);
-      exponent = std::max(exponent - 1, -6);
+      std::frexp(std::max(size, 0x1p-6f), &exponent);  // denormal numbers have that of the smallest normal one
+      exponent -= 1;
       // Eighths of 2^exponent: 8 are the next exponent's first code, where the last one is rounded up.
       const int eighths = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));
       const int code = std::min((exponent + 6) * 8 + eighths, 0x7E);
