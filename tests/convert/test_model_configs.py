@@ -159,6 +159,9 @@ def shrunken(config: dict[str, Any]) -> dict[str, Any]:
             "n_head": 4,
             "vocab_size": 97,
         }
+    if config["model_type"] == "chatglm":
+        sizes = {"padded_vocab_size": 97, "ffn_hidden_size": 96, "num_layers": 2, "num_attention_heads": 4}
+        return {**small, **sizes, "hidden_size": 4 * (config["hidden_size"] // config["num_attention_heads"])}
     if config["model_type"] in OWN_SIZES:
         return {**small, "vocab_size": 97}
     heads = config.get("num_attention_heads", 8)
