@@ -150,9 +150,10 @@ def test_quantised_engines_are_near(precision: str, bound: float, checkpoint: Pa
     assert kernels["head_matmul"].split(".")[1] in ("f32", "bf16")
 
 
-def test_an_int8_cache_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"int8 KV cache is not supported for latent attention(.|\n)*kv_cache_dtype"):
-        build(BuildConfig(target="cpu", precision="bf16", kv_cache_dtype="int8"), checkpoint, tmp_path / "e")
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_a_cache_of_codes_is_refused(kv: str, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"8 bits is not supported for latent attention(.|\n)*kv_cache_dtype"):
+        build(BuildConfig(target="cpu", precision="bf16", kv_cache_dtype=kv), checkpoint, tmp_path / "e")
 
 
 @pytest.mark.slow

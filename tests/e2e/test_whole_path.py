@@ -323,7 +323,7 @@ def test_precision_by_any_of_its_names(
         (["--weight_only_precision", "int8"], "needs --use_weight_only"),
         (["--lm_head_precision", "w2"], "unknown lm_head_precision"),
         (["--activations", "int8"], "int8 activations are not supported for float weights"),
-        (["--kv_cache_dtype", "fp8"], "CPUs compute no fp8"),
+        (["--kv_cache_dtype", "int4"], "unknown kv_cache_dtype"),
         (["--tp_size", "2", "--target", "tensorrt/sm90"], "--tp_size 2 is not supported on tensorrt/sm90"),
         (["--pp_size", "2", "--target", "tensorrt/sm90"], "--pp_size 2 is not supported on tensorrt/sm90"),
         (["--config", "recipe.toml"], "the recipe cannot be read"),

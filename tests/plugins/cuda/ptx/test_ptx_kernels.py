@@ -31,6 +31,7 @@ from tests.spanning import often
 _LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
 _LONG = (pytest.mark.slow, pytest.mark.long)
 CONTAINED = ("w4t", "w8t")
+OWN_TYPES = ("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES)
 BLOCKS = {64: costs.BLOCK}  # head_dim → tokens per block: PTX of few kinds is compiled
 
 
@@ -58,10 +59,7 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "precision",
-    but_long(("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES), ("f16", "w8", "w4g32", "w8ts", *CONTAINED)),
-)
+@pytest.mark.parametrize("precision", but_long(OWN_TYPES, {*OWN_TYPES} - {"bf16", "w4ts", "f8"}))
 def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
     """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
     test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
