@@ -61,7 +61,7 @@ def test_the_build_can_be_told_its_types(cache: Path) -> None:
         assert {step.attrs["activations"] for step in plan.steps if "activations" in step.attrs} <= {"f32", "bf16"}
         assert DType.W8 in {weight.dtype for weight in plan.weights}
         assert llm.generate("The prince", GREEDY)[0].outputs[0].text
-    with pytest.raises(UsageError, match="unknown kv_cache_dtype(.|\n)*fp8"):
+    with pytest.raises(UsageError, match=r"unknown kv_cache_dtype(.|\n)*fp8"):
         LLM(SHIPPED, cache_dir=cache, kv_cache_dtype="int4")
 
 
