@@ -82,16 +82,19 @@ def test_attention_is_timed_by_contexts() -> None:
 
 @pytest.mark.slow
 def test_each_precision_has_a_row(tmp_path: Path) -> None:
-    """Of a random model: fewer bytes, and errors that grow."""
+    """Of a random model: fewer bytes, and errors that grow. So have types of the KV cache."""
     write_model(TINY, tmp_path / "m")
     text = tmp_path / "text"
     text.write_text(SAMPLE_TEXT.read_text()[:600])
     table = run("precisions", tmp_path / "m", text)
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
-    assert [row[0] for row in rows] == ["| `f32`", "| `bf16`", "| `w8`", "| `w4g32`", "| `w4g64`", "| `w4g128`"]
+    precisions, caches = ["f32", "bf16", "w8", "w4g32", "w4g64", "w4g128"], ["f32", "bf16", "int8", "fp8"]
+    assert [row[0].strip("| `") for row in rows] == precisions + caches
     sizes, errors = ([float(row[column].split()[0]) for row in rows] for column in (1, 4))
     assert sizes[0] > 1.9 * sizes[1] > 3 * sizes[2] > 3 * sizes[3]
     assert errors[0] <= errors[1] < errors[2] < errors[3]
+    assert sizes[6] == 2 * sizes[7] > 2 * sizes[8] == 2 * sizes[9]
+    assert errors[6] <= errors[7] <= errors[8] < errors[9]
 
 
 def test_a_commit_has_lost_where_three_rounds_of_four_say_so() -> None:
