@@ -121,16 +121,17 @@ tiles: $(VENV)/.installed-test
 		echo "this machine has tile registers: make test runs the kernels for AMX on them, without a trap"; \
 	else $(MAKE) trapped-tiles; fi
 
+# Built as deep as the wheel, so that ccache knows the kernels that are the same.
 trapped-tiles: $(VENV)/.installed-test
 	@grep -qw avx512_bf16 /proc/cpuinfo || { echo "this machine lacks AVX-512 with BF16, which kernels for AMX use beside tiles"; exit 1; }
-	rm -rf build/tiles/site
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tiles/site \
-		--config-settings=cmake.define.INGOT_TILE_TRAP=ON $(EMULATED) --config-settings=build-dir=build/tiles/cmake .
-	@isa=$$(PYTHONPATH=build/tiles/site $(VENV)/bin/python -c 'from ingot.plugins.cpu.native import detect_isa; print(detect_isa())'); \
+	rm -rf build/tiles-site
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --no-deps --target build/tiles-site \
+		--config-settings=cmake.define.INGOT_TILE_TRAP=ON $(EMULATED) --config-settings=build-dir=build/tiles .
+	@isa=$$(PYTHONPATH=build/tiles-site $(VENV)/bin/python -c 'from ingot.plugins.cpu.native import detect_isa; print(detect_isa())'); \
 		[ "$$isa" = amx ] || { echo "tiles are trapped, but the machine offers $$isa, expected amx"; exit 1; }
-	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins/cpu -m native -k amx -p no:cacheprovider
-	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/e2e -m "native and not slow" -p no:cacheprovider
-	PYTHONPATH=build/tiles/site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 $(wildcard tests/runtime/*.py) tests/house/test_support.py \
+	PYTHONPATH=build/tiles-site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins/cpu -m native -k amx -p no:cacheprovider
+	PYTHONPATH=build/tiles-site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/e2e -m "native and not slow" -p no:cacheprovider
+	PYTHONPATH=build/tiles-site $(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 $(wildcard tests/runtime/*.py) tests/house/test_support.py \
 		tests/e2e/test_float64.py -p no:cacheprovider
 
 HASWELL := qemu-x86_64 -cpu Haswell $(VENV)/bin/python

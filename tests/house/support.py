@@ -1,7 +1,7 @@
 """docs/support.md and its summary in the README, found by trying: `python -m tests.house.support` writes both.
 
 Every family × precision × target is converted, built, and, where this machine can, run beside the target `ref`. With
-PYTHONPATH=build/tiles/site, after `make tiles`, cpu/amx is tried too on a machine without tile registers. With names of
+PYTHONPATH=build/tiles-site, after `make tiles`, cpu/amx is tried too on a machine without tile registers. With names of
 families only these are tried, and the rows of all others stay: `python -m tests.house.support qwen3 llama`.
 """
 
