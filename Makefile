@@ -7,7 +7,7 @@
 # make native       the native module in place, for PYTHONPATH=src
 # make haswell      kernel tests on an emulated processor that has AVX2 and nothing newer (needs qemu-user)
 # make tiles        kernels for AMX on a machine with AVX-512 and BF16 but no tile registers: their instructions trapped
-# make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make sanitize     kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer (SANITIZED=native: the slow ones too)
 # make tsan         kernels, sessions, executor and a server under ThreadSanitizer
 # make mutants      plants faults one by one and names those that no test notices (an hour; MUTANT_ARGS="--only bench")
 
@@ -16,6 +16,7 @@ VENV ?= .venv
 JOBS ?= 2
 PYTEST_ARGS ?=
 MUTANT_ARGS ?=
+SANITIZED ?= native and not slow
 
 PIP := $(VENV)/bin/pip --disable-pip-version-check -q
 ROOMS := src convert builder plugins runtime configs
@@ -107,7 +108,7 @@ sanitize: $(VENV)/.installed-test
 		--config-settings=cmake.define.INGOT_SANITIZE=address $(EMULATED) --config-settings=build-dir=build/sanitize/cmake .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=build/sanitize/site \
-		$(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins -m "native and not slow" --emulated-twins -p no:cacheprovider
+		$(VENV)/bin/python -m pytest -n $(JOBS) --timeout 1800 tests/plugins -m "$(SANITIZED)" --emulated-twins -p no:cacheprovider
 
 tsan: $(VENV)/.installed-test
 	rm -rf build/tsan/site
