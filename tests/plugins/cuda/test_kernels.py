@@ -247,6 +247,9 @@ def check_rope(
         qkv[0, heads * dim : (heads + 1) * dim] = 0
         qkv[1, heads * dim : (heads + 1) * dim] *= np.float32(1e-38)
         qkv[2, -1] = np.inf
+        of_key = qkv[3, heads * dim : (heads + 1) * dim]  # beside its largest number, denormal ones of FP8
+        of_key *= np.float32(2.0**-7)
+        of_key[0] = 448
     angles = _normal(2, 7, rotary // 2)
     cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) if rotary else None
     width = {"": (), "head": (dim, dim), "wide": (heads * dim, kv_heads * dim)}[norm]
