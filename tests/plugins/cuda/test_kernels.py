@@ -241,13 +241,13 @@ def check_rope(
     expected_cache = KvCache(cache.group, 7)
     batch = batch_of([(0, 3), (30, 4)], [[5], [1, 6, 3]])
     qkv = _normal(1, 7, (heads + (1 if made["keys_as_values"] else 2) * kv_heads) * dim)
-    if (
-        dtype in KV_CODES and not norm
-    ):  # a key that is zero, one that is too small for codes, and a value with an infinity
+    # A key that is zero, one that is too small for codes, and a value with an infinity; beside a key's largest number,
+    # denormal ones of FP8.
+    if dtype in KV_CODES and not norm:
         qkv[0, heads * dim : (heads + 1) * dim] = 0
         qkv[1, heads * dim : (heads + 1) * dim] *= np.float32(1e-38)
         qkv[2, -1] = np.inf
-        of_key = qkv[3, heads * dim : (heads + 1) * dim]  # beside its largest number, denormal ones of FP8
+        of_key = qkv[3, heads * dim : (heads + 1) * dim]
         of_key *= np.float32(2.0**-7)
         of_key[0] = 448
     angles = _normal(2, 7, rotary // 2)
