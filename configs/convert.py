@@ -24,6 +24,7 @@ class ConvertOptions:
     """Either `model_dir`, or `config` and `random_weights`.
 
     model_dir       Hugging Face directory
+    lora            directory of a LoRA adapter, which is merged into the model of model_dir
     config          a Hugging Face config.json; the weights are drawn from the seed `random_weights`
     dtype           type of the stored weights; None keeps each as it is (random weights: bf16)
     max_mem         bytes this process may use
@@ -37,6 +38,7 @@ class ConvertOptions:
     dtype: DType | None = None
     max_mem: int | None = None
     rope_factors: str | None = None
+    lora: Path | None = None
     build_defaults: BuildDefaults = dataclasses.field(default_factory=BuildDefaults)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,8 @@ class ConvertOptions:
                 "--config and --random_weights go together",
                 hint="for real weights give the model's directory as --model_dir",
             )
+        if self.lora is not None and self.model_dir is None:
+            raise UsageError("--lora needs --model_dir, the adapter's base model", got=str(self.lora))
         if self.rope_factors not in (None, *ROPE_FACTORS):
             raise UsageError("--rope_factors is unknown", expected=", ".join(ROPE_FACTORS), got=self.rope_factors)
         if self.random_weights is not None and self.random_weights < 0:

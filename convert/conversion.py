@@ -12,6 +12,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.configs.token_ids import check_vocabulary, token_ids
+from ingot.convert.adapter import read_adapter
 from ingot.convert.claim import claim, require_rows
 from ingot.convert.experts import SELECT_BIAS
 from ingot.convert.family import read_model
@@ -28,7 +29,7 @@ from ingot.convert.weight_shapes import weight_shapes
 from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, evaluate, held, infer, sources
 from ingot.convert.wrapped import as_stored, left_out, text_section, text_tensors, wrapper_of
 from ingot.dtypes import DType
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, UnsupportedModelError
 from ingot.tensor_file import StoredTensor, TensorSpec, read_elements
 
 BLOCK = 1 << 20  # elements that are in memory at a time
@@ -80,12 +81,14 @@ def conversion_from_directory(folder: Path, options: ConvertOptions) -> Conversi
     """Copy the weights of a Hugging Face directory, or of a GGUF file, file by file in the order of the Graph."""
     if is_gguf(folder):
         return _conversion_from_gguf(folder, options)
+    adapter = None if options.lora is None else read_adapter(options.lora)
     config = read_config(folder)  # a model that ingot cannot take is refused before its weights are there
     require_known_format(config, folder)
     read_model(config, None)
     source, wrapper = Source.open(folder), wrapper_of(config)
     found = read_quantised(source.config, source.path, source.tensors)
-    everything: dict[str, StoredTensor | Quantised] = {**found.tensors, **found.quantised}
+    floats = found.tensors if adapter is None else adapter.merged(found.tensors, found.quantised)
+    everything: dict[str, StoredTensor | Quantised] = {**floats, **found.quantised}
     tensors = text_tensors(wrapper, everything)
     family, model, unknown = read_model(source.config, tensors)
     text, _ = text_section(source.config, tensors)
@@ -100,7 +103,7 @@ def conversion_from_directory(folder: Path, options: ConvertOptions) -> Conversi
     return Conversion(
         model=model,
         files=files,
-        read_files=(*source.files, *found.files),
+        read_files=(*source.files, *found.files, *(adapter.files if adapter else ())),
         quantised=quantised,
         companions=source.path,
         tokenizer=make_tokenizer(source.path),
@@ -111,6 +114,7 @@ def conversion_from_directory(folder: Path, options: ConvertOptions) -> Conversi
             *left_out(wrapper, everything),
             *_without_drafts(family.drafting(tensors, model.num_layers)),
             *_without_choosers(family.choosing(tensors)),
+            *(adapter.warnings() if adapter else ()),
         ),
     )
 
@@ -125,6 +129,13 @@ def _without_choosers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _conversion_from_gguf(path: Path, options: ConvertOptions) -> Conversion:
+    if options.lora is not None:
+        raise UnsupportedModelError(
+            "an adapter is merged into a Hugging Face directory, not into a GGUF file",
+            where="--lora",
+            got=str(path),
+            hint="give the adapter's base model as --model_dir, a Hugging Face directory in bfloat16 or float16",
+        )
     source = open_gguf(path)
     _, model, unknown = read_model(source.config, source.tensors)
     assert not unknown, f"the architecture's row writes keys that the family does not read: {unknown}"
@@ -256,6 +267,12 @@ def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor | Quantis
     table, head = tensors.get(names["embed/weight"]), tensors.get(names["lm_head/weight"])
     if head is None or table is None:
         return []
+    if isinstance(head, StoredTensor) and head.change is not None:
+        raise UnsupportedModelError(
+            "the adapter changes lm_head, which the configuration ties to the token table",
+            where=head.name,
+            hint="merge the adapter with PEFT (merge_and_unload), and convert the result",
+        )
     if not (isinstance(head, StoredTensor) and isinstance(table, StoredTensor) and _same_bits(head, table)):
         raise CheckpointError(
             "the configuration ties lm_head to the token table, but the file holds another lm_head",
@@ -269,6 +286,7 @@ def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor | Quantis
 def _same_bits(head: StoredTensor, table: StoredTensor) -> bool:
     return (head.dtype_name, head.shape) == (table.dtype_name, table.shape) and all(
         np.array_equal(read_elements(head, begin, end).view(np.uint8), read_elements(table, begin, end).view(np.uint8))
+        for table in [dataclasses.replace(table, change=None)]  # an adapter of the table is one of both
         for begin in range(0, head.nbytes // head.dtype.itemsize, BLOCK)
         for end in [min(begin + BLOCK, head.nbytes // head.dtype.itemsize)]
     )

@@ -200,4 +200,5 @@ def _write_companions(conversion: Conversion, folder: Path) -> None:
 
 def _name(file: Path, conversion: Conversion) -> str:
     """How a source file is called in the record of hashes."""
-    return file.name if conversion.companions is None else file.relative_to(conversion.companions).as_posix()
+    beside = conversion.companions
+    return file.relative_to(beside).as_posix() if beside is not None and file.is_relative_to(beside) else file.name

@@ -89,7 +89,7 @@ def _refuse_adapter(path: Path) -> None:
             where=str(path / ADAPTER_FILE),
             expected="a whole model: config.json, weights and tokenizer",
             got=f"an adapter of {base}" if base else "an adapter",
-            hint="merge the adapter into its base model (docs/how-to/lora.md), then convert the result",
+            hint="give its base model as --model_dir, and this directory as --lora",
         )
 
 

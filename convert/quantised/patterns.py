@@ -31,18 +31,17 @@ def is_named(module: str, patterns: Sequence[str]) -> bool:
     return False
 
 
-def matches(pattern: str, module: str) -> bool:
-    """A regular expression of a configuration. Raises ConfigError for a text that is none, or that may take long."""
+def matches(pattern: str, module: str, of: str = "the quantization config") -> bool:
+    """A regular expression of a configuration, which `of` names. Raises ConfigError for a text that is none, or that
+    may take long."""
     try:
         found = re.compile(pattern) if len(pattern) <= _LONGEST else None
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(
-            "a pattern of the quantization config is not a regular expression", got=pattern[:200]
-        ) from error
+        raise ConfigError(f"a pattern of {of} is not a regular expression", got=pattern[:200]) from error
     steps = math.inf if found is None or len(module) > _LONGEST else _steps(pattern, len(module))
     if found is None or steps > _MOST_STEPS:
         raise ConfigError(
-            "a regular expression of the quantization config may take too long",
+            f"a regular expression of {of} may take too long",
             where=module[:200],
             expected=f"at most {_LONGEST:,} characters, no repeated group with choices, few quantifiers",
             got=pattern[:200],

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -53,12 +53,17 @@ _BITS = {
 }
 
 
+Change = Callable[[npt.NDArray[np.generic], int], npt.NDArray[np.generic]]
+"""(stored bits of elements in C order, the number of the first) → other bits in their place"""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
     """Where the bits of a tensor lie.
 
     dtype_name  as the file says, e.g. "BF16"
     offset      of the first byte, counted from the begin of the file
+    change      what reading makes of elements; of a weight that an adapter changes
     """
 
     name: str
@@ -67,6 +72,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    change: Change | None = None
 
     @property
     def dtype(self) -> DType:
@@ -172,7 +178,8 @@ def _broken(path: Path, what: str, expected: str, got: str) -> CheckpointError:
 
 
 def read_elements(tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[np.generic]:
-    """Elements [begin, end) in C order, as stored bits, flat. Reads just these bytes."""
+    """Elements [begin, end) in C order, as stored bits, flat; what the tensor's change makes of them. Reads just these
+    bytes."""
     dtype = tensor.dtype
     assert 0 <= begin <= end <= math.prod(tensor.shape), f"{begin} to {end} is not inside {tensor.name}"
     try:
@@ -190,7 +197,7 @@ def read_elements(tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[np.
             expected=f"{end - begin:,} elements",
             got=f"{len(found):,}",
         )
-    return found
+    return found if tensor.change is None else tensor.change(found, begin)
 
 
 def read_rows(tensor: StoredTensor, begin: int = 0, end: int | None = None) -> npt.NDArray[np.generic]:

@@ -85,7 +85,7 @@ def test_typos_are_answered_with_the_near_name(args: list[str], words: str, caps
         (["--speculative-config={}"], "--speculative_config is an option of vLLM", "--screen_lm_head"),
         (["--tensor-parallel-size", "2"], "--tensor_parallel_size is an option of vLLM", "`ingot build`: `--tp_size"),
         (["--model-draft", "x"], "--model_draft is an option of llama.cpp", "speculative decoding is not supported"),
-        (["--lora", "x"], "--lora is an option of llama.cpp", "merge the adapter"),
+        (["--lora-scaled", "x"], "--lora_scaled is an option of llama.cpp", "`ingot convert --lora`"),
         (["-ngl", "99"], "-ngl is an option of llama.cpp", "on a CPU or on a GPU"),
         (["-m", "x.gguf"], "-m is an option of llama.cpp", "--engine_dir DIR"),
         (["-hf", "x/y"], "-hf is an option of llama.cpp", "ingot downloads nothing"),

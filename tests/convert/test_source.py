@@ -99,7 +99,7 @@ def test_an_adapter_is_called_so(beside: str | None, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "o/base"}')
     if beside is not None:
         (tmp_path / beside).write_text("{}")
-    with pytest.raises(UnsupportedModelError, match=r"is a LoRA adapter(.|\n)*an adapter of o/base(.|\n)*merge the"):
+    with pytest.raises(UnsupportedModelError, match=r"is a LoRA adapter(.|\n)*an adapter of o/base(.|\n)*as --lora"):
         Source.open(tmp_path)
 
 

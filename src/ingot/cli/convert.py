@@ -27,6 +27,13 @@ from ingot.convert.convert import convert
     help="Store weights in this type; auto keeps the type of each.",
 )
 @click.option(
+    "--lora",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Merge this LoRA adapter into the model of --model_dir: a directory with adapter_config.json, as PEFT "
+    "saves it.",
+)
+@click.option(
     "--rope_factors",
     type=click.Choice(ROPE_FACTORS),
     help="Choose the rotary factors of longrope models (Phi 3 128k): "
@@ -74,6 +81,7 @@ def command(
     model_dir: Path | None,
     output_dir: Path,
     dtype: str,
+    lora: Path | None,
     rope_factors: str | None,
     max_mem: int | None,
     config: Path | None,
@@ -88,6 +96,7 @@ def command(
 
     \b
     Example: ingot convert --model_dir Llama-3.2-1B --output_dir checkpoint
+    Example: ingot convert --model_dir Llama-3.2-1B --lora my-adapter --output_dir checkpoint
     """
     options = ConvertOptions(
         output_dir=output_dir,
@@ -97,6 +106,7 @@ def command(
         dtype=WEIGHT_DTYPES.get(dtype),
         max_mem=max_mem,
         rope_factors=rope_factors,
+        lora=lora,
         build_defaults=BuildDefaults(
             precision=weight_only(use_weight_only, weight_only_precision), tp_size=tp_size, pp_size=pp_size
         ),

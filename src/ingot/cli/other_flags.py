@@ -7,7 +7,7 @@ the same rows; a test keeps them in step.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-LORA = "LoRA adapters are not supported: merge the adapter into its base model before ingot convert"
+LORA = "an engine holds no adapters: merge the adapter into its base model with `ingot convert --lora`"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
