@@ -29,6 +29,8 @@ SMALL = 4096  # inline constants up to this many elements are facts (shapes, axe
 
 Attr = int | float | str | list[int]
 
+G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
+
 
 class Graph:
     """One model. `ids` is its input [batch, sequence], `logits` its output [batch, sequence, vocab]."""
@@ -50,7 +52,6 @@ class Graph:
     @classmethod
     def load(cls, path: Path) -> "Graph":
         """Read a model.onnx without its external weights."""
-        G_LOGGER.severity = G_LOGGER.CRITICAL + 1  # it warns about bf16, which is kept; errors are raised as well
         try:
             model = onnx.load(path, load_external_data=False)
             _check_damage(model.graph)

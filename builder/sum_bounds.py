@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 
-from ingot.errors import BuildError
+from ingot.errors import UsageError
 
 OPTION = "--sum_parts"
 Range = tuple[int, int]
@@ -29,10 +29,10 @@ class Whole:
 
 def part_bounds(name: str, k: int, parts: int, whole: Whole, group: int) -> list[Range]:
     """(first column, last and one) of each part: no part cuts a head or a group, and the first ones have more of them.
-    Raises BuildError where there are fewer of these than parts."""
+    Raises UsageError where there are fewer of these than parts."""
     size = math.lcm(whole.unit, group or 1)
     if -(-k // size) < parts:
-        raise BuildError(
+        raise UsageError(
             f"{OPTION} {parts} is too large for a matmul of this model",
             where=f"{OPTION}: {name}",
             expected=f"at least {parts} x {size} columns: a part must hold whole heads and quantisation groups",

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot import __version__
-from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, CheckpointConfig, companions, is_checkpoint
+from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, CheckpointConfig, companions, is_converted
 from ingot.chunks import Checksums
 from ingot.companions import TOKENIZER_FILE, check_companions, parse_tokenizer, tokenizer_memory
 from ingot.configs.convert import ConvertOptions
@@ -77,7 +77,7 @@ def convert(
         check_companions(conversion.companions)
     if conversion.tokenizer is not None:
         parse_tokenizer(json.dumps(conversion.tokenizer), f"the {TOKENIZER_FILE} made from the source's files")
-    with OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES, say=say) as out:
+    with OutputDir(options.output_dir, is_previous=is_converted, parts=CHECKPOINT_FILES, say=say) as out:
         out.require_space(estimate.disk)
         writer = _WeightWriter(_stage(progress, "weights", conversion.nbytes))
         for name, weights in conversion.files.items():

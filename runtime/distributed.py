@@ -20,6 +20,7 @@ import os
 import pickle
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -188,7 +189,8 @@ def start_ranks(engine_dir: Path, ranks: int, *, drains: bool = False) -> NoRetu
     command = [mpirun, "-n", str(ranks), sys.executable, "-m", "ingot", *sys.argv[1:]]
     print(f"starting {ranks} ranks: {shlex.join(command)}", file=sys.stderr, flush=True)
     settings = {**_MPIRUN_SETTINGS, **(_AS_ROOT if os.geteuid() == 0 else {})}
-    command = [sys.executable, "-I", forward_signals.__file__, *([] if drains else [forward_signals.GUARD]), *command]
+    command = [sys.executable, "-I", forward_signals.__file__, *([] if drains else [forward_signals.END]), *command]
+    signal.pthread_sigmask(signal.SIG_BLOCK, forward_signals.SIGNALS)  # they wait until that program can hear them
     os.execve(command[0], command, {**settings, **os.environ})
 
 

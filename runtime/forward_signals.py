@@ -7,8 +7,10 @@ system sends mpirun SIGTERM, which ends the ranks. A server that ends without a 
 
 A guard, which is a process of its own, kills an mpirun that stands still: while Open MPI 5 ends, two of its threads may
 wait for each other for ever (PMIx_server_finalize). Its ranks have ended then, and it does not ask for their end. The
-guard outlives this process. With `--guard` in front of mpirun, which commands without signals to drain have, mpirun
-replaces this process and keeps the guard.
+guard outlives this process. With `--end` in front of mpirun, which commands have that drain nothing, SIGTERM goes on
+in the place of SIGUSR1, and the exit code says which signal it was.
+
+Who starts this program blocks the signals before, so that none is lost while Python starts.
 """
 
 import contextlib
@@ -21,13 +23,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-GUARD = "--guard"
+END = "--end"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SAID = {signal.SIGTERM: ("terminated", 143), signal.SIGINT: ("interrupted", 130), signal.SIGHUP: ("hung up", 129)}
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 5.0  # between two looks of the guard; it kills at the second one that finds only ended ranks
 
 
-def run(command: Sequence[str]) -> int:
-    """Run mpirun to its end; its exit code."""
+def run(command: Sequence[str], *, drains: bool = True) -> int:
+    """Run mpirun to its end; its exit code, or where nothing drains that of a signal."""
+    forwarded = signal.SIGUSR1 if drains else signal.SIGTERM
     parent_ends = ctypes.CDLL(None).prctl
 
     def end_with_parent() -> None:
@@ -40,18 +45,23 @@ def run(command: Sequence[str]) -> int:
         asked.append(number)
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGUSR1)
+                process.send_signal(forwarded)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, drain)
-    # a session of its own: the terminal's Ctrl-C must not reach mpirun itself
-    process = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    # a session of its own where ranks drain: the terminal's Ctrl-C must not reach mpirun itself
+    process = subprocess.Popen(command, start_new_session=drains, preexec_fn=end_with_parent)
     start_guard(process.pid)
     if asked:
-        process.send_signal(signal.SIGUSR1)
+        process.send_signal(forwarded)
     code = process.wait()
-    if code == 0 and not asked:  # so ends Open MPI's where it has lost another machine
+    if asked and not drains:
+        said, code = _SAID[signal.Signals(asked[0])]
+        print(said, file=sys.stderr, flush=True)
+        return code
+    if drains and code == 0 and not asked:  # so ends Open MPI's where it has lost another machine
         return 1
     return code if code >= 0 else 128 - code
 
@@ -66,7 +76,7 @@ def start_guard(launcher: int) -> None:
         os.close(handle)
         return
     os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # whole groups of processes get them
+    for number in SIGNALS:  # whole groups of processes get them
         signal.signal(number, signal.SIG_IGN)
     ended = select.poll()
     ended.register(handle, select.POLLIN)
@@ -93,7 +103,5 @@ def states_of_children(process: int) -> set[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == GUARD:
-        start_guard(os.getpid())
-        os.execvp(sys.argv[2], sys.argv[2:])
-    sys.exit(run(sys.argv[1:]))
+    ends = sys.argv[1] == END
+    sys.exit(run(sys.argv[2:] if ends else sys.argv[1:], drains=not ends))

@@ -49,6 +49,8 @@ def read_ids(ids: object, vocab_size: int, where: str) -> Int32:
         array = np.asarray(ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError("token ids cannot be read", where=where, got=str(error)) from error
+    if array.dtype == object and array.ndim == 1 and all(type(each) is int for each in array):
+        array = np.clip(array, -1, vocab_size).astype(np.int64)  # numbers of more than 64 bits are outside, too
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise RequestError(
             "token ids must be a flat list of whole numbers",

@@ -40,7 +40,7 @@ from ingot.builder.graph import Graph
 from ingot.builder.pack import WeightUse
 from ingot.builder.precision import LM_HEAD
 from ingot.builder.stored_weight import StoredWeight
-from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_checkpoint
+from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_calibrated
 from ingot.configs.quantize import QuantizeOptions
 from ingot.dtypes import DType
 from ingot.errors import UsageError
@@ -95,7 +95,7 @@ def quantize(
     say(f"quantising {estimate}")
     estimate.check_memory(options.max_mem)
     with (
-        OutputDir(options.output_dir, is_previous=is_checkpoint, parts=CHECKPOINT_FILES, say=say) as out,
+        OutputDir(options.output_dir, is_previous=is_calibrated, parts=CHECKPOINT_FILES, say=say) as out,
         WeightReader(checkpoint) as reader,
     ):
         out.require_space(estimate.disk)

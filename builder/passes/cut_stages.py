@@ -20,7 +20,7 @@ from ingot.builder.passes.base import PassReport
 from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
 from ingot.dtypes import DType
-from ingot.errors import BuildError
+from ingot.errors import UsageError
 from ingot.plan import Attr, CacheGroup, Rows
 from ingot.plugins.op import Op
 from ingot.plugins.ops import recv, send
@@ -95,7 +95,7 @@ def find_cuts(
     """Where stages end: the index of the step behind each but the last. No layer's steps are parted, little is taken
     along, and the largest stage has as few bytes as then can be. tokens: whose keys and values count beside weights.
 
-    Raises BuildError where the model cannot be cut so often.
+    Raises UsageError where the model cannot be cut so often.
     """
     places = [0, *_View(program).places(), len(program.steps)]
     held = _held(program, {use.name: use.nbytes for use in uses}, caches, tokens, places)
@@ -117,7 +117,7 @@ def find_cuts(
     if cuts is None:
         most = next((fewer for fewer in range(stages - 1, 1, -1) if best(0, fewer) is not None), 1)
         kinds = " + ".join(str(len(group.layers)) for group in caches)
-        raise BuildError(
+        raise UsageError(
             f"{OPTION} {stages} is too large for this model",
             where=f"{OPTION} {stages}",
             expected=f"{OPTION} {most}: each stage must have a layer of every cache group",

@@ -1,4 +1,6 @@
-"""OpenAI's routes that this server does not have: what a client that asks for one is told."""
+"""Routes of OpenAI and vLLM that this server does not have: what a client that asks for one is told."""
+
+_ADAPTERS = "an engine holds no adapters beside its weights: `ingot convert --lora` merges one"
 
 ABSENT = {
     "embeddings": "the engine generates text; it gives no embeddings",
@@ -18,5 +20,10 @@ ABSENT = {
     "evals": "engines are measured with ingot bench",
     "assistants": "assistants do not exist here",
     "threads": "the server stores nothing",
+    "load_lora_adapter": _ADAPTERS,
+    "unload_lora_adapter": _ADAPTERS,
+    "pooling": "the engine generates text; it gives no embeddings",
+    "rerank": "the engine generates text; it ranks no documents",
+    "score": "the engine generates text; it scores no documents",
 }
-"""First part of a path below /v1 → why it is not there."""
+"""First part of a path, below /v1 or without it → why it is not there."""

@@ -19,6 +19,13 @@ _OLD = {
 """vLLM's older names and llama.cpp's → the newer ones."""
 
 
+def names_of_form(asked: Generate) -> dict[str, str]:
+    """What errors call the form of the answer → the field by which this request gives it."""
+    forms = ("response_format", *_OLD)
+    given = next((each for each in forms if getattr(asked, each) not in (None, False)), None)
+    return {} if given is None else {r"structured_outputs(\.\w+)?": given, "structured_outputs": given}
+
+
 def structured_outputs(asked: Generate) -> StructuredOutputs | None:
     """None: any text. Raises ApiError."""
     found: dict[str, dict[str, Any]] = {}

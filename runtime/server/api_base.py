@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from ingot import __version__
 from ingot.errors import RequestError
-from ingot.runtime.server.api_error import ApiError, not_ready, refused
+from ingot.runtime.server.answer_format import names_of_form
+from ingot.runtime.server.api_error import ApiError, not_ready, refused, said_as
 from ingot.runtime.server.body import AnyBody, read_body
 from ingot.runtime.server.generation import Generation, Order
 from ingot.runtime.server.health import Result
@@ -78,7 +79,8 @@ class ApiBase:
             prompt_alone=most_tokens(asked) == 0,
             guided=guided,
         )
-        return await self._service.start(order, prepare, request.receive)
+        with said_as(names_of_form(asked)):
+            return await self._service.start(order, prepare, request.receive)
 
     def _head(self, generation: Generation) -> ResponseHead:
         return ResponseHead(

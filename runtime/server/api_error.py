@@ -1,6 +1,8 @@
 """Refusals and failures as OpenAI's clients read them: {"error": {message, type, param, code}}."""
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 
 from ingot.errors import CapacityError, IngotError
 
@@ -28,6 +30,19 @@ class ApiError(Exception):
     def body(self) -> dict[str, object]:
         """What is sent."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+@contextlib.contextmanager
+def said_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name the fields that the client sent. names: field of a chat or of SamplingParams → the client's field"""
+    try:
+        yield
+    except ApiError as error:
+        for ours, theirs in names.items():
+            error.message = re.sub(rf"\b{ours}\b", theirs, error.message)
+            if error.param is not None and error.param.split(".")[0] == ours:
+                error.param = theirs + error.param.removeprefix(ours)
+        raise
 
 
 class ClientGoneError(Exception):

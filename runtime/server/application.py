@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from ingot.runtime.server.absent_routes import ABSENT
 from ingot.runtime.server.api_error import ApiError, ClientGoneError
@@ -20,7 +21,7 @@ from ingot.runtime.server.service import Service
 def make_app(service: Service) -> Starlette:
     """The ASGI application."""
     config = service.config
-    middleware = [Middleware(RequestGuard, api_keys=config.api_keys, log=service.log)]
+    middleware = [Middleware(RequestGuard, api_keys=config.api_keys, log=service.log, origins=config.cors_origins)]
     if config.cors_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -54,8 +55,10 @@ async def _client_gone(request: Request, error: ClientGoneError) -> Response:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     path = request.scope["path"]  # not request.url: the client's Host header is part of that
-    first = path.removeprefix("/v1/").split("/")[0]
-    if error.status_code == 404 and path.startswith("/v1/") and first in ABSENT:
+    first = path.removeprefix("/v1").strip("/").split("/")[0]
+    if error.status_code == 404 and path.endswith("/") and _is_route(request, path.rstrip("/")):
+        message, code = f"{path[:200]}: the path has no slash at its end", "unknown_url"
+    elif error.status_code == 404 and first in ABSENT:
         message, code = f"{path}: {ABSENT[first]}", "unsupported_endpoint"
     elif error.status_code == 404:
         message, code = f"there is no {path[:200]}; /openapi.json lists what there is", "unknown_url"
@@ -63,6 +66,10 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         message, code = f"{request.method} {path[:200]}: {error.detail}", None
     found = ApiError(error.status_code, message, code=code, headers=error.headers)
     return JSONResponse(found.body(), error.status_code, found.headers)
+
+
+def _is_route(request: Request, path: str) -> bool:
+    return any(isinstance(each, Route) and each.path == path for each in request.app.routes)
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:

@@ -29,6 +29,13 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "speed": ("standard",),
 }
 
+_TEXT_ONLY = "the engine reads and writes text only"
+_MEDIA = frozenset(  # types of a message's parts that are no text
+    {
+        *("image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url"),
+        *("file", "input_file", "document"),
+    }
+)
 _SHOWN = reprlib.Repr()  # writes no more of a value than people read
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 100
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -98,6 +105,10 @@ def _wrong(error: pydantic.ValidationError) -> ApiError:
     same_field = [index for index in range(len(found)) if places[index][:1] == places[0][:1]]
     nearest = max(same_field, key=nearness)
     first, place = found[nearest], ".".join(places[nearest])
+    for each in found:
+        given = each["input"].get("type") if isinstance(each["input"], dict) else each["input"]
+        if isinstance(given, str) and given in _MEDIA and each["type"] in ("literal_error", "union_tag_invalid"):
+            return ApiError(400, f"{given!r} is refused: {_TEXT_ONLY}", param=place, code="unsupported_value")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown field {place!r}", param=place, code="unknown_parameter")
     if first["type"] == "missing":

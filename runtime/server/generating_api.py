@@ -10,16 +10,17 @@ from ingot.runtime.answers.tool_rules import with_tools
 from ingot.runtime.answers.tools import ToolUse
 from ingot.runtime.fill_in_middle import fill_prompt
 from ingot.runtime.server.api_base import ApiBase, written
+from ingot.runtime.server.api_error import said_as
 from ingot.runtime.server.chat_format import ChatChunkBuilder
 from ingot.runtime.server.generation import Generation
 from ingot.runtime.server.messages_format import MessagesChunkBuilder
-from ingot.runtime.server.messages_protocol import CountTokensRequest, MessagesRequest
+from ingot.runtime.server.messages_protocol import NAMES_OF_MESSAGES, CountTokensRequest, MessagesRequest
 from ingot.runtime.server.openai_format import ChunkBuilder, CompletionChunkBuilder, Echo, Extras
 from ingot.runtime.server.other_tools import skipped_header
 from ingot.runtime.server.protocol import ChatMessage, ChatRequest, CompletionRequest, Generate, TokenizeRequest
 from ingot.runtime.server.response import NO_HEADERS, GeneratedResponse
 from ingot.runtime.server.responses_format import ResponsesChunkBuilder
-from ingot.runtime.server.responses_protocol import ResponsesRequest
+from ingot.runtime.server.responses_protocol import NAMES_OF_RESPONSES, ResponsesRequest
 from ingot.runtime.server.sampling_params import (
     chat_params,
     chat_prompt,
@@ -96,8 +97,9 @@ class GeneratingApi(ApiBase):
             asked = given.as_chat(variables, reasons=reasons, skip_tools=self._config.skip_unsupported_tools)
             return given, asked, chat_params(asked, defaults), tool_use(asked)
 
-        given, asked, params, use = await self._read(request, MessagesRequest, use_of)
-        generation = await self._start_chat(request, asked, params, use, "msg")
+        with said_as(NAMES_OF_MESSAGES):
+            given, asked, params, use = await self._read(request, MessagesRequest, use_of)
+            generation = await self._start_chat(request, asked, params, use, "msg")
         writer = MessagesChunkBuilder(self._head(generation), with_reasoning=asked.include_reasoning)
         headers = skipped_header(given.tools)
         return self._answer(generation, writer, "/v1/messages", stream=given.stream, headers=headers)
@@ -110,10 +112,11 @@ class GeneratingApi(ApiBase):
             asked = given.as_chat(variables, reasons=reasons, skip_tools=self._config.skip_unsupported_tools)
             return asked, tool_use(asked)
 
-        asked, use = await self._read(request, CountTokensRequest, use_of)
-        return await self._service.run(
-            lambda: written({"input_tokens": len(self._chat_ids(asked, asked.messages, use))})
-        )
+        with said_as(NAMES_OF_MESSAGES):
+            asked, use = await self._read(request, CountTokensRequest, use_of)
+            return await self._service.run(
+                lambda: written({"input_tokens": len(self._chat_ids(asked, asked.messages, use))})
+            )
 
     async def responses(self, request: Request) -> GeneratedResponse:
         """POST /v1/responses."""
@@ -123,8 +126,9 @@ class GeneratingApi(ApiBase):
             asked = given.as_chat(skip_tools=self._config.skip_unsupported_tools)
             return given, asked, chat_params(asked, defaults), tool_use(asked)
 
-        given, asked, params, use = await self._read(request, ResponsesRequest, use_of)
-        generation = await self._start_chat(request, asked, params, use, "resp")
+        with said_as(NAMES_OF_RESPONSES):
+            given, asked, params, use = await self._read(request, ResponsesRequest, use_of)
+            generation = await self._start_chat(request, asked, params, use, "resp")
         writer = ResponsesChunkBuilder(self._head(generation), given.echoed(params.temperature, params.top_p))
         headers = skipped_header(given.tools)
         return self._answer(generation, writer, "/v1/responses", stream=given.stream, headers=headers)

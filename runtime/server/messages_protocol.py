@@ -24,6 +24,12 @@ from ingot.runtime.server.protocol import (
 )
 from ingot.runtime.thinking_switch import find_switch
 
+# field of the chat that a request asks for → the request's own
+NAMES_OF_MESSAGES = {
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking",
+}
 _LEAST_BUDGET = 1024  # Anthropic's
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 _DEFAULT_EFFORT = "high"  # Anthropic's: the same as saying nothing

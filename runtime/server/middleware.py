@@ -22,6 +22,13 @@ from ingot.runtime.server.request_log import RequestLog
 _OPEN = ("/health", "/version", "/metrics", "/openapi.json")  # and "/", without a key
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _CLIENT_GONE = 499  # nobody was there to answer
+_SAFE = ("GET", "HEAD", "OPTIONS")  # change nothing
+_FOREIGN = ApiError(
+    403,
+    "a page of another site may not call this server: start it with --cors_origin and the page's origin",
+    kind="permission_error",
+    code="foreign_origin",
+)
 _WRONG_KEY = ApiError(
     401,
     "the API key is missing or wrong",
@@ -47,8 +54,8 @@ class RequestGuard:
     logs what was answered. Into the scope's state go `caller`, and from handlers `outcome`, a word, and
     `log_fields` for the log."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], log: RequestLog) -> None:
-        self._app, self._log, self._ids = app, log, Ids()
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], log: RequestLog, origins: Sequence[str] = ()) -> None:
+        self._app, self._log, self._ids, self._origins = app, log, Ids(), origins
         self._hashes = [_forms(key) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,10 +83,15 @@ class RequestGuard:
                     told["x-session-id"] = session_id
             await send(message)
 
+        refusal = None
+        if scope["method"] not in _SAFE and _is_foreign(headers, self._origins):
+            refusal = _FOREIGN
+        elif self._hashes and key is None and not _is_open(scope):
+            refusal = _WRONG_KEY
         try:
-            if self._hashes and key is None and not _is_open(scope):
-                scope["state"]["outcome"] = _WRONG_KEY.code
-                answer = JSONResponse(_WRONG_KEY.body(), _WRONG_KEY.status, _WRONG_KEY.headers)
+            if refusal is not None:
+                scope["state"]["outcome"] = refusal.code
+                answer = JSONResponse(refusal.body(), refusal.status, refusal.headers)
                 await answer(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
@@ -120,6 +132,18 @@ class RequestGuard:
             fields={"seconds": round(seconds, 4), **_session(state["caller"]), **state.get("log_fields", {})},
             is_quiet=_is_open(scope),
         )
+
+
+def _is_foreign(headers: Headers, origins: Sequence[str]) -> bool:
+    """Whether a browser says that a page of another site asks, which no --cors_origin lists. Browsers need no leave to
+    send some requests, whose answers the page may not read."""
+    origin = headers.get("origin")
+    if origin is None or origin in origins or "*" in origins:
+        return False
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin.partition("://")[2] != headers.get("host", "")
 
 
 def _session(caller: RequestContext) -> dict[str, str]:

@@ -23,6 +23,8 @@ from ingot.runtime.server.protocol import (
 )
 
 _STATUS = Literal["in_progress", "completed", "incomplete"]
+# field of the chat that a request asks for → the request's own
+NAMES_OF_RESPONSES = {"reasoning_effort": "reasoning.effort", "response_format": "text.format"}
 _NOT_STORED = "nothing is stored: send the whole conversation as input"
 
 

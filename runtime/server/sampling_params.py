@@ -49,6 +49,13 @@ def chat_params(asked: ChatRequest, defaults: GenerationDefaults) -> SamplingPar
             param="max_completion_tokens",
             code="invalid_value",
         )
+    if asked.echo and not asked.continue_final_message:
+        raise ApiError(
+            400,
+            "echo needs continue_final_message: true; it repeats the message that the answer goes on from",
+            param="echo",
+            code="unsupported_value",
+        )
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None

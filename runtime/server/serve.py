@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -96,7 +97,8 @@ class _UnableToListen(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging.Filter."""
         if isinstance(record.msg, OSError):
-            self.reason = os.strerror(record.msg.errno or 0).lower()
+            named = isinstance(record.msg, socket.gaierror)  # its numbers are not those of the system
+            self.reason = "no such host name" if named else os.strerror(record.msg.errno or 0).lower()
             return False
         return True
 

@@ -240,8 +240,24 @@ def companions(folder: Path) -> Iterator[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is an output of `convert`, of whatever schema: it may be replaced by a new one."""
+    """Whether a directory is a Checkpoint, of whatever schema."""
+    return _has_losses(path) is not None
+
+
+def is_converted(path: Path) -> bool:
+    """Whether it is an output of `convert`, which a new one may replace."""
+    return _has_losses(path) is False
+
+
+def is_calibrated(path: Path) -> bool:
+    """Whether it is an output of `quantize`, which a new one may replace."""
+    return _has_losses(path) is True
+
+
+def _has_losses(path: Path) -> bool | None:
+    """Whether a Checkpoint says what its quantised weights lose, as those of `quantize` do; None: it is none."""
     try:
-        return Section.from_file(path / "config.json").has("schema_version") and (path / GRAPH_FILE).is_file()
+        config = Section.from_file(path / "config.json")
     except ConfigError:
-        return False
+        return None
+    return bool(config.raw("losses")) if config.has("schema_version") and (path / GRAPH_FILE).is_file() else None

@@ -55,10 +55,10 @@ class OutputDir:
         self._lock: int | None = None
 
     def __enter__(self) -> "OutputDir":
-        self._refuse_foreign_target()
-        if self._say is not None and self.target.exists() and any(self.target.iterdir()):
-            self._say(f"{self.target} holds an earlier output, which is replaced when the new one is complete")
         try:
+            self._refuse_foreign_target()
+            if self._say is not None and self.target.exists() and any(self.target.iterdir()):
+                self._say(f"{self.target} holds an earlier output, which is replaced when the new one is complete")
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._remove_dead()
             self._make_path()

@@ -64,3 +64,41 @@ def test_an_interrupt_inside_of_eval_keeps_the_code(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
     assert (result.returncode, result.stderr) == (INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["--version"], ["inspect", "no-such-engine"]])
+def test_standard_output_that_is_closed(arguments: list[str]) -> None:
+    """Nobody reads what is printed, and the work is done."""
+    command = ["sh", "-c", f"exec {sys.executable} -m ingot {' '.join(arguments)} >&-"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert result.returncode == (WRONG_USE if "inspect" in arguments else DONE)
+    assert "internal error" not in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--model_dir", "--output_dir"])
+def test_empty_paths(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable without a value must not mean this directory."""
+    paths = {"--model_dir": "a", "--output_dir": "b", option: ""}
+    assert app.run(["convert", *(each for pair in paths.items() for each in pair)]) == WRONG_USE
+    assert "the path is empty" in capsys.readouterr().err
+
+
+def test_files_that_are_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe{}")
+    for option in ("--json_schema", "--grammar"):
+        given = ["run", "--engine_dir", "e", "--prompt", "a", option, str(tmp_path / "binary")]
+        assert app.run(given) == WRONG_USE
+        assert "not a text in UTF-8" in capsys.readouterr().err
+    assert app.run(["run", "--engine_dir", "e", "--input_file", str(tmp_path / "none")]) == WRONG_USE
+
+
+def test_doctor_fails_for_what_runs_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["doctor", "no-such-engine"]) == FAILED
+    assert "there is no engine directory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--draft_dir", "--batch_invariant"])
+def test_options_that_are_to_come(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["build", option]) == WRONG_USE
+    assert f"there is no option {option} yet" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from ingot.builder.memory import Value
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
 from ingot.builder.program import Draft, Program
 from ingot.dtypes import DType
-from ingot.errors import BuildError
+from ingot.errors import UsageError
 from ingot.plan import CacheGroup, Rows
 from ingot.plugins.registry import find_target
 from tests.passes.test_split_sums import lower
@@ -96,13 +96,13 @@ def test_layers_that_share_a_cache_stay_together() -> None:
     made = program((0, 1, 1, 1))
     (cut,) = find_cuts(made, [], [group(0, 1)], 16, 2)
     assert [step.attrs["layer"] for step in made.steps[cut:] if "layer" in step.attrs] == [1, 1, 1]
-    with pytest.raises(BuildError, match=r"--pp_size 3 is too large(.|\n)*--pp_size 2: each stage"):
+    with pytest.raises(UsageError, match=r"--pp_size 3 is too large(.|\n)*--pp_size 2: each stage"):
         find_cuts(made, [], [group(0, 1)], 16, 3)
 
 
 def test_each_stage_needs_a_layer_of_every_group() -> None:
     made = program((0, 1, 2, 3))
-    with pytest.raises(BuildError, match=r"--pp_size 2 is too large(.|\n)*2 \+ 2 layers"):
+    with pytest.raises(UsageError, match=r"--pp_size 2 is too large(.|\n)*2 \+ 2 layers"):
         find_cuts(made, [], [group(0, 1), group(2, 3)], 16, 2)
     (found,) = find_cuts(made, [], [group(0, 2), group(1, 3)], 16, 2)
     assert [step.attrs["layer"] for step in made.steps[:found] if "layer" in step.attrs] == [0, 1]

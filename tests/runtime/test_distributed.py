@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import mmap
 import os
 import signal
@@ -178,12 +179,34 @@ sys.exit(forward_signals.run(sys.argv[1:]))"""
     assert process.returncode == 7
 
 
-def test_a_launcher_with_a_guard_alone_replaces_the_command() -> None:
-    """Its streams, its exit code and its signals are the command's."""
-    script = "read line; echo $line; trap 'exit 5' TERM; kill $$; sleep 20"
-    command = [sys.executable, "-I", forward_signals.__file__, forward_signals.GUARD, "sh", "-c", script]
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_launcher_that_drains_nothing(code: int) -> None:
+    """Its streams and its exit code are the command's."""
+    script = f"read line; echo $line; exit {code}"
+    command = [sys.executable, "-I", forward_signals.__file__, forward_signals.END, "sh", "-c", script]
     found = subprocess.run(command, input="a line\n", capture_output=True, text=True, timeout=20)
-    assert (found.returncode, found.stdout, found.stderr) == (5, "a line\n", "")
+    assert (found.returncode, found.stdout, found.stderr) == (code, "a line\n", "")
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")]
+)
+def test_a_signal_that_ends_a_launcher(number: int, code: int, said: str, early: bool) -> None:
+    """Its command gets SIGTERM. Early: before Python has started, where signals are blocked until it can hear them."""
+    script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+    command = [sys.executable, "-I", forward_signals.__file__, forward_signals.END, "sh", "-c", script]
+    block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, forward_signals.SIGNALS)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=block
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if not early:
+            assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stderr.read() == said
+        assert process.wait(20) == code
 
 
 def has_ended(process: Path) -> bool:

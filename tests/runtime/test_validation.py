@@ -26,7 +26,7 @@ def test_top_k_of_minus_one_is_no_limit() -> None:
 def test_tokens_are_those_of_the_vocabulary() -> None:
     assert read_ids([0, 9], 10, "prompt 0").tolist() == [0, 9]
     assert requests(dataclasses.replace(PARAMS, stop_token_ids=[0, 9]))[0].end_ids == {0, 3, 9}
-    for wrong in (-1, 10):
+    for wrong in (-1, 10, 1 << 64, -(1 << 70)):
         with pytest.raises(IngotError, match="outside the vocabulary"):
             read_ids([0, wrong], 10, "prompt 0")
         with pytest.raises(IngotError, match="stop_token_ids"):

@@ -22,6 +22,12 @@ _TENSORRT = "ingot's own compiler has no such setting; see `ingot build --help`"
 _META = "convert the model to a Hugging Face directory first; --model_dir takes it"
 _GROUPS = "--precision w4g128, w4g64 or w4g32 of ingot build sets the group size"
 
+# of ingot build: what is to come, and what to do until then
+NOT_YET = {
+    "draft_dir": _DRAFT,
+    "batch_invariant": "on CPUs all engines are batch-invariant; on cuda targets --gemm_plugin disable makes matmuls "
+    "so",
+}
 ABSENT = {
     # trtllm-build
     "model_config": "the Checkpoint holds the model's configuration; for a model without weights: ingot convert "

@@ -14,7 +14,7 @@ from ingot.advise.measured import write_whole
 from ingot.calibration_text import read_calibration
 from ingot.checkpoint import is_checkpoint
 from ingot.cli.console import LEVELS, CliConsole, wrapped
-from ingot.cli.values import as_json, byte_size, log_level, positive
+from ingot.cli.values import LocalPath, as_json, byte_size, log_level, positive
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.sizes import format_bytes
 from ingot.convert.convert import convert
@@ -27,7 +27,7 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
 @click.command()
 @click.option(
     "--model_dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     required=True,
     help="Measure this Hugging Face directory, GGUF file or Checkpoint.",
 )
@@ -44,7 +44,7 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
     type=positive,
     default=TOKENS,
     show_default=True,
-    help="Use at most this many tokens of the text.",
+    help="Use at most this many tokens of the text, beside the first token of each window of 512.",
 )
 @click.option(
     "--kl_budget",
@@ -83,7 +83,7 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
 )
 @click.option(
     "--output_recipe",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="Write the picked recipe to this TOML file, for `ingot build --config`.",
 )
 @click.option(
@@ -95,12 +95,12 @@ _INPUTS = {"bf16": "floats", "int8": "int8"}
 )
 @click.option(
     "--measured",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="Keep the measurements in this file. Another run with it measures only what is missing.",
 )
 @click.option(
     "--work_dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=LocalPath(path_type=Path, exists=True, file_okay=False),
     help="Keep engines in this directory while they are measured. Default: the system's temporary directory.",
 )
 @click.option(

@@ -16,7 +16,7 @@ from click.exceptions import NoArgsIsHelpError
 from click.shell_completion import CompletionItem
 
 import ingot
-from ingot.cli.absent_options import ABSENT
+from ingot.cli.absent_options import ABSENT, NOT_YET
 from ingot.cli.console import terminal_width, wrapped
 from ingot.cli.exit_codes import READER_LEFT, TERMINATED, exit_code
 from ingot.cli.llama_cpp_flags import LLAMA_CPP
@@ -166,6 +166,8 @@ def _other_program(name: str, command: str, args: Sequence[str]) -> IngotError |
     plain, found = name.strip("-").replace("-", "_"), None
     if plain in ABSENT:
         found = IngotError(f"--{plain} is an option of TensorRT-LLM that ingot does not have", hint=ABSENT[plain])
+    if command == "build" and plain in NOT_YET:
+        return IngotError(f"there is no option --{plain} yet", hint=NOT_YET[plain])
     if command in ("build", "convert") and found is not None:
         return found
     if command not in _GENERATING:
@@ -280,6 +282,8 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> None:
     """The console script."""
+    if sys.stdout is None:  # closed from the start: nobody reads what we say there
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

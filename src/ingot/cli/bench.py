@@ -15,7 +15,7 @@ from ingot.cli.bench_kernels import kernels
 from ingot.cli.bench_serve import serve
 from ingot.cli.bench_start import start
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
+from ingot.cli.values import LocalPath, as_json, log_level, positive, target_isa, use_mmap
 from ingot.configs.sampling import SamplingParams
 
 
@@ -33,7 +33,7 @@ _THREADS = "Use this many threads. Default: one for each core that the process m
 
 def _shared(function: Any) -> Any:
     options = (
-        click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine."),
+        click.option("--engine_dir", type=LocalPath(path_type=Path), required=True, help="Measure this Engine."),
         click.option(
             "--input_len", type=positive, default=128, show_default=True, help="Prompt with this many tokens."
         ),

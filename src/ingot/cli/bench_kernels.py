@@ -10,12 +10,12 @@ import click
 
 from ingot.bench.kernels import KernelsOptions, KernelsReport, OpTimes, Phase, bench_kernels
 from ingot.cli.console import LEVELS, CliConsole, wrapped
-from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.cli.values import LocalPath, as_json, log_level, positive, target_isa
 from ingot.step_table import aligned
 
 
 @click.command(short_help="Time every op, and compare it with the limits of this machine.")
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
+@click.option("--engine_dir", type=LocalPath(path_type=Path), required=True, help="Measure this Engine.")
 @click.option(
     "--input_len",
     type=positive,

@@ -11,7 +11,7 @@ from ingot.bench.load_test import OnlineOptions, OnlineReport, Percentiles, benc
 from ingot.bench.plot import plot
 from ingot.bench.serve import GOOD_SHARE, ServeOptions, ServeReport, bench_serve
 from ingot.cli.console import LEVELS, CliConsole, wrapped
-from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.cli.values import LocalPath, as_json, log_level, positive, target_isa
 from ingot.errors import UsageError
 from ingot.plotting import check_plotting
 from ingot.step_table import aligned
@@ -56,7 +56,7 @@ _ONLINE = (
 )
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="Replay a trace. CSV: TIMESTAMP,ContextTokens,GeneratedTokens (Azure's traces); or JSONL: "
     "arrival, input_len, output_len.",
 )
@@ -152,11 +152,11 @@ _ONLINE = (
 @click.option(
     "--plot",
     "plot_file",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="PNG",
     help="With --url: write a plot of the latencies to this PNG file.",
 )
-@click.option("--engine_dir", type=click.Path(path_type=Path), help="With --offline: measure this Engine.")
+@click.option("--engine_dir", type=LocalPath(path_type=Path), help="With --offline: measure this Engine.")
 @click.option(
     "--start_rate",
     type=_above_zero,

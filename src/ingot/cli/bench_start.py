@@ -9,11 +9,11 @@ import click
 
 from ingot.bench.cold_start import StartOptions, StartReport, bench_start
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import as_json, log_level, positive, target_isa, use_mmap
+from ingot.cli.values import LocalPath, as_json, log_level, positive, target_isa, use_mmap
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Measure this Engine.")
+@click.option("--engine_dir", type=LocalPath(path_type=Path), required=True, help="Measure this Engine.")
 @click.option("--input_len", type=positive, default=32, show_default=True, help="Give a prompt of this many tokens.")
 @click.option(
     "--warmup",

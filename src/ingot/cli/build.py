@@ -11,7 +11,7 @@ from ingot.calibrated_build import calibrated_build
 from ingot.checkpoint import Checkpoint
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.trtllm_compat import compat_options, judge_all
-from ingot.cli.values import WEIGHT_ONLY, byte_size, is_weight_only, log_level, positive, weight_only
+from ingot.cli.values import WEIGHT_ONLY, LocalPath, byte_size, is_weight_only, log_level, positive, weight_only
 from ingot.configs.build import ACTIVATIONS, BuildConfig
 from ingot.configs.convert import BuildDefaults
 from ingot.configs.recipe import Recipe
@@ -25,8 +25,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 
 
 @click.command()
-@click.option("--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Build from this Checkpoint.")
-@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Write the Engine here.")
+@click.option("--checkpoint_dir", type=LocalPath(path_type=Path), required=True, help="Build from this Checkpoint.")
+@click.option("--output_dir", type=LocalPath(path_type=Path), required=True, help="Write the Engine here.")
 @click.option(
     "--target",
     default="cpu",
@@ -112,7 +112,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 )
 @click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="FILE",
     help="Set precisions by layer, without calibration: a TOML file, w4_careful or w8_float_inputs.",
 )
@@ -137,7 +137,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 )
 @click.option(
     "--timing_cache",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="FILE",
     help="Read kernel times from this file, and add those that this build measures. TensorRT's own times go to "
     "FILE.tensorrt-sm90 or the like.",
@@ -160,7 +160,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option("--dry_run", is_flag=True, help="Plan the engine and print the result, but write nothing.")
 @click.option(
     "--dump_passes",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="DIR",
     help="Write the graph as it is after each pass, one file per pass.",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import WEIGHT_ONLY, byte_size, log_level, weight_only
+from ingot.cli.values import WEIGHT_ONLY, LocalPath, byte_size, log_level, weight_only
 from ingot.configs.convert import ROPE_FACTORS, WEIGHT_DTYPES, BuildDefaults, ConvertOptions
 from ingot.configs.sizes import format_bytes
 from ingot.convert.convert import convert
@@ -15,10 +15,10 @@ from ingot.convert.convert import convert
 @click.command()
 @click.option(
     "--model_dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="Convert this Hugging Face directory or GGUF file. Required unless --config is given.",
 )
-@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Write the Checkpoint here.")
+@click.option("--output_dir", type=LocalPath(path_type=Path), required=True, help="Write the Checkpoint here.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", *WEIGHT_DTYPES], case_sensitive=False),
@@ -28,7 +28,7 @@ from ingot.convert.convert import convert
 )
 @click.option(
     "--lora",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="DIR",
     help="Merge this LoRA adapter into the model of --model_dir: a directory with adapter_config.json, as PEFT "
     "saves it.",
@@ -48,7 +48,7 @@ from ingot.convert.convert import convert
 )
 @click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="Convert this config.json, a model without weights. Needs --random_weights.",
 )
 @click.option(

@@ -9,27 +9,29 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import wrapped
-from ingot.cli.values import as_json
+from ingot.cli.exit_codes import DONE, FAILED
+from ingot.cli.values import LocalPath, as_json
 from ingot.configs.sizes import format_bytes
 from ingot.doctor import EngineState, Machine, TargetState, examine
 from ingot.step_table import aligned
 
 
 @click.command()
-@click.argument("engines", nargs=-1, type=click.Path(path_type=Path), metavar="[ENGINE]...")
+@click.argument("engines", nargs=-1, type=LocalPath(path_type=Path), metavar="[ENGINE]...")
 @click.option("--all", "everything", is_flag=True, help="Print every target with what is missing for it.")
 @as_json
-def command(engines: tuple[Path, ...], everything: bool, as_json: bool) -> None:
+def command(engines: tuple[Path, ...], everything: bool, as_json: bool) -> int:
     """Show what this machine offers, which targets it can build and run, and what the others lack. With ENGINE: show
-    which target of the engine this machine would run.
+    which target of the engine this machine would run. The exit code is 1 if it runs none.
 
     \b
     Example: ingot doctor engine --json
     """
     machine = examine(engines)
+    code: int = DONE if all(engine.takes for engine in machine.engines) else FAILED
     if as_json:
         print(json.dumps(dataclasses.asdict(machine), indent=1))
-        return
+        return code
     for engine in machine.engines:
         print(wrapped("\n".join(_fate(engine))) + "\n")
     print(
@@ -39,6 +41,7 @@ def command(engines: tuple[Path, ...], everything: bool, as_json: bool) -> None:
     )
     print()
     print(_every_target(machine.targets) if everything else wrapped("\n".join(_groups(machine.targets))))
+    return code
 
 
 def _machine_info(machine: Machine, *, everything: bool) -> dict[str, str]:

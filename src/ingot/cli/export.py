@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import log_level
+from ingot.cli.values import LocalPath, log_level
 from ingot.configs.sizes import format_bytes
 from ingot.export.export import FORMATS, export
 
@@ -13,13 +13,13 @@ from ingot.export.export import FORMATS, export
 @click.command()
 @click.option(
     "--checkpoint_dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     required=True,
     help="Export this Checkpoint, an output of ingot quantize or convert.",
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     required=True,
     metavar="FILE|DIR",
     help="Write this .gguf file, or this directory of compressed-tensors.",

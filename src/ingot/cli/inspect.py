@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import wrapped
-from ingot.cli.values import as_json
+from ingot.cli.values import LocalPath, as_json
 from ingot.inspect import inspect
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=LocalPath(path_type=Path))
 @click.option(
     "--all", "everything", is_flag=True, help="Also print every weight and kernel call, and do not cut long lines."
 )

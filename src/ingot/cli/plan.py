@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ingot.cli.console import LEVELS, CliConsole, wrapped
-from ingot.cli.values import as_json, log_level, positive
+from ingot.cli.values import LocalPath, as_json, log_level, positive
 from ingot.dtypes import PRECISIONS
 from ingot.errors import UsageError
 from ingot.planner.arrange import Arrangement
@@ -24,7 +24,7 @@ _above_zero = click.FloatRange(min=0, min_open=True)
 
 @click.command()
 @click.option(
-    "--checkpoint_dir", type=click.Path(path_type=Path), required=True, help="Plan for the model of this Checkpoint."
+    "--checkpoint_dir", type=LocalPath(path_type=Path), required=True, help="Plan for the model of this Checkpoint."
 )
 @click.option(
     "--devices",
@@ -57,7 +57,7 @@ _above_zero = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--plot",
     "plot_file",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="PNG",
     help="Simulate the best arrangements at several rates too, and write a plot of TTFT, TPOT and cost over the rate "
     "to this PNG file.",

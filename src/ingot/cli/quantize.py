@@ -12,7 +12,7 @@ from ingot.builder.calibrated.quantize import quantize
 from ingot.calibration_text import read_calibration
 from ingot.checkpoint import is_checkpoint
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import as_json, byte_size, log_level, positive
+from ingot.cli.values import LocalPath, as_json, byte_size, log_level, positive
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.quantize import CODES, DEFAULT_TOKENS, QuantizeOptions, read_recipe
 from ingot.convert.convert import convert
@@ -21,11 +21,11 @@ from ingot.convert.convert import convert
 @click.command()
 @click.option(
     "--model_dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     required=True,
     help="Quantise this Hugging Face directory, GGUF file or Checkpoint.",
 )
-@click.option("--output_dir", type=click.Path(path_type=Path), required=True, help="Write the Checkpoint here.")
+@click.option("--output_dir", type=LocalPath(path_type=Path), required=True, help="Write the Checkpoint here.")
 @click.option(
     "--recipe",
     required=True,
@@ -44,7 +44,7 @@ from ingot.convert.convert import convert
     type=positive,
     default=DEFAULT_TOKENS,
     show_default=True,
-    help="Use at most this many tokens of the text.",
+    help="Use at most this many tokens of the text, beside the first token of each window of 512.",
 )
 @click.option(
     "--codes",

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import as_json, log_level
+from ingot.cli.values import LocalPath, as_json, log_level
 from ingot.configs.sizes import format_bytes
 from ingot.errors import install
 from ingot.quickstart import QuickstartReport, quickstart
@@ -24,7 +24,7 @@ from ingot.quickstart import QuickstartReport, quickstart
 @click.command()
 @click.option(
     "--output_dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="Keep the Checkpoint and the Engine here. Default: delete them at the end.",
 )
 @click.option(

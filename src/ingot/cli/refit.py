@@ -7,26 +7,26 @@ import click
 
 from ingot.builder.refit import refit
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import log_level
+from ingot.cli.values import LocalPath, log_level
 from ingot.configs.sizes import format_bytes
 
 
 @click.command()
 @click.option(
     "--engine_dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     required=True,
     help="Give this Engine new weights. It must be built with --refit.",
 )
 @click.option(
     "--checkpoint_dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     required=True,
     help="Take weights and tokenizer from this Checkpoint. Its graph, shapes and stored types must be those of the "
     "Checkpoint from which the Engine was built.",
 )
 @click.option(
-    "--output_dir", type=click.Path(path_type=Path), help="Write the new Engine here. Default: replace the old one."
+    "--output_dir", type=LocalPath(path_type=Path), help="Write the new Engine here. Default: replace the old one."
 )
 @log_level
 def command(engine_dir: Path, checkpoint_dir: Path, output_dir: Path | None, log_level: str) -> None:

@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.exit_codes import DONE, FAILED
 from ingot.cli.sampling_options import Prompt, Sampling, read_prompts
-from ingot.cli.values import as_json, byte_size, log_level, positive, ranks, target_isa, use_mmap
+from ingot.cli.values import LocalPath, as_json, byte_size, log_level, positive, ranks, target_isa, use_mmap
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
@@ -29,7 +29,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Generate with this Engine.")
+@click.option("--engine_dir", type=LocalPath(path_type=Path), required=True, help="Generate with this Engine.")
 @click.option(
     "--prompt", "prompts", multiple=True, metavar="TEXT", help="Complete this text. Give it again for more prompts."
 )
@@ -120,7 +120,7 @@ def command(
     """
     for name in ("json_schema", "grammar"):
         file = sampling[name]
-        sampling[name] = None if file is None else file.read()
+        sampling[name] = None if file is None else _text_of(file)
         if name == "json_schema" and file is not None:
             _check_json(file.name, sampling[name])
     options = Sampling(**sampling)
@@ -145,6 +145,13 @@ def command(
         printer = _JsonPrinter(requests, stream) if as_json else _TextPrinter(len(requests), stream)
         with contextlib.closing(stream_text(runner, Tokenizer.from_dir(engine_dir), requests)) as events:
             return _print_all(events, printer, len(requests), console)
+
+
+def _text_of(file: TextIO) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise UsageError("the file is not a text in UTF-8", where=file.name, got=str(error)) from error
 
 
 def _check_json(path: str, text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.configs.read import parse_json
-from ingot.errors import ConfigError, RequestError, UsageError
+from ingot.errors import ConfigError, RequestError, UsageError, spelled
 
 Prompt = str | Sequence[int]
 
@@ -64,7 +64,12 @@ def _from_lines(input_file: str, asked: Sampling) -> Iterator[tuple[Prompt, Samp
 
 def _read(file: str) -> str:
     """The text of a file, or of stdin for "-"."""
-    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise UsageError(
+            "the input file cannot be read", where=file, got=error.strerror, hint=spelled(Path(file))
+        ) from error
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

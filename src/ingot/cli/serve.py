@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ingot.cli.console import LEVELS, CliConsole, Level
-from ingot.cli.values import byte_size, log_level, positive, ranks, target_isa, use_mmap
+from ingot.cli.values import LocalPath, byte_size, log_level, positive, ranks, target_isa, use_mmap
 from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.configs.serve import KV_TRANSPORTS, ROLES, ServeConfig
 from ingot.errors import UsageError, install
@@ -25,7 +25,7 @@ _seconds = click.FloatRange(min=0)
 
 
 @click.command()
-@click.option("--engine_dir", type=click.Path(path_type=Path), required=True, help="Serve this Engine.")
+@click.option("--engine_dir", type=LocalPath(path_type=Path), required=True, help="Serve this Engine.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
 @click.option(
     "--port",
@@ -43,7 +43,7 @@ _seconds = click.FloatRange(min=0)
 )
 @click.option(
     "--api_key_file",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="Read keys from this file, one per line; lines that begin with # are comments. Keys in a file do not "
     "appear in process lists.",
 )

@@ -1,5 +1,6 @@
 """Kinds of option values, and the options that several commands share."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,18 @@ from ingot.errors import UsageError
 
 WEIGHT_ONLY = {"int8": "w8", "int4": "w4g128"}  # --weight_only_precision
 positive = click.IntRange(min=1)
+
+
+class LocalPath(click.Path):
+    """A path that is not empty, as that of a variable without a value would be: it would mean this directory."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """See click.ParamType."""
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def byte_size(option: str) -> Callable[[str], int]:

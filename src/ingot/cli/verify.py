@@ -9,7 +9,7 @@ import click
 
 from ingot.builder.calibrated.quantize import CALIBRATION
 from ingot.cli.console import LEVELS, CliConsole
-from ingot.cli.values import as_json, log_level, positive, target_isa
+from ingot.cli.values import LocalPath, as_json, log_level, positive, target_isa
 from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_targets, compare
 from ingot.compare.report import Comparison, StepFigures
 from ingot.configs.sizes import format_bytes
@@ -21,17 +21,17 @@ from ingot.verify import VerifyReport, verify
 
 
 @click.command()
-@click.argument("engine", type=click.Path(path_type=Path))
+@click.argument("engine", type=LocalPath(path_type=Path))
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="SOURCE",
     help="Compare weights, the output of every kernel call and the logits with this Checkpoint, "
     "Hugging Face directory or GGUF file.",
 )
 @click.option(
     "--text",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=LocalPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Compare on this text. Default: a text that ships with ingot.",
 )

@@ -28,7 +28,7 @@ from ingot.convert.gguf.header import read_gguf_header
 from ingot.convert.gguf.source import open_gguf
 from ingot.convert.weight_shapes import weight_shapes
 from ingot.dtypes import DType
-from ingot.errors import CheckpointError, ConfigError, UnsupportedModelError, UsageError
+from ingot.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError, UsageError
 from ingot.export.compressed import compressed_problem, unsaid, write_compressed
 from ingot.export.gguf_blocks import ROWS, block_kind, blocks_of, halves_problem
 from ingot.export.gguf_file import FileTensor, Setting, write_gguf
@@ -225,11 +225,12 @@ def _publish_gguf(
     output.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(output.parent).free
     if free < total:
-        raise UsageError(
+        raise CapacityError(
             "there is not enough disk space for the export",
             where=str(output),
             expected=f"{total:,} bytes free",
             got=f"{free:,} bytes free",
+            hint="free space or choose another disk",
         )
     part = output.with_name(f".{output.stem}.partial-{secrets.token_hex(3)}.gguf")
     try:

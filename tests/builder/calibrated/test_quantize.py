@@ -249,3 +249,15 @@ def test_recipes_by_layer(tmp_path: Path) -> None:
         read_recipe(str(recipe))
     with pytest.raises(UsageError, match=r"no recipe(.|\n)*w4g32(.|\n)*did you mean 'w4g128'"):
         read_recipe("w4g129")
+
+
+def test_outputs_of_convert_and_of_quantize_do_not_replace_each_other(tmp_path: Path) -> None:
+    """Least of all the Checkpoint that is quantised."""
+    checkpoint = checkpoint_of(tmp_path)
+    quantised(tmp_path, checkpoint)
+    quantised(tmp_path, checkpoint)
+    with pytest.raises(UsageError, match="holds something else"):
+        quantize(QuantizeOptions(output_dir=checkpoint, precision="w8"), checkpoint, TEXT)
+    with pytest.raises(UsageError, match="holds something else"):
+        convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=tmp_path / "q"))
+    convert(ConvertOptions(model_dir=tmp_path / "m", output_dir=checkpoint))

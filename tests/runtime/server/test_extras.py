@@ -75,6 +75,11 @@ def test_a_prompt_is_cut_from_the_left(served: Served) -> None:
         ("completions", {"prompt": "a", "suffix": "b"}, "no tokens for filling in the middle"),
         ("completions", {"prompt": [1], "suffix": "b"}, "a prompt that is text"),
         ("completions", {"prompt": "a", "suffix": "b", "echo": True}, "echo cannot be combined with suffix"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "echo": True},
+            "echo needs continue_final",
+        ),
         ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 2}, "must be equal"),
     ],
 )

@@ -12,6 +12,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from ingot.configs.generation import GenerationDefaults
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.body import read_body
+from ingot.runtime.server.messages_protocol import MessagesRequest
 from ingot.runtime.server.protocol import (
     ACCEPTED,
     REFUSED,
@@ -275,6 +276,13 @@ def test_arguments_of_tools_become_objects_for_the_template() -> None:
 
 def test_messages() -> None:
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    refused = refusal(ChatRequest, {"messages": [{"role": "user", "content": image}]})
+    assert refused.message == "'image_url' is refused: the engine reads and writes text only"
+    picture = {"type": "image", "source": {"type": "url", "url": "x"}}
+    shown = {"max_tokens": 1, "messages": [{"role": "user", "content": [picture]}]}
+    assert refusal(MessagesRequest, shown).message == "'image' is refused: the engine reads and writes text only"
+    asked_of = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}
+    assert refusal(ResponsesRequest, asked_of).message.startswith("'input_image' is refused: the engine reads")
     assert refusal(ChatRequest, {"messages": [{"role": "user", "content": image}]}).param == "messages.0.content.0.type"
     assert refusal(ChatRequest, {"messages": [{"role": "bot", "content": "a"}]}).param == "messages.0.role"
     assert refusal(ChatRequest, {"messages": [{"role": "user", "content": "a", "x": 1}]}).param == "messages.0.x"
