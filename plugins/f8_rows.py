@@ -36,6 +36,10 @@ class RoundedRows:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def __getitem__(self, rows: npt.NDArray[np.integer]) -> "RoundedRows":
+        """The rows of these numbers."""
+        return RoundedRows(numbers=self.numbers[rows], scales=self.scales[rows])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class F8Rows:
@@ -102,7 +106,7 @@ def round_inputs(x: Float32, group: int = 0) -> tuple[Float32, Float32]:
     """
     k = x.shape[1]
     columns = group or k
-    padded = np.pad(x, ((0, 0), (0, -k % columns))).reshape(len(x), -1, columns)
+    padded = np.pad(x, ((0, 0), (0, -k % columns))).reshape(len(x), -(-k // columns), columns)
     top = np.abs(padded).max(axis=2)
     finite = np.isfinite(top)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -110,7 +114,7 @@ def round_inputs(x: Float32, group: int = 0) -> tuple[Float32, Float32]:
         usable = finite & np.isfinite(inverse)
         numbers = np.where(usable[..., None], round_to_f8(padded * inverse[..., None]), np.float32(0))
     scale = np.where(finite, top / _LARGEST, np.float32(np.nan)).astype(np.float32)
-    return np.ascontiguousarray(numbers.reshape(len(x), -1)[:, :k]), scale
+    return np.ascontiguousarray(numbers.reshape(padded.shape[0], padded.shape[1] * columns)[:, :k]), scale
 
 
 def stacked_f8(experts: Sequence[F8Rows]) -> F8Rows:

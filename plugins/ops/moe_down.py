@@ -9,6 +9,7 @@ from ingot.plugins.attributes import PRODUCT_RULES
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.ops.moe_gate_up import biases, each_expert, too_many
 from ingot.plugins.ops.sort_by_expert import COLUMNS
+from ingot.plugins.weight_values import Inputs
 from ingot.plugins.work import experts_work
 
 
@@ -18,15 +19,19 @@ def reference(call: Call) -> tuple[Array, ...]:
 
     activations round the inputs of each slot, as in the op matmul.
     """
-    (x, ids, weights), weight = (call.required(index) for index in range(3)), call.weight(3)
-    each = x.reshape(*ids.shape, weight.shape[2])
+    return (results(call, call.required(0).reshape(call.required(1).size, call.weight(3).shape[2])),)
+
+
+def results(call: Call, x: Inputs) -> Array:
+    """y of the slots of all rows [rows * slots, K]; the other inputs are those of the call."""
+    (ids, weights), weight = (call.required(index) for index in (1, 2)), call.weight(3)
     y = np.zeros((len(ids), weight.shape[1]), np.float32)
     places, bias = each_expert(ids), biases(call, 4, weight.shape)
-    parts = [(expert, each[place]) for expert, place in places.items()]
+    parts = [(expert, x[rows * ids.shape[1] + slots]) for expert, (rows, slots) in places.items()]
     products = weight.products(parts, str(call.attrs["activations"]))
     for (expert, (rows, slots)), p in zip(places.items(), products, strict=True):
         np.add.at(y, rows, weights[rows, slots, None] * (p + bias[expert]))
-    return (y,)
+    return y
 
 
 def size_problem(shapes: Shapes, attrs: Mapping[str, Attr]) -> str | None:

@@ -10,6 +10,7 @@ from ingot.plugins.activations import ACTIVATIONS, sigmoid
 from ingot.plugins.attributes import PRODUCT_RULES, is_flag, not_negative, one_of
 from ingot.plugins.op import Array, Call, Op, Shapes, unequal
 from ingot.plugins.ops.sort_by_expert import COLUMNS
+from ingot.plugins.weight_values import Inputs
 from ingot.plugins.work import experts_work
 
 
@@ -20,7 +21,12 @@ def reference(call: Call) -> tuple[Array, ...]:
     limit above 0: y = g * sigmoid(alpha * g) * (u + 1) instead, where g = min(p[:I], limit) and u = p[I:] within -limit
     and limit, as gpt-oss has it. activations round x, as in the op matmul.
     """
-    x, ids, weight = call.required(0), call.required(1), call.weight(2)
+    return (results(call, call.required(0)),)
+
+
+def results(call: Call, x: Inputs) -> Array:
+    """y of rows [rows, K]; the other inputs are those of the call."""
+    ids, weight = call.required(1), call.weight(2)
     out = _columns(weight.shape[1], call.attrs)
     y = np.zeros((*ids.shape, out), np.float32)
     places, bias = each_expert(ids), biases(call, 3, weight.shape)
@@ -29,7 +35,8 @@ def reference(call: Call) -> tuple[Array, ...]:
     for (expert, place), p in zip(places.items(), products, strict=True):
         p = p + bias[expert]
         y[place] = gated(p[:, :out], p[:, out:], call.attrs) if call.attrs["gated"] else _activated(p, call.attrs)
-    return (y.reshape(len(ids), -1),)
+    flat: Array = y.reshape(len(ids), -1)
+    return flat
 
 
 def _columns(rows: int, attrs: Mapping[str, Attr]) -> int:

@@ -24,8 +24,6 @@ from ingot.dtypes import DType
 from ingot.plan import Attr, Step
 from ingot.plugins.f8_rows import round_inputs
 from ingot.plugins.op import Array
-from ingot.plugins.ops.fp8_matmul import OP as FP8_MATMUL
-from ingot.plugins.ops.round_to_fp8 import OP as ROUND_TO_FP8
 from ingot.plugins.quantised import round_to_int8
 from ingot.plugins.registry import find_op
 from ingot.step_io import Int32, RanksTapSession, Session, TapSession
@@ -308,12 +306,10 @@ class Run:
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)
             errors.append(relative(codes * scale[:, None], x, where_both=True))
-        if step.op == ROUND_TO_FP8.name or (activations == "fp8" and step.op != FP8_MATMUL.name):
-            x, group = inputs[step.inputs[0]], int(step.attrs["group"])
+        if (columns := _rounded_together(rank, step)) is not None:
+            x, group = inputs[step.inputs[0]].reshape(-1, columns), int(step.attrs["group"])
             numbers, scale = round_inputs(x, group)
-            errors.append(
-                relative(numbers * np.repeat(scale, group or x.shape[1], 1)[:, : x.shape[1]], x, where_both=True)
-            )
+            errors.append(relative(numbers * np.repeat(scale, group or columns, 1)[:, :columns], x, where_both=True))
         return float(np.sqrt(sum(error**2 for error in errors)))
 
     def _factor_error(self, rank: Rank, step: Step, dtype: DType) -> float:
@@ -352,6 +348,17 @@ class Run:
 def _off(error: float) -> str:
     """A relative error, in words."""
     return f"{error:.2e} off" if np.isfinite(error) else "NaN or infinities at other places"
+
+
+def _rounded_together(rank: Rank, step: Step) -> int | None:
+    """Columns that a step rounds to FP8 as one row, of its first input; None where it rounds nothing so."""
+    op = find_op(step.op)
+    if op.rounds and "group" in op.attrs:
+        cols = next(each.cols for each in rank.plan.buffers if each.name == step.inputs[0])
+        return cols // int(step.attrs.get("slots", 1))
+    if op.packed is None or step.attrs["activations"] != "fp8" or op.attrs["activations"] == "fp8":
+        return None
+    return rank.packed.weights[step.inputs[op.packed]].shape[-1]
 
 
 def _numbers(rank: Rank, step: Step) -> int:

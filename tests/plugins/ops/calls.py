@@ -24,6 +24,8 @@ _BY_ROWS = {
     "head_matmul": 1,
     "moe_gate_up": 2,
     "moe_down": 3,
+    "fp8_moe_gate_up": 2,
+    "fp8_moe_down": 3,
 }  # op → its weight, which counts by rows
 
 

@@ -38,6 +38,13 @@ def test_what_is_not_finite_spoils_its_scale() -> None:
     assert not scales[1].any()
 
 
+@pytest.mark.parametrize(("group", "groups"), [(0, 1), (128, 3)])
+def test_no_rows(group: int, groups: int) -> None:
+    """As of logits, of which a chunk in the middle of a prompt has none."""
+    codes, scales = evaluate("round_to_fp8", [random_array(0, 300)], {"group": group})
+    assert (codes.shape, scales.shape) == ((0, 384), (0, groups))
+
+
 def test_columns() -> None:
     out_cols = find_op("round_to_fp8").out_cols
     assert [out_cols([128], {"group": each}) for each in (0, 128)] == [(128, 1), (128, 1)]

@@ -86,6 +86,8 @@ GATED: dict[str, Attr] = {"gated": 1}
         ("moe_down", [(6,), (2,), (2,), (5, 8, 3), None, (10,)], {}, None),
         ("moe_down", [(6,), (2,), (2,), (5, 8, 3), None, (2,)], {}, "lists has shape (2,) instead of (10,)"),
         ("moe_down", [(6,), (2,), (3,), (5, 8, 3), None, None], {}, "weights has shape (3,) instead of (2,)"),
+        ("round_slots_to_fp8", [(6,)], {"group": 0, "slots": 3}, None),
+        ("round_slots_to_fp8", [(7,)], {"group": 0, "slots": 3}, "7 columns are not those of 3 slots"),
         ("gather_rows", [(5,)], {}, None),
         ("take_columns", [(12,)], {"of": 6, "first": 2, "count": 4}, None),
         ("take_columns", [(12,)], {"of": 6, "first": 3, "count": 4}, "columns 3 to 7 of each 6 cannot be taken"),
