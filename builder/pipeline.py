@@ -40,6 +40,7 @@ from ingot.builder.passes.cast_inputs import CastInputs
 from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.choose_tiles import choose_tiles
+from ingot.builder.passes.round_to_fp8 import OPS as FP8_OPS
 from ingot.builder.passes.round_to_fp8 import RoundToFp8
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
 from ingot.builder.passes.set_precision import SetPrecision
@@ -61,8 +62,6 @@ from ingot.dtypes import DType
 from ingot.errors import PassError
 from ingot.plan import Plan
 from ingot.plugins.ops.cast import OP as CAST
-from ingot.plugins.ops.fp8_matmul import OP as FP8_MATMUL
-from ingot.plugins.ops.round_to_fp8 import OP as ROUND_TO_FP8
 from ingot.plugins.ops.sort_by_expert import OP as SORT
 from ingot.plugins.target import CapturesDecode, HasManyRows, SplitsContexts, StoresNarrow, Target, WithLibrary
 from ingot.plugins.tiles import ChoosesTiles, HasPromptKernels
@@ -155,11 +154,10 @@ def input_passes(target: Target, shape_of: Callable[[str], Sequence[int]]) -> tu
 
 def fp8_passes(target: Target) -> tuple[StepPass, ...]:
     """Where the target multiplies inputs in FP8."""
-    rounding, product = (
-        next((each for each in target.kernels() if each.startswith(f"{op.name}.")), "")
-        for op in (ROUND_TO_FP8, FP8_MATMUL)
-    )
-    return (RoundToFp8(kernel=rounding, product=product),) if product else ()
+    kernels = {
+        op: name for name in reversed(target.kernels()) if (op := name.partition(".")[0]) in FP8_OPS
+    }  # the first of each op
+    return (RoundToFp8(kernels=kernels),) if kernels else ()
 
 
 def many_row_passes(target: Target, *, wanted: bool) -> tuple[StepPass, ...]:

@@ -5,34 +5,25 @@ then nothing is converted in between.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ingot.dtypes import DType
 from ingot.errors import REBUILD, EngineError
-from ingot.plan import CacheGroup, Plan, Rows, Step, Weight
+from ingot.plan import CacheGroup, Plan, Rows, Step
 from ingot.plugins.cuda.attention import Scores, attention_launches, rope_table_launch, write_launch
 from ingot.plugins.cuda.devices import devices_of
 from ingot.plugins.cuda.epilogues import epilogue_launch, norm_block
 from ingot.plugins.cuda.exchanges import gather_work, receive_work, reduce_work, send_work
-from ingot.plugins.cuda.experts import (
-    ExpertProduct,
-    Taken,
-    expert_kernels,
-    expert_launch,
-    route_launch,
-    sort_kernels,
-    sort_launch,
-    sum_launch,
-)
+from ingot.plugins.cuda.expert_steps import ExpertSteps
+from ingot.plugins.cuda.experts import sum_launch
 from ingot.plugins.cuda.own_products import OwnProduct
 from ingot.plugins.cuda.plan_facts import LIBRARY, WIDE_CODE, takes_library, takes_wide
 from ingot.plugins.cuda.plan_places import ROW_THREADS, STRIP
 from ingot.plugins.cuda.shapes import prefill_parts, takes_warpgroups
 from ingot.plugins.cuda.special_steps import SpecialSteps
 from ingot.plugins.cuda.stored_types import check_types
-from ingot.plugins.cuda.tilings import fp8_work, in_ranges, matmul_work, require_tile
-from ingot.plugins.cuda.wide_products import multiplies
+from ingot.plugins.cuda.tilings import fp8_work, in_ranges, matmul_work
 from ingot.plugins.cuda.work import Addresses, Bound, Launch, Work, integer, number, pointer, row_grid
 from ingot.step_inputs import require_known_inputs
 
@@ -44,7 +35,7 @@ def bind(plan: Plan, at: Addresses) -> list[Bound]:
     return _Binder(plan, at).bind()
 
 
-class _Binder(SpecialSteps):
+class _Binder(ExpertSteps, SpecialSteps):
     def bind(self) -> list[Bound]:
         bound = []
         require_known_inputs(self._plan)
@@ -143,27 +134,11 @@ class _Binder(SpecialSteps):
             rows=buffer.rows,
         )
 
-    def moe_route(self, step: Step, narrow: bool) -> list[Work]:
-        logits, bias = step.inputs
-        ids, weights = (self._buffer(name) for name in step.outputs)
-        x, given = self._buffers[logits], self._weight(bias)
-        at = self._buffer(logits)
-        return [route_launch(step.attrs, ids=ids, weights=weights, logits=at, bias=given, experts=x.cols, rows=x.rows)]
-
-    def sort_by_expert(self, step: Step, narrow: bool) -> list[Work]:
-        ids, lists, experts = step.inputs[0], step.outputs[0], int(step.attrs["experts"])
-        taken, tiles = self._taken(ids, lists, experts), in_ranges(self._plan, step)
-        for tile, _ in tiles:
-            require_tile(step, tile, sort_kernels(exact=self._types.weight is DType.F32))
-        self._sorted[lists] = ids, experts, tuple((tile.rows, rows) for tile, rows in tiles)
-        return [sort_launch(taken, tile, rows) for tile, rows in tiles]
-
     def moe_gate_up(self, step: Step, narrow: bool) -> list[Work]:
-        x, ids, weight, bias, lists = step.inputs
+        x, ids, weight, bias, lists, *scales = step.inputs
         taken = self._sorted_rows(step, ids, lists, self._weights[weight].shape[0])
         product = dataclasses.replace(
-            _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
-            x=self._buffer(x),
+            self._expert_product(step, x, weight, bias, scales),
             y=self._buffer(step.outputs[0]),
             each=taken.slots,
             gated=bool(step.attrs["gated"]),
@@ -175,22 +150,12 @@ class _Binder(SpecialSteps):
         return [*self._expert_launches(step, product, taken)]
 
     def moe_down(self, step: Step, narrow: bool) -> list[Work]:
-        x, ids, weights, weight, bias, lists = step.inputs
+        x, ids, weights, weight, bias, lists, *scales = step.inputs
         taken = self._sorted_rows(step, ids, lists, self._weights[weight].shape[0])
-        product = dataclasses.replace(
-            _expert_product(step, self._weights[weight], self._weight(weight), self._weight(bias)),
-            x=self._buffer(x),
-            y=self._at.sums,
-        )
+        product = dataclasses.replace(self._expert_product(step, x, weight, bias, scales), y=self._at.sums)
         y, rows = self._buffer(step.outputs[0]), self._buffers[x].rows
         added = sum_launch(y, self._at.sums, self._buffer(weights), cols=product.n, slots=taken.slots, rows=rows)
         return [*self._expert_launches(step, product, taken), added]
-
-    def _expert_launches(self, step: Step, product: ExpertProduct, taken: Taken) -> Iterator[Launch]:
-        known = expert_kernels(product.dtype, wide=takes_wide(step) and multiplies(product.k, product.dtype))
-        for tile, rows in in_ranges(self._plan, step):
-            require_tile(step, tile, known)
-            yield expert_launch(product, taken, tile, rows)
 
     def add_gated(self, step: Step, narrow: bool) -> list[Work]:
         buffer, cols = self._shape(step)
@@ -322,25 +287,6 @@ class _Binder(SpecialSteps):
         return [receive_work(self._buffer(buffer.name), cols=cols, rows=buffer.rows)]
 
 
-def _expert_product(step: Step, weight: Weight, at: int, bias: int) -> ExpertProduct:
-    """Without its input and output. at, bias: addresses"""
-    _, n, k = weight.shape
-    return ExpertProduct(
-        y=0,
-        x=0,
-        weight=at,
-        bias=bias,
-        n=n,
-        k=k,
-        each=1,
-        gated=False,
-        kind=0,
-        narrow=False,
-        dtype=weight.dtype,
-        group=int(str(step.attrs["group"])),
-    )
-
-
 class _StepKernels(NamedTuple):
     """What launches the kernels of an op. narrow: they write their first output in the products' type where the plan's
     buffer says so; alone: TensorRT targets, which share the others, do not have the op."""
@@ -358,6 +304,7 @@ _STEPS: dict[str, _StepKernels] = {
     "matmul": _StepKernels(_Binder.matmul, narrow=True),
     "fp8_matmul": _StepKernels(_Binder.fp8_matmul, narrow=True, alone=True),
     "round_to_fp8": _StepKernels(_Binder.round_to_fp8, alone=True),
+    "round_slots_to_fp8": _StepKernels(_Binder.round_to_fp8, alone=True),
     "add": _StepKernels(_Binder.add, narrow=True),
     "cast": _StepKernels(_Binder.cast, narrow=True, alone=True),
     "activation": _StepKernels(_Binder.activation, narrow=True),
@@ -370,6 +317,8 @@ _STEPS: dict[str, _StepKernels] = {
     "sort_by_expert": _StepKernels(_Binder.sort_by_expert, alone=True),
     "moe_gate_up": _StepKernels(_Binder.moe_gate_up, narrow=True, alone=True),
     "moe_down": _StepKernels(_Binder.moe_down, alone=True),
+    "fp8_moe_gate_up": _StepKernels(_Binder.moe_gate_up, narrow=True, alone=True),
+    "fp8_moe_down": _StepKernels(_Binder.moe_down, alone=True),
     "add_gated": _StepKernels(_Binder.add_gated, alone=True),
     "sigmoid_gate": _StepKernels(_Binder.sigmoid_gate, narrow=True, alone=True),
     "latent_kv_write": _StepKernels(_Binder.latent_kv_write, alone=True),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from ingot.dtypes import DType
 from ingot.plan import Attr, Rows
 from ingot.plan_tiles import Tile
+from ingot.plugins.cuda.fp8_products import fp8_shared_bytes, fp8_tokens
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
@@ -73,9 +74,15 @@ def sort_tiles(experts: int, slots: int, *, exact: bool) -> list[Tile]:
     ]
 
 
-def expert_tiles(experts: int, slots: int, dtype: DType, *, wide: bool) -> list[Tile]:
-    """Which kernel computes the same tiles. wide: warpgroups do, where a tile has many rows."""
+def expert_tiles(experts: int, slots: int, dtype: DType, *, wide: bool, fp8: bool = False) -> list[Tile]:
+    """Which kernel computes the same tiles. wide: warpgroups do, where a tile has many rows; fp8: they do for all
+    tiles, of codes on both sides."""
     kind = f"{dtype.value}_" if dtype.is_quantised else ""
+    if fp8:
+        return [
+            dataclasses.replace(each, kernel=f"experts_f8f8_{_WIDE}{fp8_tokens(each.rows)}")
+            for each in sort_tiles(experts, slots, exact=False)
+        ]
     if dtype is DType.F32:
         return [dataclasses.replace(each, kernel="experts_f32") for each in sort_tiles(experts, slots, exact=True)]
     return [
@@ -84,9 +91,10 @@ def expert_tiles(experts: int, slots: int, dtype: DType, *, wide: bool) -> list[
     ]
 
 
-def expert_kernels(dtype: DType, *, wide: bool) -> list[Tile]:
+def expert_kernels(dtype: DType, *, wide: bool, fp8: bool = False) -> list[Tile]:
     """Every kernel of such products. Each computes any number of rows."""
-    found = [*expert_tiles(1, 1, dtype, wide=False), *(expert_tiles(1, 1, dtype, wide=True) if wide else ())]
+    ways = [True] if fp8 else [False, True] if wide else [False]
+    found = [tile for each in ways for tile in expert_tiles(1, 1, dtype, wide=each, fp8=fp8)]
     return [dataclasses.replace(each, most_rows=ANY_ROWS) for each in found]
 
 
@@ -144,6 +152,7 @@ class ExpertProduct:
     n, k     rows and columns of one expert's weight, gate above up
     kind     the activation's number in the kernels
     narrow   y has the products' type, else float32
+    scales   those of x, whose codes are FP8; None: x has the products' type
     limit    of a clamped gate, whose sigmoid takes `alpha` times it; 0: it is not clamped
     """
 
@@ -161,6 +170,7 @@ class ExpertProduct:
     group: int
     limit: float = 0.0
     alpha: float = 1.0
+    scales: int | None = None
 
     @property
     def cols(self) -> int:
@@ -171,7 +181,9 @@ class ExpertProduct:
 def expert_launch(product: ExpertProduct, taken: Taken, tile: Tile, rows: range) -> Launch:
     """Runs for these numbers of rows of a step, whose pairs are sorted already in tiles of the same size."""
     threads, shared = THREADS, 0
-    if _WIDE in tile.kernel:
+    if product.scales is not None:
+        threads, shared = WIDE_THREADS, fp8_shared_bytes(fp8_tokens(tile.rows))
+    elif _WIDE in tile.kernel:
         threads, shared = WIDE_THREADS, wide_shared_bytes(tile.rows, product.dtype)
     elif tile.rows > 8 and product.dtype is not DType.F32:
         shared = shared_bytes(tile.rows)
@@ -191,6 +203,7 @@ def expert_launch(product: ExpertProduct, taken: Taken, tile: Tile, rows: range)
         integer(product.group),
         number(product.limit),
         number(product.alpha),
+        *(() if product.scales is None else (pointer(product.scales),)),
     )
     grid = _grid(product, taken, tile, rows)
     return Launch(kernel=tile.kernel, grid=grid, threads=threads, shared=shared, arguments=arguments)
@@ -198,6 +211,7 @@ def expert_launch(product: ExpertProduct, taken: Taken, tile: Tile, rows: range)
 
 def _grid(product: ExpertProduct, taken: Taken, tile: Tile, rows: range) -> Grid:
     weight_pairs = -(-product.cols // (_PAIR_ROWS // 2 if product.gated else _PAIR_ROWS))
+    few = tile.rows <= 8 and product.scales is None
 
     def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
         if count_of(taken.rows, counts) not in rows:
@@ -205,7 +219,7 @@ def _grid(product: ExpertProduct, taken: Taken, tile: Tile, rows: range) -> Grid
         tiles = _tiles(taken.pairs(counts), taken.experts, tile.rows)
         if product.dtype is DType.F32:
             return tiles, -(-product.cols // _F32_COLS), 1
-        return (weight_pairs, tiles, 1) if tile.rows <= 8 else (tiles, -(-weight_pairs // _BLOCK_PAIRS), 1)
+        return (weight_pairs, tiles, 1) if few else (tiles, -(-weight_pairs // _BLOCK_PAIRS), 1)
 
     return grid
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ingot.plan import Rows
 from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.own_products import OwnProduct
+from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, cut_up_to_some_rows, parts_of, rows_grid, sum_launch
 from ingot.plugins.cuda.work import ANY_ROWS, Launch, integer, pointer, row_grid
 
@@ -47,6 +48,11 @@ def fp8_shared_bytes(tokens: int) -> int:
     return next(each.shared_bytes for each in _KERNELS if each.tokens == tokens)
 
 
+def fp8_tokens(rows: int) -> int:
+    """Rows of x in the smallest tile that has room for so many."""
+    return next(each.tokens for each in _KERNELS if each.tokens >= rows)
+
+
 def fp8_parts(n: int, k: int) -> int:
     """Into how many parts K is cut where one tile has all rows of x."""
     return parts_of(n, k, _STEP)
@@ -66,12 +72,19 @@ def _tile(kernel: _Kernel, most: int, parts: int) -> Tile:
     return Tile(most_rows=most, kernel=f"product_f8f8_wide_{kernel.tokens}", rows=kernel.tokens, parts=parts)
 
 
-def round_launch(codes: int, scales: int, x: int, *, k: int, filled: int, group: int, rows: Rows) -> Launch:
-    """The op round_to_fp8. codes: fp8 [rows, filled]; x: float32 [rows, k]."""
-    strips = -(-filled // _ROUND_STRIP) if group else 1
+def round_launch(
+    codes: int, scales: int, x: int, *, k: int, filled: int, group: int, rows: Rows, slots: int = 1
+) -> Launch:
+    """The op round_to_fp8. codes: fp8 [rows, slots, filled]; x: float32 [rows, slots, k]; a slot is a row of the
+    kernel."""
+    strips, of_rows = -(-filled // _ROUND_STRIP) if group else 1, row_grid(rows)
+
+    def grid(counts: Counts, splits: int) -> tuple[int, int, int]:
+        return slots * of_rows(counts, splits)[0], strips, 1
+
     return Launch(
         kernel="round_to_fp8",
-        grid=row_grid(rows, strips),
+        grid=grid,
         threads=_ROUND_THREADS,
         shared=0,
         arguments=(*map(pointer, (codes, scales, x)), *map(integer, (k, filled, group))),

@@ -200,7 +200,8 @@ def scratch_bytes(plan: Plan) -> ScratchBytes:
         count, taken = rows[x.rows], 1
         if op.experts:
             taken = buffers[step.inputs[1]].cols
-        if takes_library(step) or op is moe_down.OP:  # all other products write their results where they belong
+        adds = find_op(op.plain(step).op) is moe_down.OP
+        if takes_library(step) or adds:  # all other products write their results where they belong
             sums.append(4 * count * taken * weight.shape[-2])
         cut = (each for each in plan.tiles_of(step.name) if each.parts > 1)
         sums.extend(4 * each.parts * min(each.most_rows, count) * weight.shape[-2] for each in cut)

@@ -48,13 +48,14 @@ class SpecialSteps(PlanPlaces):
         return [launch]
 
     def round_to_fp8(self, step: Step, narrow: bool) -> list[Work]:
-        (x,), (codes, scales) = step.inputs, step.outputs
+        (x,), (codes, scales), slots = step.inputs, step.outputs, int(step.attrs.get("slots", 1))
         launch = round_launch(
             *map(self._buffer, (codes, scales, x)),
-            k=self._buffers[x].cols,
-            filled=self._buffers[codes].cols,
+            k=self._buffers[x].cols // slots,
+            filled=self._buffers[codes].cols // slots,
             group=int(step.attrs["group"]),
             rows=self._buffers[x].rows,
+            slots=slots,
         )
         return [launch]
 

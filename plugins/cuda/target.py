@@ -39,6 +39,7 @@ from ingot.plugins.cuda.states import MAX_KEY_DIM
 from ingot.plugins.cuda.tilings import tiles_of_step
 from ingot.plugins.cuda.wide_products import TYPES as WIDE_TYPES
 from ingot.plugins.op import Op
+from ingot.plugins.ops.round_slots_to_fp8 import OP as ROUND_SLOTS
 from ingot.plugins.registry import find_op
 from ingot.plugins.split_rules import SplitRules
 from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, RankLink, SessionOptions, Target
@@ -93,7 +94,10 @@ _ARCHITECTURES = {
 CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # target → its machine code
 
 
-_OF_FP8 = {kernel.split(".")[0] for kernel in (FP8_PRODUCT, FP8_ROUNDING)}
+# Of experts, as FP8, FP8_PRODUCT and FP8_ROUNDING: of whose slots the second half has an input each.
+FP8_EXPERTS = (*(f"{op}.f8f8.{WIDE}" for op in OPS if find_op(op).experts), f"{ROUND_SLOTS.name}.f32.{WIDE}")
+_OF_CODES = {op for op in OPS if find_op(op).attrs.get("activations") == "fp8"}
+_OF_FP8 = {*_OF_CODES, *(kernel.split(".")[0] for kernel in (FP8_ROUNDING, FP8_EXPERTS[-1]))}
 
 
 def _dtypes(op: Op) -> tuple[str, ...]:
@@ -122,7 +126,7 @@ class CudaTarget:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         own = tuple(f"{op}.{dtype}.sm80" for op in OPS if op not in _OF_FP8 for dtype in _dtypes(find_op(op)))
         many = self.many_row_kernels(gated=True).values()
-        fp8 = (FP8, FP8_PRODUCT, FP8_ROUNDING) if many else ()
+        fp8 = (FP8, FP8_PRODUCT, FP8_ROUNDING, *FP8_EXPERTS) if many else ()
         prompts = [f"paged_attention.{dtype}.{WIDE}" for dtype in ("bf16", "f16") if many]
         return (*own, *many, *fp8, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
 
@@ -132,7 +136,8 @@ class CudaTarget:
         if self.architecture.code != "sm_90a":
             return {}
         beside = [f"matmul.{each.value}" for each in WIDE_TYPES if gated or each.is_quantised]
-        of_experts = [f"{op}.{each.value}" for op in OPS if find_op(op).experts for each in WIDE_TYPES]
+        experts = [op for op in OPS if find_op(op).experts and op not in _OF_CODES]
+        of_experts = [f"{op}.{each.value}" for op in experts for each in WIDE_TYPES]
         return {f"{name}.sm80": f"{name}.{WIDE}" for name in (*beside, *of_experts)}
 
     def library_kernels(self) -> dict[str, str]:
@@ -165,7 +170,7 @@ class CudaTarget:
         """The matrix units multiply what has one type; sums are float32. FP8 weights are bf16 to them but for inputs
         in FP8."""
         dtype = kernel.split(".")[1]
-        return "fp8" if kernel in (FP8, FP8_PRODUCT) else "bf16" if dtype in _CODES else dtype
+        return "fp8" if dtype == "f8f8" else "bf16" if dtype in _CODES else dtype
 
     def build_blocker(self) -> str | None:
         """What the machine that builds lacks."""

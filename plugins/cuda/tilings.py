@@ -36,7 +36,8 @@ def tiles_of_step(plan: Plan, step: Step) -> tuple[Tile, ...]:
         weight = next(each for each in plan.weights if each.name == step.inputs[op.packed])
         wide = takes_wide(step) and multiplies(weight.shape[-1], weight.dtype)
         if op.experts:
-            found = expert_tiles(weight.shape[0], buffers[step.inputs[1]].cols, weight.dtype, wide=wide)
+            slots, fp8 = buffers[step.inputs[1]].cols, takes_fp8(step)
+            found = expert_tiles(weight.shape[0], slots, weight.dtype, wide=wide, fp8=fp8)
         elif op.stacked:
             found = head_tiles(weight.dtype)
         else:

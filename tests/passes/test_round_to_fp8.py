@@ -4,14 +4,21 @@ import dataclasses
 
 from ingot.builder.passes.cast_inputs import CastInputs
 from ingot.builder.passes.round_to_fp8 import RoundToFp8
+from ingot.builder.passes.sort_by_expert import SortByExpert
 from ingot.builder.pipeline import fp8_passes, input_passes
 from ingot.builder.program import Draft, Program
 from ingot.dtypes import DType
+from ingot.plan import Attr
 from ingot.plugins.registry import find_op, find_target
 from tests.passes.test_cast_inputs import wiring
 from tests.passes.test_store_narrow import add, norm, product, program, stored
 
-ROUND = RoundToFp8(kernel="round_to_fp8.f32.sm90a", product="fp8_matmul.f8f8.sm90a")
+ROUND = RoundToFp8(
+    kernels={
+        **{op: f"{op}.f32.sm90a" for op in ("round_to_fp8", "round_slots_to_fp8")},
+        **{op: f"{op}.f8f8.sm90a" for op in ("fp8_matmul", "fp8_moe_gate_up", "fp8_moe_down")},
+    }
+)
 
 
 def fp8(x: int, y: int, group: int = 0, residual: int | None = None) -> Draft:
@@ -37,8 +44,8 @@ def test_matmuls_of_one_value_share_what_is_rounded() -> None:
     assert stored(made) == "f32 f32 f32 f32 f32 f8 f32"
     assert [each.cols for each in made.values[5:]] == [384, 3]
     rounding, multiplying = made.steps[1:3]
-    assert (rounding.op, rounding.kernel, rounding.attrs) == ("round_to_fp8", ROUND.kernel, {"group": 128})
-    assert (multiplying.op, multiplying.kernel) == ("fp8_matmul", ROUND.product)
+    assert (rounding.op, rounding.kernel, rounding.attrs) == ("round_to_fp8", "round_to_fp8.f32.sm90a", {"group": 128})
+    assert (multiplying.op, multiplying.kernel) == ("fp8_matmul", "fp8_matmul.f8f8.sm90a")
     assert multiplying.attrs == {"activations": "fp8", "group": 128}
     assert (report.name, report.fired, report.refused) == ("round_to_fp8", 1, {"an earlier matmul reads it too": 1})
 
@@ -72,6 +79,54 @@ def test_inputs_in_16_bits_are_rounded_beside_it() -> None:
         assert inputs["product2.round_to_fp8"] == inputs["product3.cast"] == 1
         assert made.values[int(inputs["product2"] or 0)].dtype is DType.F8
         assert made.values[int(inputs["product3"] or 0)].dtype is DType.BF16
+
+
+def experts(x: int, ids: int, y: int, *, group: int = 128, down: bool = False) -> Draft:
+    """One half of the experts, which rounds its input to FP8."""
+    inputs = (x, ids, ids, "down", None, None) if down else (x, ids, "gate_up", None, None)
+    op = "moe_down" if down else "moe_gate_up"
+    attrs: dict[str, Attr] = {"activations": "fp8", "group": group}
+    return Draft(name=f"{op}{y}", op=op, kernel="", inputs=inputs, outputs=(y,), attrs=attrs)
+
+
+def test_experts_read_codes_too() -> None:
+    """Those of a matmul of the same input; of what moe_down reads, three slots of 200 columns are rounded apart."""
+    given = wide(program(norm(0, 1), fp8(1, 2, 128), experts(1, 3, 4), experts(4, 3, 5, down=True)), 600)
+    ids = dataclasses.replace(given.values[3], cols=3)
+    made, report = ROUND(dataclasses.replace(given, values=(*given.values[:3], ids, *given.values[4:])))
+    assert wiring(made)[1:] == [
+        ("product2.round_to_fp8", (1,), (6, 7)),
+        ("product2", (6, 7, "w", None, None), (2,)),
+        ("moe_gate_up4", (6, 3, "gate_up", None, None, 7), (4,)),
+        ("moe_down5.round_slots_to_fp8", (4,), (8, 9)),
+        ("moe_down5", (8, 3, 3, "down", None, None, 9), (5,)),
+    ]
+    assert stored(made) == "f32 f32 f32 f32 f32 f32 f8 f32 f8 f32"
+    assert [each.cols for each in made.values[6:]] == [640, 5, 3 * 256, 3 * 2]
+    assert [(each.op, each.kernel) for each in made.steps[3:]] == [
+        ("fp8_moe_gate_up", "fp8_moe_gate_up.f8f8.sm90a"),
+        ("round_slots_to_fp8", "round_slots_to_fp8.f32.sm90a"),
+        ("fp8_moe_down", "fp8_moe_down.f8f8.sm90a"),
+    ]
+    assert made.steps[4].attrs == {"group": 128, "slots": 3}
+    assert (report.fired, report.refused) == (2, {"an earlier matmul reads it too": 1})
+
+
+def test_experts_that_take_16_bits_stay() -> None:
+    halves = experts(1, 3, 4), experts(4, 3, 5, down=True)
+    given = program(norm(0, 1), *(dataclasses.replace(each, attrs={"activations": "bf16"}) for each in halves))
+    made, report = ROUND(given)
+    assert made == given
+    assert (report.fired, report.refused) == (0, {})
+
+
+def test_rows_are_sorted_for_experts_that_read_codes() -> None:
+    """The lists come where the other products have them."""
+    made, _ = ROUND(program(norm(0, 1), experts(1, 3, 4), experts(4, 3, 5, down=True)))
+    lists, report = SortByExpert(kernel="sort_by_expert.f32.sm80", experts=lambda weight: 8)(made)
+    read = [step.inputs for step in lists.steps if step.op.startswith("fp8_moe")]
+    assert read == [(6, 3, "gate_up", None, 10, 7), (8, 3, 3, "down", None, 10, 9)]
+    assert report.fired == 1
 
 
 def test_the_steps_are_uses_of_their_ops() -> None:

@@ -41,7 +41,8 @@ struct Fp8Tile {
 };
 
 // What is multiplied, as the op `round_to_fp8` makes it. Codes of x: [rows][filled], zeros behind k. Scales of x: of a
-// weight with groups [rows][groups], else [rows].
+// weight with groups [rows][groups], else [rows]. Of an expert, rows are those of its list; without groups, their
+// scales come with every step.
 struct Fp8Inputs {
   const unsigned char* codes;
   const float* scales;
@@ -94,7 +95,7 @@ struct Fp8Copies {
   // Behind the last panel and the last row, the last ones stand in the place: nobody reads these sums.
   INGOT_DEVICE static Fp8Copies of(const Product& p, const Fp8Inputs& x, unsigned char* tiles, int begin) {
     using Row = RowF8<true>;
-    const int thread = threadIdx.x % kGroup, first = blockIdx.y * kWidePanels, top = blockIdx.x * kTokens;
+    const int thread = threadIdx.x % kGroup, first = blockIdx.y * kWidePanels, top = p.first(kTokens);
     const auto panel = [&](int number) {
       const int64_t at = min(first + number, panels_of(p.of) - 1) * Row::panel_bytes(p.of) + kPanelHeader;
       return static_cast<const unsigned char*>(p.weight) + at;
@@ -106,12 +107,13 @@ struct Fp8Copies {
     const int64_t line = static_cast<int64_t>(steps) * kFp8Step;
 #pragma unroll
     for (int i = 0; i < kTokens / 16; ++i) {
-      found.rows[i] = x.codes + min(top + thread / 8 + 16 * i, p.rows - 1) * line + thread % 8 * 16;
+      found.rows[i] = x.codes + p.source(min(top + thread / 8 + 16 * i, p.rows - 1)) * line + thread % 8 * 16;
     }
     const int row = top + thread, piece = scale_piece(thread);
-    if (p.of.group && thread < kTokens) {
+    if ((p.of.group || p.pairs) && thread < kTokens) {
       found.there = row < p.rows;
-      found.of_row = x.scales + (found.there ? static_cast<int64_t>(row) * steps : 0);
+      const int each = p.pairs && !p.of.group ? 1 : steps;  // of a row
+      found.of_row = x.scales + (found.there ? static_cast<int64_t>(p.source(row)) * each : 0);
     }
     if (p.of.group && piece >= 0 && piece < 4 * kWidePanels) found.of_panel = panel(piece / 4) + piece % 4 * 16;
     return found;
@@ -130,7 +132,7 @@ struct Fp8Copies {
 #pragma unroll
     for (int i = 0; i < kTokens / 16; ++i) copy_async(to + 16 * i * kWideLine, rows[i] + step * kFp8Step, true);
     unsigned char* scales = Tile::scales(tiles, step - begin);
-    if (of_row) copy_word_async(scales + 4 * thread, of_row + step, there);
+    if (of_row) copy_word_async(scales + 4 * thread, of_row + (p.pairs && !p.of.group ? 0 : step), there);
     if (of_panel) {
       copy_async(scales + 4 * kTokens + 16 * scale_piece(thread), of_panel + step * 4 * kFp8Rows, true);
     }
@@ -235,11 +237,12 @@ INGOT_DEVICE void fp8_product(const Product& p, const Fp8Inputs& x, unsigned cha
     of.run(p, tiles, end - begin);
     wait_for_previous();  // of whose results the epilogue reads some
     if (!p.of.group) {
-      const int first = blockIdx.x * kTokens + threadIdx.x % 4 * 2;
+      const float* of_list = reinterpret_cast<const float*>(Fp8Tile<kTokens, kStages, kCodeStages>::scales(tiles, 0));
+      const int first = p.first(kTokens) + threadIdx.x % 4 * 2;
 #pragma unroll
       for (int at = 0; at < kTokens / 2; ++at) {
         const int row = first + at / 4 * 8 + at % 2;
-        of.total[at] = __fmul_rn(of.total[at], x.scales[min(row, p.rows - 1)]);
+        of.total[at] = __fmul_rn(of.total[at], p.pairs ? of_list[row] : x.scales[min(row, p.rows - 1)]);
       }
     }
     meet_groups<kWideThreads>();  // nobody needs the tiles any more
@@ -257,6 +260,27 @@ INGOT_DEVICE void fp8_product(const Product& p, const Fp8Inputs& x, unsigned cha
     const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};               \
     fp8_product<kTokens, kStages, kCodeStages>(INGOT_PRODUCT, inputs, tiles, parts);         \
   }
-INGOT_FP8_PRODUCT(16, 4, 3, 2)
-INGOT_FP8_PRODUCT(64, 4, 6, 1)
-INGOT_FP8_PRODUCT(128, 4, 6, 1)
+// As INGOT_WIDE_OF_EXPERT.
+#ifdef INGOT_EXPERTS
+#define INGOT_FP8_OF_EXPERT(kTokens, kStages, kCodeStages, kBlocks)             \
+  INGOT_KERNEL_TO_SHARE(kWideThreads, kBlocks)                                  \
+  experts_f8f8_wide_##kTokens(INGOT_EXPERT_PARAMETERS, const float* scales) {   \
+    INGOT_SHARED_WIDE(shared);                                                  \
+    wait_for_previous();                                                        \
+    const ExpertTile tile = tiles[blockIdx.x];                                  \
+    if (tile.count == 0) return;                                                \
+    const int64_t bytes = RowF8<true>::bytes({n, k, gated ? n / 2 : 0, group}); \
+    const Product p = of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS);           \
+    const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};  \
+    fp8_product<kTokens, kStages, kCodeStages>(p, inputs, shared, nullptr);     \
+  }
+#else
+#define INGOT_FP8_OF_EXPERT(...)
+#endif
+
+#define INGOT_FP8_PRODUCTS(...)  \
+  INGOT_FP8_PRODUCT(__VA_ARGS__) \
+  INGOT_FP8_OF_EXPERT(__VA_ARGS__)
+INGOT_FP8_PRODUCTS(16, 4, 3, 2)
+INGOT_FP8_PRODUCTS(64, 4, 6, 1)
+INGOT_FP8_PRODUCTS(128, 4, 6, 1)

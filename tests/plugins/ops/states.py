@@ -15,7 +15,9 @@ GPU_OPS = {  # GPU targets have kernels of these; one that draws is no kernel ca
     *("embedding", "rope_table", "rms_norm", "layer_norm", "matmul", "add", "activation"),
     *("rope_kv_write", "paged_attention", "gather_rows", "softcap", "scale"),
 }
-FP8_OPS = {"fp8_matmul", "round_to_fp8"}  # cuda/sm90 has these
+FP8_OPS = {  # cuda/sm90 has these
+    *("fp8_matmul", "fp8_moe_gate_up", "fp8_moe_down", "round_to_fp8", "round_slots_to_fp8")
+}
 CUDA_OPS = {  # cuda targets have these, too
     *("moe_route", "moe_gate_up", "moe_down", "add_gated", "sigmoid_gate", "cast", "sort_by_expert"),
     *("causal_conv", "linear_attention", "gated_norm"),

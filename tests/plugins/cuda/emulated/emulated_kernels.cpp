@@ -125,11 +125,16 @@ const Entry kEntries[] = {
         ENTRY(experts_wide_64),
     ENTRY(experts_wide_128),
     INGOT_FOR_CODES(WIDE_EXPERTS)
+#ifdef INGOT_FP8
+        ENTRY(experts_f8f8_wide_16),
+    ENTRY(experts_f8f8_wide_64),
+    ENTRY(experts_f8f8_wide_128),
+#endif
 #endif
 #endif
 #ifdef INGOT_LATENT
 #ifdef INGOT_WEIGHT_IS_F32
-        ENTRY(heads_f32),
+    ENTRY(heads_f32),
 #else
         ENTRY(heads_8),
     ENTRY(heads_64),
