@@ -23,6 +23,7 @@ from tests.gpu_proof.result import Check, Result
 from tests.gpu_proof.shapes import SHAPES
 from tests.gpu_proof.times import decode_times, prefill_times
 from tests.gpu_proof.work import Job
+from tests.quantised_experts import Sizes, write_experts
 from tests.real_models import REAL_MODELS
 
 TOKENS = 4096  # of the vocabulary: the last matmul is timed in part d
@@ -71,6 +72,15 @@ def _stored(settings: Mapping[str, object], packer: write.Packer, folder: Path) 
     return ConvertOptions(model_dir=folder / "model", dtype=DType.BF16, output_dir=folder / "checkpoint")
 
 
+def _fp8_experts(folder: Path) -> ConvertOptions:
+    """In blocks, in the width of Qwen3-30B-A3B, with half as many experts."""
+    of_heads = {"heads": 32, "kv_heads": 4, "head_dim": 128}
+    sizes = Sizes(hidden=2048, inner=768, shared=768, experts=64, slots=8, vocab=TOKENS, positions=40960, **of_heads)
+    packer = write.bytes_with_scale(DType.F8, "weight_scale_inv", (128, 128))
+    write_experts(folder / "model", _FP8_BLOCKS, packer, sizes)
+    return ConvertOptions(model_dir=folder / "model", dtype=DType.BF16, output_dir=folder / "checkpoint")
+
+
 _GPTQ8 = {**GPTQ, "bits": 8, "group_size": 128, "sym": False}
 _FP4 = compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16)
 _FP8 = fp8("float-quantized", "channel")
@@ -93,6 +103,8 @@ KINDS: Mapping[str, Kind] = {
         make=_quantised(_FP8_BLOCKS, write.bytes_with_scale(DType.F8, "weight_scale_inv", (128, 128))),
         options={"activations": "fp8"},
     ),
+    "fp8 experts": Kind(make=_fp8_experts),
+    "fp8 experts, fp8 inputs": Kind(make=_fp8_experts, options={"activations": "fp8"}),
     "int8 cache": Kind(make=_FLOATS, options={"precision": "bf16", "kv_cache_dtype": "int8"}),
     "fp8 cache": Kind(make=_FLOATS, options={"precision": "bf16", "kv_cache_dtype": "fp8"}),
     "qwen3.5-35b-a3b": Kind(make=_of_model("qwen3.5-35b-a3b", 4), options={"precision": "bf16"}),

@@ -16,6 +16,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_experts as experts
+from tests.plugins.cuda import test_fp8_experts as fp8_experts
 from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda import test_latent as latent
 from tests.plugins.cuda import test_own_products as own_products
@@ -67,6 +68,8 @@ def test_experts(checked: ctypes.CDLL) -> None:
     experts.check_routes(checked, 2)
     wide_experts.check(checked, experts.GATE_UP, "bf16", 20, (72, 304), 5)
     wide_experts.check(checked, experts.DOWN, "w4tsg16", 110, (33, 72), 1)
+    fp8_experts.check(checked, experts.GATE_UP, 0, 20, (36, 150), 5)
+    fp8_experts.check(checked, experts.DOWN, 128, 110, (33, 150), 1)
 
 
 @pytest.mark.slow

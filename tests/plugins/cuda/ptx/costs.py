@@ -147,14 +147,22 @@ def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
 
 
 FP8_PRODUCTS = {f"product_f8f8_wide_{rows}": rows for rows in (16, 64, 128)}  # kernel → rows of x in a block
+FP8_EXPERTS = {name.replace("product", "experts"): rows for name, rows in FP8_PRODUCTS.items()}
 
 
 def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
     """As `wide_cost`. A step has four slabs."""
     types = Specialisation(
-        weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=(DType.F8,), wide=True, fp8=True
+        weight=DType.BF16,
+        kv=DType.BF16,
+        head_dim=16,
+        tokens_per_block=16,
+        codes=(DType.F8,),
+        experts=kernel in FP8_EXPERTS,
+        wide=True,
+        fp8=True,
     )
-    entry, rows, n = kernel_of(nvcc, types, kernel), FP8_PRODUCTS[kernel], 128
+    entry, rows, n = kernel_of(nvcc, types, kernel), {**FP8_PRODUCTS, **FP8_EXPERTS}[kernel], 128
 
     def counted(k: int) -> Counter[str]:
         machine = Machine()
@@ -162,6 +170,11 @@ def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
         y, x, weight, scales = (_placed(machine, size) for size in sizes)
         counts = _placed(machine, 256, np.full(64, rows, np.int32))
         given = struct.pack("<6Q6i2Q", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, group, scales, 0)
+        if types.experts:
+            tiles = _placed(machine, 16, np.array([0, 0, rows, 0], np.int32))
+            pairs = _placed(machine, 4 * rows, np.arange(rows, dtype=np.int32))
+            given = struct.pack("<6Q7i2f", y, x, weight, 0, tiles, pairs, 1, n, k, 0, 0, 0, group, 0.0, 1.0)
+            given += struct.pack("<4xQ", scales)
         return machine.launch(entry, (1, 1, 1), WIDE_THREADS, fp8_shared_bytes(rows), given)
 
     short, long = counted(1024), counted(2048)
@@ -265,7 +278,7 @@ def main() -> None:
         names = wide_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
-    for kernel in FP8_PRODUCTS:
+    for kernel in (*FP8_PRODUCTS, *FP8_EXPERTS):
         for group in (0, 128):
             names = fp8_cost(nvcc, kernel, group)
             print(f"{kernel}, {'groups' if group else 'rows'}: {names.total()} instructions a slab")
