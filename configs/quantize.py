@@ -75,6 +75,8 @@ def read_recipe(name: str) -> tuple[str, tuple[LayerRule, ...]]:
             expected=f"{', '.join(RECIPES)}, a TOML file, or one of {', '.join(sorted(shipped))}",
             hint=nearest(name, [*RECIPES, *shipped]) or "give the path of a TOML file, or one of these names",
         )
+    if name in NOT_YET and not Path(name).is_file():
+        raise UsageError(f"recipe {name} is not made: {NOT_YET[name]}", expected=", ".join(RECIPES))
     recipe = Recipe.load(Path(name))
     said = {"lm_head_precision": recipe.lm_head_precision, "activations": recipe.activations}
     said |= {f"activations of {rule.pattern}": rule.activations for rule in recipe.layers}

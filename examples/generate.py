@@ -8,7 +8,7 @@ import sys
 from ingot.runtime import ModelRunner
 
 with ModelRunner.from_dir(sys.argv[1]) as runner:
-    prompts = [[1, 1680, 620], [1, 455]]
+    prompts = [[1, 168, 62], [1, 45]]
     greedy = runner.generate(prompts, max_new_tokens=12)  # int32 [prompt, sequence, token], prompt included
     for prompt, row in zip(prompts, greedy, strict=True):
         print("greedy ", prompt, "→", row[0, len(prompt) :].tolist())

@@ -54,7 +54,7 @@ def inspect(path: Path | str) -> Inspection:
         "the path is neither an Engine nor a Checkpoint nor an .onnx file",
         where=str(path),
         expected="an Engine directory, a Checkpoint directory or an .onnx file",
-        got="no such file" if not path.exists() else "something else",
+        got="no such file" if not path.exists() else "another file" if path.is_file() else "another directory",
     )
 
 
