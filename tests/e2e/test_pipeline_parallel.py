@@ -18,7 +18,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.runtime import RuntimeConfig
 from ingot.convert.family import find_family
 from ingot.engine import open_engine, read_manifest, read_plan
-from ingot.errors import BuildError, EngineError, RankError, UsageError
+from ingot.errors import EngineError, RankError, UsageError
 from ingot.inspect import inspect
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.registry import find_target
@@ -169,7 +169,7 @@ def test_damage(engine: Path, tmp_path: Path) -> None:
 
 
 def test_refused_layouts(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"--pp_size 5 is too large(.|\n)*--pp_size 4: each stage must have a layer"):
+    with pytest.raises(UsageError, match=r"--pp_size 5 is too large(.|\n)*--pp_size 4: each stage must have a layer"):
         build(BuildConfig(target="ref", pp_size=5), checkpoint, tmp_path / "e")
     with pytest.raises(UsageError, match=r"pp_size 33 is out of range(.|\n)*1 to 32"):
         BuildConfig(tp_size=2, pp_size=33)

@@ -12,7 +12,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.engine import open_engine, read_manifest
-from ingot.errors import BuildError, UsageError
+from ingot.errors import UsageError
 from ingot.plugins.quantised import round_to_int8
 from ingot.runtime import ModelRunner
 from tests import quantised as write
@@ -123,7 +123,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"power of two(.|\n)*1, 2, 4(.|\n)*3"):
         BuildConfig(sum_parts=3)
     checkpoint = random_checkpoint(tmp_path, find_family("llama").tiny)
-    with pytest.raises(BuildError, match=r"--sum_parts 64 is too large"):
+    with pytest.raises(UsageError, match=r"--sum_parts 64 is too large"):
         build(BuildConfig(target="ref", sum_parts=64), checkpoint, tmp_path / "e")
     ingot("build", "--checkpoint_dir", checkpoint, "--output_dir", tmp_path / "e", "--sum_parts", 3).fails(
         "power of two", code=2

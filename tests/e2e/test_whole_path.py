@@ -277,7 +277,7 @@ def test_what_convert_was_told_is_the_build_default(tmp_path: Path) -> None:
     ).succeeds()
     assert Checkpoint.open(tmp_path / "c").config.build_defaults == BuildDefaults(precision="w4g128", tp_size=2)
     build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / "e")
-    ingot(*build).fails("--sum_parts 2 is too large")
+    ingot(*build).fails("--sum_parts 2 is too large", code=2)
     ingot(*build, "--tp_size", 1).succeeds()
     assert json.loads((tmp_path / "e/config.json").read_text())["precision"] == "w4g128"
     ingot(*build, "--tp_size", 1, "--precision", "f32").succeeds()
