@@ -64,6 +64,8 @@ INGOT_DEVICE unsigned thread_anew() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
+// A value that the compiler would otherwise compute anew in each step of a loop.
+INGOT_DEVICE void hold(int& value) { asm volatile("" : "+r"(value)); }
 INGOT_DEVICE float fast_reciprocal(float x) {
   float value;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));

@@ -169,6 +169,14 @@ using RowW8t = GroupRow<kWide, ByteCodes, false>;
 template <bool kWide>
 using RowW8ts = GroupRow<kWide, ByteCodes, true>;
 
+// Columns of a square of four words of four bytes become words.
+INGOT_DEVICE void turn_bytes(uint32_t (&words)[4]) {
+  const uint32_t low = __byte_perm(words[0], words[1], 0x5140), high = __byte_perm(words[0], words[1], 0x7362);
+  const uint32_t low2 = __byte_perm(words[2], words[3], 0x5140), high2 = __byte_perm(words[2], words[3], 0x7362);
+  words[0] = __byte_perm(low, low2, 0x5410), words[1] = __byte_perm(low, low2, 0x7632);
+  words[2] = __byte_perm(high, high2, 0x5410), words[3] = __byte_perm(high, high2, 0x7632);
+}
+
 // Numbers of FP8 (E4M3), of which none is NaN. With groups, of 16 to 128 columns, these have float32 scales.
 template <bool kWideRows>
 struct RowF8 {

@@ -1,8 +1,16 @@
-// The instructions of sm_80 that attention is made of: asynchronous copies, ldmatrix, mma m16n8k16.
+// The instructions of sm_80 that attention is made of: asynchronous copies, ldmatrix, mma m16n8k16; and of sm_89, mma
+// m16n8k32 of FP8 (E4M3).
 // How the 32 lanes hold a fragment (row = lane / 4, pair = lane % 4) is in the PTX manual; tests emulate it.
 #pragma once
 
 #include "device.cuh"
+
+// A tile of lines of 128 bytes: piece i of line r, 16 bytes, lies at place i ^ r % 8 of the line, so that who reads the
+// same piece of eight lines meets each bank once.
+constexpr int kWideLine = 128;  // bytes
+
+// Where piece `piece` of line `line` lies in a tile, in bytes.
+INGOT_DEVICE int wide_place(int line, int piece) { return line * kWideLine + ((piece ^ line) & 7) * 16; }
 
 #ifdef __CUDACC__
 // 16 bytes from global to shared memory; zeros unless `valid`.
@@ -52,6 +60,21 @@ INGOT_DEVICE void multiply_add<BF16>(float (&sum)[4], const uint32_t (&a)[4], ui
 template <>
 INGOT_DEVICE void multiply_add<F16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// sum[16x8] = a[16x32] * b[32x8] of FP8 (E4M3): a word has four neighbouring k. On sm_89 and newer.
+INGOT_DEVICE void multiply_fp8(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+}
+// sum += the same.
+INGOT_DEVICE void multiply_add_fp8(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -540,4 +540,5 @@ heads_f32(INGOT_HEAD_PARAMETERS) {
 
 #endif
 
+#include "warp_fp8.cuh"
 #include "wide_products.cuh"

@@ -3,8 +3,7 @@
 // shared memory. Of FP8 (E4M3) it is 32 k at a time, and both lie in shared memory by rows. Layouts and rules are in
 // the PTX manual (wgmma); tests emulate them.
 //
-//   A tile of shared memory has lines of 128 bytes, on multiples of 1024 bytes. Piece i of line r, 16 bytes, lies at
-//   place i ^ r % 8 of the line (`wide_place`), so that the matrix units meet each bank once.
+//   A tile of shared memory has lines of 128 bytes, on multiples of 1024 bytes, whose pieces lie at their `wide_place`.
 //   rows:    a line holds 64 neighbouring k of one row of a or b; of FP8 128
 //   columns: a line holds 64 neighbouring columns of b, all of one k; further 64 columns lie `panel` bytes behind
 //
@@ -18,7 +17,6 @@
 
 #include "matrix_units.cuh"
 
-constexpr int kWideLine = 128;  // bytes
 constexpr int kWideAlign = 1024;
 constexpr int kGroup = 4 * kWarp;  // threads
 
@@ -30,9 +28,6 @@ struct E4M3 {
 #ifdef __CUDACC__
 #define INGOT_SHARED_WIDE(name) extern __shared__ __align__(1024) unsigned char name[]
 #endif
-
-// Where piece `piece` of line `line` lies in a tile, in bytes.
-INGOT_DEVICE int wide_place(int line, int piece) { return line * kWideLine + ((piece ^ line) & 7) * 16; }
 
 // What shared memory holds at `tile`: eight lines after the other. Also of the 16 k from k = 16 * step on (rows), or of
 // lines from 16 * step on (columns; of b alone). Of FP8, 32 k from k = 32 * step on.

@@ -14,8 +14,7 @@
 // second one is half a step behind: it adds up a step behind the barrier of the next one.
 #pragma once
 
-constexpr int kFp8Step = 128;  // k
-constexpr int kFp8Rows = 16;   // of a panel
+#include "fp8_inputs.cuh"
 
 // Shared memory: kStages steps of x, tiles of the weight, scales of kStages steps, codes of kCodeStages steps.
 template <int kTokens, int kStages, int kCodeStages>
@@ -38,14 +37,6 @@ struct Fp8Tile {
     constexpr int kFirst = kStages * (kInputs + kScales) + kLineStages * kLines;
     return tiles + kFirst + step % kCodeStages * kWidePanels * kPanel;
   }
-};
-
-// What is multiplied, as the op `round_to_fp8` makes it. Codes of x: [rows][filled], zeros behind k. Scales of x: of a
-// weight with groups [rows][groups], else [rows]. Of an expert, rows are those of its list; without groups, their
-// scales come with every step.
-struct Fp8Inputs {
-  const unsigned char* codes;
-  const float* scales;
 };
 
 // Where one k of a panel lies among its codes: threads that read the same k of several sixteens meet other banks.
@@ -249,7 +240,7 @@ INGOT_DEVICE void fp8_product(const Product& p, const Fp8Inputs& x, unsigned cha
     gather_sums<KeptScale<RowF8<true>>, kTokens>(p, of.total, sums);
   }
   __syncthreads();
-  finish_wide<kTokens>(p, sums, parts);
+  finish_tile<kTokens, kWideThreads>(p, sums, parts);
 }
 
 #define INGOT_FP8_PRODUCT(kTokens, kStages, kCodeStages, kBlocks)                            \

@@ -124,14 +124,6 @@ inline void fp8_to_f16(uint32_t& first, uint32_t& second, uint32_t four) {
 }
 #endif
 
-// Columns of a square of four words of four bytes become words.
-INGOT_DEVICE void turn_bytes(uint32_t (&words)[4]) {
-  const uint32_t low = __byte_perm(words[0], words[1], 0x5140), high = __byte_perm(words[0], words[1], 0x7362);
-  const uint32_t low2 = __byte_perm(words[2], words[3], 0x5140), high2 = __byte_perm(words[2], words[3], 0x7362);
-  words[0] = __byte_perm(low, low2, 0x5410), words[1] = __byte_perm(low, low2, 0x7632);
-  words[2] = __byte_perm(high, high2, 0x5410), words[3] = __byte_perm(high, high2, 0x7632);
-}
-
 // A thread makes the numbers of four rows, eight k of each at a time: a word has one k of all four.
 INGOT_DEVICE void unpack_step(const RowF8<true>& row, unsigned char* numbers, const unsigned char* codes) {
   using Step = KeptStep<RowF8<true>>;
@@ -285,7 +277,7 @@ INGOT_DEVICE void kept_product(const Product& p, unsigned char* tiles, float* pa
     gather_sums<KeptScale<Row>, kTokens>(p, sum, sums);
   }
   __syncthreads();
-  finish_wide<kTokens>(p, sums, parts);
+  finish_tile<kTokens, kWideThreads>(p, sums, parts);
 }
 
 // kOfFour, kOfBytes: stages of codes of four bits, and of bytes.

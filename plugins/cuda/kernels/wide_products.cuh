@@ -18,14 +18,13 @@
 // the weight is the expert's.
 #pragma once
 
+#include "tile_sums.cuh"
 #include "wgmma.cuh"
 
 #if defined(INGOT_WIDE) && !defined(INGOT_WEIGHT_IS_F32)
 
 constexpr int kWideThreads = 3 * kGroup, kMultiplying = 2 * kGroup;  // of a block, of these the first
-constexpr int kWideRows = 128, kWidePairs = 4, kWidePanels = 8;      // of the weight, in a block
 constexpr int kStep = 64;                                            // k
-constexpr int kWideSums = kWideRows + 4;  // floats from a row of x to the next: lanes meet each bank once
 
 // Floats: a line of the tile for each row.
 struct WideFloats {
@@ -186,40 +185,6 @@ INGOT_DEVICE void gather_sums(const Product& p, const float (&sum)[kTokens / 2],
   }
 }
 
-// All sums of a block → y, or → the sums of a part.
-template <int kTokens>
-INGOT_DEVICE void finish_wide(const Product& p, const float* sums, float* parts) {
-  const bool gated = p.of.half != 0;
-  const int top = p.first(kTokens);
-  const int block_cols = gated ? kWideRows / 2 : kWideRows, cols = gated ? p.of.half : p.of.n;
-  for (int at = threadIdx.x; at < kTokens * block_cols / 4; at += kWideThreads) {
-    const int token = at / (block_cols / 4), column = at % (block_cols / 4) * 4;
-    const int row = top + token, col = blockIdx.y * block_cols + column;
-    if (row >= p.rows || col >= cols) continue;
-    const float* x = sums + token * kWideSums + column;
-    const float* up = x + kWideRows / 2;  // of a gated product
-    if (parts) {
-      float* to = parts + (static_cast<int64_t>(blockIdx.z) * p.rows + row) * p.of.n + col;
-      for (int j = 0; j < 4 && col + j < cols; ++j) {
-        to[j] = x[j];
-        if (gated) to[p.of.half + j] = up[j];
-      }
-    } else if (cols % 4 == 0) {
-      FourTerms of;
-      p.to.load_biases(of, col);
-      of.x = load_four(x);
-      if (gated) of.up = load_four(up);
-      p.to.load_residual(of, p.target(row), col);
-      p.to.write_four(p.target(row), col, of, gated);
-    } else {
-      const int to = p.target(row);
-      for (int j = 0; j < 4 && col + j < cols; ++j) {
-        gated ? p.to.write_gated(to, col + j, x[j], up[j]) : p.to.write(to, col + j, x[j]);
-      }
-    }
-  }
-}
-
 // A step of x: a row is a line of 128 bytes, of whose pieces of 16 bytes a thread copies one, and that of every
 // sixteenth row behind it.
 template <int kTokens>
@@ -365,7 +330,7 @@ INGOT_DEVICE void wide_product(const Product& p, unsigned char* tiles, float* pa
   float* sums = reinterpret_cast<float*>(tiles);
   if (threadIdx.x < kMultiplying) gather_sums<Rows, kTokens>(p, sum, sums);
   __syncthreads();
-  finish_wide<kTokens>(p, sums, parts);
+  finish_tile<kTokens, kWideThreads>(p, sums, parts);
 }
 
 // Of experts. Row: of whose weights an expert has so many bytes; then the product that computes a tile. Grid: (tiles of
@@ -391,39 +356,6 @@ INGOT_DEVICE void wide_product(const Product& p, unsigned char* tiles, float* pa
 #include "wide_fp8.cuh"
 #endif
 #endif
-
-// Adds `parts` sums of each row, [parts][rows][n], and finishes it. Grid: (rows, strips of kSumStrip columns)
-constexpr int kSumThreads = 256, kSumStrip = 4 * kSumThreads;
-
-INGOT_KERNEL(kSumThreads)
-product_sum(void* y, const float* sums, const float* bias, const float* residual, const int* rows, int n, int gated,
-            int kind, int narrow, int parts) {
-  wait_for_previous();
-  const int cols = gated ? n / 2 : n, col = blockIdx.y * kSumStrip + 4 * threadIdx.x;
-  if (col >= cols) return;
-  const Epilogue to{y, bias, gated && bias ? bias + cols : nullptr, residual, cols, kind, narrow, 0.f, 0.f};
-  const int64_t row = blockIdx.x, stride = static_cast<int64_t>(*rows) * n;
-  const float* from = sums + row * n + col;
-  if (cols % 4 == 0) {
-    FourTerms of;
-    to.load_biases(of, col);
-    to.load_values(of, row, col, from, gated ? from + cols : nullptr);
-    for (int part = 1; part < parts; ++part) {
-      of.x = add_four(of.x, load_four(from + part * stride));
-      if (gated) of.up = add_four(of.up, load_four(from + part * stride + cols));
-    }
-    to.write_four(row, col, of, gated);
-    return;
-  }
-  for (int i = 0; i < 4 && col + i < cols; ++i) {
-    float x = from[i], up = gated ? from[cols + i] : 0.f;
-    for (int part = 1; part < parts; ++part) {
-      x = __fadd_rn(x, from[part * stride + i]);
-      if (gated) up = __fadd_rn(up, from[part * stride + cols + i]);
-    }
-    gated ? to.write_gated(row, col + i, x, up) : to.write(row, col + i, x);
-  }
-}
 
 // Grids: (tiles of rows of x, tiles of 128 rows of the weight, parts of K)
 #define INGOT_WIDE_PRODUCT(name, kTokens, kStages, kBlocks, Rows)      \

@@ -1,5 +1,6 @@
 // Kernels that use each matrix instruction of wgmma.cuh once: y[64][kColumns] (+)= a[64][64] * b. b: [kColumns][64], or
-// [64][128] where it is described by columns. Of FP8, a is [64][128], and b [kColumns][128].
+// [64][128] where it is described by columns. Of FP8, a is [64][128], and b [kColumns][128]: also for the instruction
+// of warps in matrix_units.cuh.
 #pragma once
 
 #include "wgmma.cuh"
@@ -73,3 +74,22 @@ INGOT_GROUP_KERNEL(columns_128, BF16, 128, true, 1)
 INGOT_GROUP_KERNEL(fp8_16, E4M3, 16, false, 0)
 INGOT_GROUP_KERNEL(fp8_64, E4M3, 64, false, 0)
 INGOT_GROUP_KERNEL(fp8_128, E4M3, 128, false, 0)
+
+// A warp multiplies 16 rows of a and eight columns. Words of four k lie in the lanes as the PTX manual says.
+INGOT_KERNEL(kGroup)
+warps_8(float* y, const Piece* a, const Piece* b, int keep) {
+  const int warp = threadIdx.x / kWarp, row = threadIdx.x % kWarp / 4, quad = threadIdx.x % 4;
+  const auto word = [](const Piece* of, int line, int four) { return of[line * 8 + four / 4].words[four % 4]; };
+  float sum[4] = {1.f, 1.f, 1.f, 1.f};
+  for (int slice = 0; slice < 4; ++slice) {
+    const int first = 16 * warp + row, four = 8 * slice + quad;
+    const uint32_t left[4] = {word(a, first, four), word(a, first + 8, four), word(a, first, four + 4),
+                              word(a, first + 8, four + 4)};
+    if (keep || slice) {
+      multiply_add_fp8(sum, left, word(b, row, four), word(b, row, four + 4));
+    } else {
+      multiply_fp8(sum, left, word(b, row, four), word(b, row, four + 4));
+    }
+  }
+  for (int i = 0; i < 4; ++i) y[(16 * warp + row + i / 2 * 8) * 8 + 2 * quad + i % 2] = sum[i];
+}

@@ -1,5 +1,5 @@
-"""The matrix instructions of warpgroups (wgmma.cuh) against numpy, on the emulated device and in PTX: every layout, and
-what a kernel must not do with them."""
+"""The matrix instructions of warpgroups (wgmma.cuh), and that of warps in FP8 (matrix_units.cuh), against numpy, on the
+emulated device and in PTX: every layout, and what a kernel must not do with them."""
 
 import ctypes
 import re
@@ -37,6 +37,7 @@ ROWS = {
 }
 NAMES = ROWS | {"registers_80": "bf16", "registers_96": "f16", "columns_64": "f16", "columns_112": "bf16"}
 NAMES |= {"columns_128": "bf16", "fp8_16": "fp8", "fp8_64": "fp8", "fp8_128": "fp8"}
+NAMES |= {"warps_8": "fp8"}
 THREADS, SHARED = 128, 5 * 64 * 128
 MACROS = ("-DINGOT_WEIGHT=BF16", "-DINGOT_KV=BF16", "-DINGOT_HEAD_DIM=16", "-DINGOT_TOKENS_PER_BLOCK=16")
 DOORS = """
@@ -144,6 +145,7 @@ def test_every_layout(tmp_path: Path, way: str) -> None:
     run = WAYS[way](Path(shutil.copy(KERNELS, tmp_path)).parent, [*NAMES])
     for index, name in enumerate(NAMES):
         check(run, name, keep=bool(index % 2))
+    check(run, "warps_8", keep=True)
 
 
 FAULTY = "rows_64"

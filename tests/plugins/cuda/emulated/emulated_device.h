@@ -126,6 +126,7 @@ inline int max(int a, int b) { return a > b ? a : b; }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 using std::rint;
 inline unsigned thread_anew() { return emulated::thread_index().x; }
+inline void hold(int&) {}
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1.f / x; }
 
@@ -239,4 +240,24 @@ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
       sum[c] += half_to_float<T>(left, k % 2) * half_to_float<T>(right, k % 2);
     }
   }
+}
+
+// mma.m16n8k32 of FP8: likewise, a word has four neighbouring k.
+inline void multiply_add_fp8(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  const uint32_t* every = emulated::exchange("mma of FP8", words, 6);
+  const unsigned lane = emulated::thread_index().x % 32;
+  for (unsigned c = 0; c < 4; ++c) {
+    const unsigned row = lane / 4 + (c >= 2 ? 8 : 0), column = 2 * (lane % 4) + c % 2;
+    for (unsigned k = 0; k < 32; ++k) {
+      const unsigned holder = k % 16 / 4, upper = k / 16;
+      const uint32_t left = every[6 * (row % 8 * 4 + holder) + (row >= 8 ? 1 : 0) + 2 * upper];
+      const uint32_t right = every[6 * (column * 4 + holder) + 4 + upper];
+      sum[c] += fp8_to_float(left >> 8 * (k % 4) & 255) * fp8_to_float(right >> 8 * (k % 4) & 255);
+    }
+  }
+}
+inline void multiply_fp8(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  for (float& each : sum) each = 0.f;
+  multiply_add_fp8(sum, a, b0, b1);
 }

@@ -91,8 +91,15 @@ const Entry kEntries[] = {
 #ifdef INGOT_CODES
     INGOT_FOR_CODES(PRODUCTS)
 #endif
-#ifdef INGOT_WIDE
+#if defined(INGOT_WIDE) || defined(INGOT_FP8)
         ENTRY(product_sum),
+#endif
+#if defined(INGOT_FP8) && !defined(INGOT_WIDE)
+    ENTRY(product_f8f8_16),
+    ENTRY(product_f8f8_64),
+    ENTRY(product_f8f8_128),
+#endif
+#ifdef INGOT_WIDE
     ENTRY(product_wide_64),
     ENTRY(product_wide_128),
 #ifdef INGOT_CODES_W8

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingot.dtypes import DType, to_float32
+
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
@@ -20,20 +22,30 @@ def spread_matrix(rows: npt.NDArray[np.uint16], *, transposed: bool) -> Words:
     return low | high << np.uint32(16)
 
 
-def multiply_16_8_16(a: list[Words], b: list[Words], c: list[Floats], kind: str) -> list[Floats]:
-    """mma.m16n8k16 with float32 sums: fragments [warps, 32] each."""
-    left, right = np.zeros((len(a[0]), 16, 16), np.float32), np.zeros((len(a[0]), 16, 8), np.float32)
-    total = np.zeros((len(a[0]), 16, 8), np.float32)
+def multiply_16_8(a: list[Words], b: list[Words], c: list[Floats], kind: str) -> list[Floats]:
+    """mma.m16n8k16, of FP8 m16n8k32, with float32 sums: fragments [warps, 32] each. A word has neighbouring k, two or
+    four."""
+    each = 4 if kind == "e4m3" else 2
+    warps, half, first = len(a[0]), 4 * each, each * (_LANE % 4)  # k of half of an instruction, the lane's first
+    left, right = np.zeros((warps, 16, 2 * half), np.float32), np.zeros((warps, 2 * half, 8), np.float32)
+    total = np.zeros((warps, 16, 8), np.float32)
     for index, word in enumerate(a):
-        for odd, value in enumerate(halves(word, kind)):
-            left[:, _ROW + 8 * (index % 2), _PAIR + odd + 8 * (index // 2)] = value
+        for place, value in enumerate(numbers(word, kind)):
+            left[:, _ROW + 8 * (index % 2), first + place + half * (index // 2)] = value
     for index, word in enumerate(b):
-        for odd, value in enumerate(halves(word, kind)):
-            right[:, _PAIR + odd + 8 * index, _ROW] = value
+        for place, value in enumerate(numbers(word, kind)):
+            right[:, first + place + half * index, _ROW] = value
     for index, value in enumerate(c):
         total[:, _ROW + 8 * (index // 2), _PAIR + index % 2] = value
     total += left @ right
     return [total[:, _ROW + 8 * (index // 2), _PAIR + index % 2] for index in range(4)]
+
+
+def numbers(word: Words, kind: str) -> tuple[Any, ...]:
+    """All numbers of each word, as float32."""
+    if kind != "e4m3":
+        return halves(word, kind)
+    return tuple(to_float32((word >> np.uint32(8 * i)).astype(np.uint8), DType.F8) for i in range(4))
 
 
 def halves(word: Words, kind: str) -> tuple[Any, Any]:

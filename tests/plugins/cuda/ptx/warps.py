@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.plugins.cuda.ptx.arithmetic import dtype_of
-from tests.plugins.cuda.ptx.matrix import multiply_16_8_16, spread_matrix
+from tests.plugins.cuda.ptx.matrix import multiply_16_8, spread_matrix
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.operands import Lanes, Operands, names_of
 from tests.plugins.cuda.ptx.parse import Instruction
@@ -74,7 +74,8 @@ class WarpInstructions(Operands):
         return load
 
     def _mma(self, each: Instruction) -> Closure:
-        if "m16n8k16" not in each.op or each.op[-1] != "f32":
+        shape = "m16n8k32" if each.op[-2] == "e4m3" else "m16n8k16"
+        if shape not in each.op or each.op[-2] != each.op[-3] or each.op[-1] != "f32":
             raise KernelError("the interpreter does not know this product")
         to, a, b, c = (names_of(operand) for operand in each.operands)
         writers = [self._writer(name, "f32") for name in to]
@@ -85,7 +86,7 @@ class WarpInstructions(Operands):
             left, right, sums = (
                 [np.broadcast_to(read(lanes), len(lanes)).reshape(-1, 32) for read in part] for part in readers
             )
-            for write, values in zip(writers, multiply_16_8_16(left, right, sums, each.op[-2]), strict=True):
+            for write, values in zip(writers, multiply_16_8(left, right, sums, each.op[-2]), strict=True):
                 write(lanes, values.reshape(-1))
 
         return multiply
