@@ -49,7 +49,7 @@ class Specialisation:
     kernels that depend on the size of heads; kv_codes: of a KV cache, which attention multiplies as `kv`;
     wide: products of more than a few rows by the instructions of warpgroups, which sm_90a alone has;
     warpgroups: attention of prompts takes the instructions of warpgroups, which sm_90a alone has;
-    fp8: products with inputs in FP8, by warpgroups, too."""
+    fp8: products with inputs in FP8, by warpgroups where the others are, else by warps (sm_89 and newer)."""
 
     weight: DType
     kv: DType

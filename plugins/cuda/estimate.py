@@ -176,7 +176,7 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
     counts, splits = _counts(plan, load)
     for bound in bind(plan, _nowhere(plan)):
         does, done = work.of(bound.step, load), [each for each in bound.work if _runs(each, counts, splits)]
-        own = device.rate_fp8 if takes_fp8(bound.step) else rate
+        own = _fp8_rate(device) if takes_fp8(bound.step) else rate
         exchanges = [each for each in done if isinstance(each, Exchange)]
         launches = len(done) - len(exchanges)
         moved = 4 * sum(each.numbers(counts) for each in exchanges)
@@ -200,6 +200,11 @@ def step_ops(plan: Plan, device: Device, load: Load) -> Iterator[OpEstimate]:
             operations=does.operations,
             seconds=seconds,
         )
+
+
+def _fp8_rate(device: Device) -> float:
+    """Operations per second. For sm_100, ptxas makes products in float16 of the instructions of warps."""
+    return device.rate if device.code == "sm_100" else device.rate_fp8
 
 
 def _name(work: Work) -> str:

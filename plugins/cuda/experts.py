@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ingot.dtypes import DType
 from ingot.plan import Attr, Rows
 from ingot.plan_tiles import Tile
-from ingot.plugins.cuda.fp8_products import fp8_shared_bytes, fp8_tokens
+from ingot.plugins.cuda.fp8_products import fp8_shared_bytes, fp8_wide_kernel
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
@@ -80,7 +80,7 @@ def expert_tiles(experts: int, slots: int, dtype: DType, *, wide: bool, fp8: boo
     kind = f"{dtype.value}_" if dtype.is_quantised else ""
     if fp8:
         return [
-            dataclasses.replace(each, kernel=f"experts_f8f8_{_WIDE}{fp8_tokens(each.rows)}")
+            dataclasses.replace(each, kernel=fp8_wide_kernel(each.rows).replace("product", "experts"))
             for each in sort_tiles(experts, slots, exact=False)
         ]
     if dtype is DType.F32:
@@ -182,7 +182,7 @@ def expert_launch(product: ExpertProduct, taken: Taken, tile: Tile, rows: range)
     """Runs for these numbers of rows of a step, whose pairs are sorted already in tiles of the same size."""
     threads, shared = THREADS, 0
     if product.scales is not None:
-        threads, shared = WIDE_THREADS, fp8_shared_bytes(fp8_tokens(tile.rows))
+        threads, shared = WIDE_THREADS, fp8_shared_bytes(fp8_wide_kernel(tile.rows))
     elif _WIDE in tile.kernel:
         threads, shared = WIDE_THREADS, wide_shared_bytes(tile.rows, product.dtype)
     elif tile.rows > 8 and product.dtype is not DType.F32:

@@ -1,4 +1,5 @@
-"""The launches of matrix products of FP8 weights with inputs in FP8, by the instructions of warpgroups (sm_90a).
+"""The launches of matrix products of FP8 weights with inputs in FP8, by the instructions of warpgroups (sm_90a) or of
+warps (sm_89 and newer).
 
 One kernel rounds the inputs of one or more products, others multiply: for every number of rows. Tiles are those of
 wide_products.py: 128 rows of the weight, and 16, 64 or 128 rows of x. K is cut into parts up to as many rows as there.
@@ -15,42 +16,61 @@ from ingot.plugins.cuda.wide_products import WIDE_THREADS, cut_up_to_some_rows, 
 from ingot.plugins.cuda.work import ANY_ROWS, Launch, integer, pointer, row_grid
 
 _LINES, _STEP = 128, 128  # rows of the weight in a tile; k of a step, which are a line of it
-_LINE_STAGES = 3  # tiles of the weight
+_LINE_STAGES = 3  # tiles of the weight that warpgroups multiply
 _ROUND_THREADS, _ROUND_STRIP = 256, 1024  # columns of a block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Kernel:
-    """tokens: rows of x in a tile; stages: steps of x in shared memory; codes: of the weight's codes; most: rows of x
-    for which it is taken."""
+    """tokens: rows of x in a tile; stages: steps of x in shared memory; weight: steps of the weight, as codes and as
+    lines of neighbouring k; threads: of a block; most: rows of x for which it is taken."""
 
+    name: str
     tokens: int
     stages: int
-    codes: int
+    weight: int
+    threads: int
     most: int = ANY_ROWS
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: what steps take is more than the sums of a tile do."""
         of_x = self.tokens * _STEP + 4 * (self.tokens + _LINES)
-        return self.stages * of_x + (_LINE_STAGES + self.codes) * _LINES * _STEP
+        return self.stages * of_x + self.weight * _LINES * _STEP
 
 
-_KERNELS = (
-    _Kernel(tokens=16, stages=4, codes=3, most=16),
-    _Kernel(tokens=64, stages=4, codes=6, most=64),
-    _Kernel(tokens=128, stages=4, codes=6),
-)
+def _of_warpgroups(tokens: int, codes: int, most: int = ANY_ROWS) -> _Kernel:
+    """codes: steps of the weight's codes."""
+    weight, threads = _LINE_STAGES + codes, WIDE_THREADS
+    name = f"product_f8f8_wide_{tokens}"
+    return _Kernel(name=name, tokens=tokens, stages=4, weight=weight, threads=threads, most=most)
 
 
-def fp8_shared_bytes(tokens: int) -> int:
-    """Dynamic shared memory of a kernel. tokens: rows of x in its tiles."""
-    return next(each.shared_bytes for each in _KERNELS if each.tokens == tokens)
+def _of_warps(tokens: int, stages: int, threads: int, most: int = ANY_ROWS) -> _Kernel:
+    """They multiply codes as they are copied. A block of sm_89 and sm_120 has 99 KiB."""
+    name = f"product_f8f8_{tokens}"
+    return _Kernel(name=name, tokens=tokens, stages=stages, weight=stages, threads=threads, most=most)
 
 
-def fp8_tokens(rows: int) -> int:
-    """Rows of x in the smallest tile that has room for so many."""
-    return next(each.tokens for each in _KERNELS if each.tokens >= rows)
+_WIDE_KERNELS = _of_warpgroups(16, 3, most=16), _of_warpgroups(64, 6, most=64), _of_warpgroups(128, 6)
+_KERNELS = _of_warps(16, 5, 128, most=16), _of_warps(64, 4, 256, most=64), _of_warps(128, 3, 256)
+_BY_NAME = {each.name: each for each in (*_WIDE_KERNELS, *_KERNELS)}
+FP8_KERNELS = tuple(_BY_NAME)
+
+
+def fp8_shared_bytes(kernel: str) -> int:
+    """Dynamic shared memory of a kernel."""
+    return _BY_NAME[kernel].shared_bytes
+
+
+def fp8_threads(kernel: str) -> int:
+    """Threads of a kernel's block."""
+    return _BY_NAME[kernel].threads
+
+
+def fp8_wide_kernel(rows: int) -> str:
+    """By warpgroups, the kernel of the smallest tile that has room for so many rows of x."""
+    return next(each.name for each in _WIDE_KERNELS if each.tokens >= rows)
 
 
 def fp8_parts(n: int, k: int) -> int:
@@ -58,18 +78,23 @@ def fp8_parts(n: int, k: int) -> int:
     return parts_of(n, k, _STEP)
 
 
-def fp8_tiles(n: int, k: int) -> Iterator[Tile]:
-    """Which kernel computes each number of rows, and into how many parts K is cut."""
-    return cut_up_to_some_rows([_tile(each, each.most, fp8_parts(n, k)) for each in _KERNELS], 0, ANY_ROWS)
+def fp8_tiles(n: int, k: int, *, wide: bool) -> Iterator[Tile]:
+    """Which kernel computes each number of rows, and into how many parts K is cut. wide: by warpgroups."""
+    parts = fp8_parts(n, k)
+    return cut_up_to_some_rows([_tile(each, each.most, parts) for each in _kernels(wide=wide)], 0, ANY_ROWS)
 
 
-def fp8_kernels(k: int) -> list[Tile]:
+def fp8_kernels(k: int, *, wide: bool) -> list[Tile]:
     """Every kernel that computes a product, with the most parts of K: none may be empty."""
-    return [_tile(each, ANY_ROWS, -(-k // _STEP)) for each in _KERNELS]
+    return [_tile(each, ANY_ROWS, -(-k // _STEP)) for each in _kernels(wide=wide)]
+
+
+def _kernels(*, wide: bool) -> tuple[_Kernel, ...]:
+    return _WIDE_KERNELS if wide else _KERNELS
 
 
 def _tile(kernel: _Kernel, most: int, parts: int) -> Tile:
-    return Tile(most_rows=most, kernel=f"product_f8f8_wide_{kernel.tokens}", rows=kernel.tokens, parts=parts)
+    return Tile(most_rows=most, kernel=kernel.name, rows=kernel.tokens, parts=parts)
 
 
 def round_launch(
@@ -99,8 +124,8 @@ def fp8_launches(product: OwnProduct, scales: int, tile: Tile, rows: range, sums
     yield Launch(
         kernel=tile.kernel,
         grid=rows_grid(product, rows, lambda count: (-(-count // tile.rows), tiles, tile.parts)),
-        threads=WIDE_THREADS,
-        shared=fp8_shared_bytes(tile.rows),
+        threads=fp8_threads(tile.kernel),
+        shared=fp8_shared_bytes(tile.kernel),
         arguments=(*product.arguments, pointer(scales), pointer(of_parts)),
     )
     if tile.parts > 1:

@@ -27,8 +27,7 @@ CUBLASLT = "cuBLASLt"
 LIBRARY = ".cublaslt"  # ends the names of kernels that leave products of more than a few rows to cuBLASLt
 WIDE = "sm90a"  # in the names of kernels that compute products of more than a few rows, or prompts, by warpgroups
 WIDE_CODE = "sm_90a"  # the machine code that has them
-FP8 = f"matmul.f8f8.{WIDE}"  # whose inputs are rounded to FP8: the pass round_to_fp8 makes these two of it
-FP8_PRODUCT, FP8_ROUNDING = f"fp8_matmul.f8f8.{WIDE}", f"round_to_fp8.f32.{WIDE}"
+FP8_UNITS = "sm89"  # in the names of kernels that multiply FP8 by the instructions of warps
 CODE_LAYOUT = "cubin12."  # of machine code among the weights; the number counts changes of names and parameters
 _WEIGHT_ALIGNMENT = 256  # bytes
 

@@ -20,11 +20,10 @@ from ingot.plugins.cuda.gpu import Device, Gpu, find_gpus, memory_beside
 from ingot.plugins.cuda.nccl import find_nccl
 from ingot.plugins.cuda.plan_facts import (
     CODE_LAYOUT,
-    FP8,
-    FP8_PRODUCT,
-    FP8_ROUNDING,
+    FP8_UNITS,
     LIBRARY,
     WIDE,
+    WIDE_CODE,
     all_specialisations,
     code_weight,
     has_ranks,
@@ -94,10 +93,12 @@ _ARCHITECTURES = {
 CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # target → its machine code
 
 
-# Of experts, as FP8, FP8_PRODUCT and FP8_ROUNDING: of whose slots the second half has an input each.
+# The inputs of the first are rounded to FP8: the pass round_to_fp8 makes the other two of it.
+_FP8_PRODUCTS, _FP8_ROUNDING = ("matmul.f8f8", "fp8_matmul.f8f8"), "round_to_fp8.f32"
+# Likewise of experts, by warpgroups alone: of what the second half reads, each slot is rounded by itself.
 FP8_EXPERTS = (*(f"{op}.f8f8.{WIDE}" for op in OPS if find_op(op).experts), f"{ROUND_SLOTS.name}.f32.{WIDE}")
 _OF_CODES = {op for op in OPS if find_op(op).attrs.get("activations") == "fp8"}
-_OF_FP8 = {*_OF_CODES, *(kernel.split(".")[0] for kernel in (FP8_ROUNDING, FP8_EXPERTS[-1]))}
+_OF_FP8 = {*_OF_CODES, *(kernel.split(".")[0] for kernel in (_FP8_ROUNDING, FP8_EXPERTS[-1]))}
 
 
 def _dtypes(op: Op) -> tuple[str, ...]:
@@ -126,14 +127,23 @@ class CudaTarget:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         own = tuple(f"{op}.{dtype}.sm80" for op in OPS if op not in _OF_FP8 for dtype in _dtypes(find_op(op)))
         many = self.many_row_kernels(gated=True).values()
-        fp8 = (FP8, FP8_PRODUCT, FP8_ROUNDING, *FP8_EXPERTS) if many else ()
+        experts = FP8_EXPERTS if many else ()
         prompts = [f"paged_attention.{dtype}.{WIDE}" for dtype in ("bf16", "f16") if many]
-        return (*own, *many, *fp8, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
+        fp8 = [f"{name}.{self.fp8_units}" for name in (*_FP8_PRODUCTS, _FP8_ROUNDING) if self.fp8_units]
+        return (*own, *many, *fp8, *experts, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
+
+    @property
+    def fp8_units(self) -> str:
+        """In the names of kernels that multiply FP8: by warpgroups where there are some, else by warps, of sm_89 and
+        newer. Empty for GPUs whose matrix units do not multiply FP8."""
+        if (self.architecture.major, self.architecture.minor) < (8, 9):
+            return ""
+        return WIDE if self.architecture.code == WIDE_CODE else FP8_UNITS
 
     def many_row_kernels(self, *, gated: bool) -> dict[str, str]:
         """Products by warpgroups, which sm_90a alone has: of codes, of experts, of gated 16-bit numbers. cuBLASLt is
         faster without a gate, where no launch follows it."""
-        if self.architecture.code != "sm_90a":
+        if self.architecture.code != WIDE_CODE:
             return {}
         beside = [f"matmul.{each.value}" for each in WIDE_TYPES if gated or each.is_quantised]
         experts = [op for op in OPS if find_op(op).experts and op not in _OF_CODES]

@@ -44,7 +44,7 @@ def tiles_of_step(plan: Plan, step: Step) -> tuple[Tile, ...]:
             n, k = weight.shape
             gated = op.gated(step.attrs)
             if takes_fp8(step):
-                found = fp8_tiles(n, k)
+                found = fp8_tiles(n, k, wide=takes_wide(step))
             else:
                 found = _matmul_tiles(n, k, weight.dtype, gated=gated, wide=wide, library=takes_library(step))
     limits = plan.limits
@@ -110,7 +110,7 @@ def fp8_work(
 ) -> Iterator[Work]:
     """As `matmul_work`, of a product whose inputs have been rounded to FP8. scales: theirs, an address."""
     for tile, rows in tiles:
-        require_tile(step, tile, fp8_kernels(product.k))
+        require_tile(step, tile, fp8_kernels(product.k, wide=takes_wide(step)))
         yield from fp8_launches(product, scales, tile, rows, sums)
 
 

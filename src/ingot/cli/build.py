@@ -45,8 +45,8 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "--activations",
     type=click.Choice(ACTIVATIONS),
     help="Round the inputs of matmuls to bf16 (where the target multiplies in bf16), int8 (per token, with "
-    "quantised weights) or fp8 (per token or per 128 columns, with FP8 weights, on cuda/sm90 and ref), or keep them "
-    "in f32. Default: auto, which is int8 where the error on a sample text is small, else bf16.",
+    "quantised weights) or fp8 (per token or per 128 columns, with FP8 weights, on ref and on cuda/sm89 and newer), or "
+    "keep them in f32. Default: auto, which is int8 where the error on a sample text is small, else bf16.",
 )
 @click.option(
     "--lm_head_precision",

@@ -34,7 +34,7 @@ KV_ROUNDING = {DType.F32: 0.0, DType.BF16: 2.0**-7, DType.F16: 2.0**-10, DType.F
 F16_STEP = 2.0**-24
 F8_STEP = 2.0**-9 / 448
 # How the names of kernels end that multiply in the type of the cache, or codes in bf16.
-MATRIX_UNITS = (".sm80", ".sm90a", ".amx", ".avx512bf16")
+MATRIX_UNITS = (".sm80", ".sm89", ".sm90a", ".amx", ".avx512bf16")
 FP8_SUMS = 2.0**-14  # relative error of sums of FP8 numbers on the matrix units of GPUs, which keep 14 bits
 TIMES_ROUNDED = 4.0  # queries once, probabilities once, and what chance adds
 # How often inputs are moved where rounded queries decide the bound. A row of sharp attention hangs on the score of one

@@ -22,6 +22,8 @@ WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
 OF_WARPGROUPS = dataclasses.replace(  # whose other kernels are in ALL
     USUAL, codes=CODES, experts=True, wide=True, fp8=True
 )
+OF_FP8 = dataclasses.replace(USUAL, codes=(DType.F8,), fp8=True)  # by warps
+FP8_ARCHITECTURES = ("sm_89", "sm_100", "sm_120")
 PROMPTS = tuple(dataclasses.replace(USUAL, head_dim=dim, alone=True, warpgroups=True) for dim in (64, 128))
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)
 
@@ -35,6 +37,7 @@ def label(specialisation: Specialisation, architecture: str) -> str:
     more += f" over {specialisation.kv_codes.value}" if specialisation.kv_codes else ""
     more += ", matmuls of warpgroups" if specialisation.wide else ""
     more += " by warpgroups" if specialisation.warpgroups else ""
+    more += ", inputs in FP8" if specialisation.fp8 and not specialisation.wide else ""
     return f"{architecture} {specialisation.weight.value} head_dim {specialisation.head_dim}{more}"
 
 
@@ -42,9 +45,10 @@ def measure(specialisation: Specialisation, architecture: str) -> Report:
     """Kernel → what it takes."""
     kernels = compile_kernels(specialisation, architecture).kernels
     found = {name: dataclasses.asdict(each) for name, each in sorted(kernels.items())}
-    if not specialisation.wide:
+    if not (specialisation.wide or specialisation.fp8):
         return found
-    return {name: each for name, each in found.items() if "wide" in name or name in ("product_sum", "round_to_fp8")}
+    kind = "wide" if specialisation.wide else "f8f8"
+    return {name: each for name, each in found.items() if kind in name or name in ("product_sum", "round_to_fp8")}
 
 
 def recorded() -> dict[str, Report]:
@@ -61,7 +65,8 @@ def main() -> None:
         label(each, sm): measure(each, sm) for sm in ARCHITECTURES for each in (USUAL, LARGE, WIDE, *CODES_OF_KV)
     }
     prompts = [(each, "sm_90a") for each in PROMPTS]
-    for each, sm in ((ALL, "sm_90a"), (OF_WARPGROUPS, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a"), *prompts):
+    fp8 = [(OF_FP8, sm) for sm in FP8_ARCHITECTURES]
+    for each, sm in ((ALL, "sm_90a"), (OF_WARPGROUPS, "sm_90a"), (LATENT, "sm_80"), (LATENT, "sm_90a"), *prompts, *fp8):
         kernels[label(each, sm)] = measure(each, sm)
     FILE.write_text(json.dumps({"nvcc": compiler.version, "kernels": kernels}, indent=1) + "\n")
 

@@ -34,6 +34,7 @@ ROWS: Kind = {"quant_method": "fbgemm_fp8"}, (1, 0), "weight_scale"
 BLOCKS_OF_128: Kind = {"quant_method": "fp8", "weight_block_size": [128, 128]}, (128, 128), "weight_scale_inv"
 BLOCKS_OF_32: Kind = {"quant_method": "fp8", "weight_block_size": [32, 32]}, (32, 32), "weight_scale_inv"
 INNER = 304  # columns of down: more than two groups
+UNITS = {"cuda/sm90": ("sm90a", "sm90a"), "cuda/sm89": ("sm89", "sm80")}  # of the kernels of FP8, of w8
 
 
 def checkpoint(folder: Path, kind: Kind = BLOCKS_OF_128) -> Path:
@@ -68,27 +69,43 @@ def kernels(report: BuildReport) -> dict[str, tuple[str, object]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", ["cuda/sm90", "cuda/sm89"])
 @pytest.mark.parametrize("kind", [ROWS, BLOCKS_OF_128], ids=["rows", "blocks"])
-def test_an_engine(gpu: ctypes.CDLL, tmp_path: Path, kind: Kind) -> None:
+def test_an_engine(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Kind, target: str) -> None:
     """Of blocks, matmuls of no more than 128 columns have a scale for each row. Attention is exact: the last bit of a
     bf16 would choose other numbers of FP8, and logits differ by percents."""
-    report, fp8 = built(tmp_path, checkpoint(tmp_path, kind), kv_cache_dtype="f32"), "fp8_matmul.f8f8.sm90a"
+    gpu.emulated_set_devices(1)  # which is of any architecture
+    monkeypatch.setenv("INGOT_EMULATED_SM", target.removeprefix("cuda/sm"))
+    report = built(tmp_path, checkpoint(tmp_path, kind), target=target, kv_cache_dtype="f32")
+    fp8, w8 = UNITS[target]
     group = 0 if kind is ROWS else 128
     assert kernels(report) == {
-        **dict.fromkeys(("qkv", "attention_out", "gate_up"), (fp8, 0)),
-        "down": (fp8, group),
-        "lm_head": ("matmul.w8.sm90a", 0),
+        **dict.fromkeys(("qkv", "attention_out", "gate_up"), (f"fp8_matmul.f8f8.{fp8}", 0)),
+        "down": (f"fp8_matmul.f8f8.{fp8}", group),
+        "lm_head": (f"matmul.w8.{w8}", 0),
     }
     compare(tmp_path / "engine", tmp_path / "checkpoint", CompareOptions(tokens=40)).raise_if_wrong()
     engine = open_engine(tmp_path / "engine")
     options = SessionOptions(num_blocks=engine.plan.in_each(BLOCKS))
-    with contextlib.closing(find_target("cuda/sm90").open_session(engine.plan, engine.weights, options)) as session:
+    with contextlib.closing(find_target(target).open_session(engine.plan, engine.weights, options)) as session:
         compare_decode(session, engine, (5, 1), 1e-4)
+
+
+def test_every_gpu_whose_matrix_units_multiply_fp8_has_kernels(tmp_path: Path) -> None:
+    """By warps, but for cuda/sm90; the machine code has them beside none of warpgroups."""
+    source = checkpoint(tmp_path)
+    for target in ("cuda/sm89", "cuda/sm100", "cuda/sm120"):
+        plan = built(tmp_path, source, target=target, dry_run=True).plan
+        found = {step.op: step.kernel for step in plan.steps if step.op in ("fp8_matmul", "round_to_fp8")}
+        assert found == {"fp8_matmul": "fp8_matmul.f8f8.sm89", "round_to_fp8": "round_to_fp8.f32.sm89"}
+        assert (specialisation(plan).fp8, specialisation(plan).wide) == (True, False)
+        tiles = {tile.kernel for step in plan.steps if step.op == "fp8_matmul" for tile in plan.tiles_of(step.name)}
+        assert tiles == {"product_f8f8_16", "product_f8f8_64"}, "48 tokens at most"
 
 
 def test_what_has_no_kernels_is_refused(tmp_path: Path) -> None:
     source = checkpoint(tmp_path)
-    for target in ("cuda/sm89", "cuda/sm120", "cpu/avx2"):
+    for target in ("cuda/sm80", "cuda/sm86", "cpu/avx2"):
         with pytest.raises(NoKernelError, match=f"target {target} has no kernel for op matmul with FP8 activations"):
             built(tmp_path, source, target=target, dry_run=True)
     with pytest.raises(UsageError, match="FP8 activations are supported only with FP8 weights"):
@@ -125,11 +142,24 @@ def test_ref_computes_what_the_option_says(tmp_path: Path) -> None:
     found.raise_if_wrong()
 
 
-def test_an_estimate_takes_the_rate_of_fp8(tmp_path: Path) -> None:
-    """For a prompt that fills the matrix units; a kernel call more rounds the inputs of each matmul."""
+@pytest.mark.parametrize(
+    ("target", "code", "kernel", "faster"),
+    [
+        ("cuda/sm90", "sm_90a", "product_f8f8_wide_64", True),
+        ("cuda/sm89", "sm_89", "product_f8f8_64", True),
+        ("cuda/sm100", "sm_100", "product_f8f8_64", False),
+    ],
+)
+def test_an_estimate_takes_the_rate_of_fp8(
+    tmp_path: Path, target: str, code: str, kernel: str, *, faster: bool
+) -> None:
+    """For a prompt that fills the matrix units; a kernel call more rounds the inputs of each matmul. The machine code
+    of sm_100 multiplies in 16 bits."""
     source = checkpoint(tmp_path)
-    floats, fp8 = (built(tmp_path, source, activations=each, dry_run=True).plan for each in ("bf16", "fp8"))
-    (device, *_) = devices_of("sm_90a")
+    floats, fp8 = (
+        built(tmp_path, source, target=target, activations=each, dry_run=True).plan for each in ("bf16", "fp8")
+    )
+    (device, *_) = devices_of(code)
     assert specialisation(fp8).fp8
     assert "-DINGOT_FP8" in specialisation(fp8).macros
     fast = dataclasses.replace(device, bandwidth=1e30)  # which operations alone keep busy
@@ -144,6 +174,6 @@ def test_an_estimate_takes_the_rate_of_fp8(tmp_path: Path) -> None:
     assert [(each.kernels, each.launches) for each in rounding] == [(("round_to_fp8",), 1)] * 4
     for wide, narrow in zip(*ops, strict=True):
         assert narrow.operations == wide.operations
-        assert narrow.kernels[:1] == ("product_f8f8_wide_64",)
+        assert narrow.kernels[:1] == (kernel,)
         busy = [each.seconds - LAUNCH * each.launches for each in (wide, narrow)]
-        np.testing.assert_allclose(busy[0] / busy[1], device.rate_fp8 / device.rate, rtol=1e-6)
+        np.testing.assert_allclose(busy[0] / busy[1], device.rate_fp8 / device.rate if faster else 1, rtol=1e-6)

@@ -167,7 +167,7 @@ def test_launches_of_the_rounding() -> None:
 def test_shared_memory_is_that_of_the_other_products() -> None:
     for kernel in expert_kernels(DType.F8, wide=True, fp8=True):
         launch = expert_launch(dataclasses.replace(own(2880, DType.F8), scales=0), TAKEN, kernel, range(1, 2))
-        assert (launch.threads, launch.shared) == (384, fp8_shared_bytes(max(16, kernel.rows)))
+        assert (launch.threads, launch.shared) == (384, fp8_shared_bytes(f"product_f8f8_wide_{max(16, kernel.rows)}"))
         assert launch.arguments[-1].value is None, "where the scales lie: behind the arguments of all experts"
         assert len(launch.arguments) == 16
 

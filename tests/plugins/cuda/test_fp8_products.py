@@ -1,4 +1,5 @@
-"""Matrix products of FP8 weights with inputs in FP8: values at odd shapes, parts of K, and which launches run."""
+"""Matrix products of FP8 weights with inputs in FP8, by warpgroups and by warps: values at odd shapes, parts of K, and
+which launches run."""
 
 import contextlib
 import ctypes
@@ -14,8 +15,16 @@ from ingot.dtypes import DType, to_float32
 from ingot.errors import EngineError, TargetError
 from ingot.plan import Attr
 from ingot.plugins.cuda.bind import ACTIVATIONS
-from ingot.plugins.cuda.fp8_products import fp8_launches, fp8_parts, fp8_shared_bytes, fp8_tiles, round_launch
+from ingot.plugins.cuda.fp8_products import (
+    FP8_KERNELS,
+    fp8_launches,
+    fp8_parts,
+    fp8_shared_bytes,
+    fp8_tiles,
+    round_launch,
+)
 from ingot.plugins.cuda.own_products import OwnProduct
+from ingot.plugins.cuda.target import CudaTarget
 from ingot.plugins.f8_rows import F8Rows, round_inputs
 from ingot.plugins.op import Array
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, one_step_plan, plain_batch, reference_outputs
@@ -26,14 +35,25 @@ from tests.plugins.cuda.test_own_products import normal
 from tests.plugins.cuda.test_wide_products import COUNTS, own
 from tests.plugins.ops.calls import random_f8
 
-KERNEL = "matmul.f8f8.sm90a"
+UNITS = ("sm90a", "sm89")  # warpgroups; warps, whose kernels run on GPUs with warpgroups too
 ROWS = (1, 16, 17, 65, 130, 300)
 SHAPES = ((33, 8, 0), (70, 304, 0), (66, 177, 1), (300, 520, 0), (2, 1000, 1), (40, 1100, 0))  # n, k, gated
 GROUPS = (0, 128)
 
 
+def take(monkeypatch: pytest.MonkeyPatch, units: str) -> str:
+    """The tests' GPU has these kernels alone."""
+    monkeypatch.setattr(CudaTarget, "fp8_units", units)
+    return units
+
+
+@pytest.fixture(params=UNITS)
+def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    return take(monkeypatch, request.param)
+
+
 def product(
-    driver: ctypes.CDLL, group: int, rows: int, shape: tuple[int, int, int], which: int, x: Array | None = None
+    driver: ctypes.CDLL, units: str, group: int, rows: int, shape: tuple[int, int, int], which: int
 ) -> tuple[Array, Array]:
     """What the kernels and the reference make of the first rows of one input. which: activation and epilogue."""
     n, k, gated = shape
@@ -48,40 +68,40 @@ def product(
     }
     bias: Input = Packed(values=normal(2, n)) if extra in (1, 3) else None
     residual = normal(3, 400, out)[:rows] if extra in (2, 3) else None
-    given = normal(1, 400, k)[:rows] if x is None else x
-    inputs: list[Input] = [given, Quantised.of(weight, gated=bool(gated)), bias, residual]
+    inputs: list[Input] = [normal(1, 400, k)[:rows], Quantised.of(weight, gated=bool(gated)), bias, residual]
     batch = plain_batch(rows)
-    (expected,) = reference_outputs(KERNEL, inputs, attrs, batch)
-    (found,) = run_step(driver, KERNEL, inputs, attrs, batch, kv=layout_of(DType.BF16), pieces=1 + which % 2)
+    kernel = f"matmul.f8f8.{units}"
+    (expected,) = reference_outputs(kernel, inputs, attrs, batch)
+    (found,) = run_step(driver, kernel, inputs, attrs, batch, kv=layout_of(DType.BF16), pieces=1 + which % 2)
     return found, expected
 
 
-def check(driver: ctypes.CDLL, group: int, rows: int, shape: tuple[int, int, int], which: int) -> None:
+def check(driver: ctypes.CDLL, units: str, group: int, rows: int, shape: tuple[int, int, int], which: int) -> None:
     """Against the reference. Matrix units keep about 14 bits of a step's sum, emulated ones all of float32."""
-    found, expected = product(driver, group, rows, shape, which)
+    found, expected = product(driver, units, group, rows, shape, which)
     scale = max(1.0, float(np.abs(expected).max()))
     bound = 5e-4 if isinstance(driver, RealDriver) else 6e-6
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound * scale, err_msg=f"{rows} {shape} {group}")
 
 
-def test_values(gpu: ctypes.CDLL) -> None:
-    check(gpu, 128, 20, (70, 304, 0), 3)
+def test_values(gpu: ctypes.CDLL, units: str) -> None:
+    check(gpu, units, 128, 20, (70, 304, 0), 3)
 
 
-def check_all(driver: ctypes.CDLL, group: int) -> None:
+def check_all(driver: ctypes.CDLL, units: str, group: int) -> None:
     """Every kernel with every shape, in a part of the cases."""
     cases = [(rows, shape) for rows in ROWS for shape in SHAPES]
     for which, (rows, shape) in [*enumerate(cases)][group // 64 :: 3]:
-        check(driver, group, rows, shape, which)
+        check(driver, units, group, rows, shape, which)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_all_values(gpu: ctypes.CDLL, group: int) -> None:
-    check_all(gpu, group)
+def test_all_values(gpu: ctypes.CDLL, units: str, group: int) -> None:
+    check_all(gpu, units, group)
 
 
-def check_inputs(driver: ctypes.CDLL, group: int, k: int) -> None:
+def check_inputs(driver: ctypes.CDLL, units: str, group: int, k: int) -> None:
     """To the bit, by a weight that gives each input alone: rows of every size, of zeros, and of what is not finite."""
     x = normal(7, 24, k) * np.exp2(np.linspace(-140, 120, 24, dtype=np.float32))[:, None]
     x[3], x[5, 1], x[6, -1], x[7, : k // 2] = 0, np.nan, -np.inf, 0
@@ -95,7 +115,7 @@ def check_inputs(driver: ctypes.CDLL, group: int, k: int) -> None:
     )
     attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "fp8", "group": group}
     inputs: list[Input] = [x, Quantised.of(weight), None, None]
-    (found,) = run_step(driver, KERNEL, inputs, attrs, plain_batch(24), kv=layout_of(DType.BF16))
+    (found,) = run_step(driver, f"matmul.f8f8.{units}", inputs, attrs, plain_batch(24), kv=layout_of(DType.BF16))
     numbers, scale = round_inputs(x, group)
     expected = numbers * np.repeat(scale, group or k, 1)[:, :k]
     if group:  # a sum over all groups
@@ -104,18 +124,19 @@ def check_inputs(driver: ctypes.CDLL, group: int, k: int) -> None:
 
 
 @pytest.mark.parametrize(("group", "k"), [(0, 150), pytest.param(128, 200, marks=pytest.mark.slow)])
-def test_inputs_are_rounded_as_specified(gpu: ctypes.CDLL, group: int, k: int) -> None:
-    check_inputs(gpu, group, k)
+def test_inputs_are_rounded_as_specified(gpu: ctypes.CDLL, units: str, group: int, k: int) -> None:
+    check_inputs(gpu, units, group, k)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_rounding_is_the_reference_of_its_op(gpu: ctypes.CDLL, group: int) -> None:
+def test_the_rounding_is_the_reference_of_its_op(gpu: ctypes.CDLL, units: str, group: int) -> None:
     """Codes and scales to the bit, of an odd number of rows, with zeros behind their columns."""
     x, weight, batch = normal(5, 7, 300), random_f8((16, 300), group), plain_batch(7)
     x[2], x[4, 130] = 0, np.inf
     attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "fp8", "group": group}
-    plan, section = one_step_plan(KERNEL, [x, Quantised.of(weight), None, None], attrs, batch, layout_of(DType.BF16))
-    expected = reference_outputs("round_to_fp8.f32.sm90a", [x], {"group": group}, batch)
+    given: list[Input] = [x, Quantised.of(weight), None, None]
+    plan, section = one_step_plan(f"matmul.f8f8.{units}", given, attrs, batch, layout_of(DType.BF16))
+    expected = reference_outputs(f"round_to_fp8.f32.{units}", [x], {"group": group}, batch)
     with contextlib.closing(open_gpu(plan, section, 1)) as session:
         (begin,) = (each.offset for each in plan.buffers if each.name == "in0")
         session.device.upload(session.addresses.arena + begin, x)
@@ -130,25 +151,25 @@ def test_a_matmul_that_has_to_round_by_itself_is_refused(gpu: ctypes.CDLL, monke
     """The pass has made two kernel calls of it, or a session does not open."""
     monkeypatch.setattr(RoundToFp8, "__call__", lambda self, program: (program, PassReport(name="none", fired=0)))
     with pytest.raises(EngineError, match=r"(?s)has a type that cuda targets do not store.*expected: f8.*got: f32"):
-        product(gpu, 0, 1, (33, 8, 0), 0)
+        product(gpu, UNITS[0], 0, 1, (33, 8, 0), 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_row_has_the_same_bits_in_batches_of_up_to_256_rows(gpu: ctypes.CDLL, group: int) -> None:
+def test_a_row_has_the_same_bits_in_batches_of_up_to_256_rows(gpu: ctypes.CDLL, units: str, group: int) -> None:
     """K is cut into as many parts for all of them."""
     for shape, which in (((70, 300, 0), 3), ((66, 172, 1), 7), ((40, 1104, 0), 2)):
-        alone, _ = product(gpu, group, 1, shape, which)
+        alone, _ = product(gpu, units, group, 1, shape, which)
         for rows in (5, 16, 40, 130):
-            found, _ = product(gpu, group, rows, shape, which)
+            found, _ = product(gpu, units, group, rows, shape, which)
             assert found[:1].tobytes() == alone.tobytes(), f"{rows} rows"
 
 
-def launches(whole: OwnProduct, rows: int) -> list[tuple[str, tuple[int, int, int]]]:
+def launches(whole: OwnProduct, rows: int, *, wide: bool) -> list[tuple[str, tuple[int, int, int]]]:
     """Those that run, and their grids."""
     least = 1
     all_of = [round_launch(0, 0, 0, k=whole.k, filled=whole.k, group=whole.group, rows=whole.rows)]
-    for tile in fp8_tiles(whole.n, whole.k):
+    for tile in fp8_tiles(whole.n, whole.k, wide=wide):
         all_of += fp8_launches(whole, 0, tile, range(least, tile.most_rows + 1), 0)
         least = tile.most_rows + 1
     counts = dataclasses.replace(COUNTS, tokens=rows)
@@ -156,30 +177,33 @@ def launches(whole: OwnProduct, rows: int) -> list[tuple[str, tuple[int, int, in
     return [(kernel, grid) for kernel, grid in grids if min(grid) > 0]
 
 
-def test_one_kernel_computes_each_number_of_rows() -> None:
+@pytest.mark.parametrize(("wide", "name"), [(True, "product_f8f8_wide"), (False, "product_f8f8")])
+def test_one_kernel_computes_each_number_of_rows(wide: bool, name: str) -> None:
     """Behind the one that rounds the inputs. Weights that fill a GPU are not cut."""
     whole, cut = own(28672, 4096, gated=True), own(4096, 4096)
     assert fp8_parts(28672, 4096) == 1
     for rows, tile in ((1, 16), (16, 16), (17, 64), (64, 64), (65, 128), (3000, 128)):
-        kernels = [("round_to_fp8", (rows, 1, 1)), (f"product_f8f8_wide_{tile}", (-(-rows // tile), 224, 1))]
-        assert launches(whole, rows) == kernels
+        kernels = [("round_to_fp8", (rows, 1, 1)), (f"{name}_{tile}", (-(-rows // tile), 224, 1))]
+        assert launches(whole, rows, wide=wide) == kernels
     grouped = dataclasses.replace(cut, group=128)
-    assert launches(grouped, 1) == [
+    assert launches(grouped, 1, wide=wide) == [
         ("round_to_fp8", (1, 4, 1)),
-        ("product_f8f8_wide_16", (1, 32, 4)),
+        (f"{name}_16", (1, 32, 4)),
         ("product_sum", (1, 4, 1)),
     ]
-    assert launches(cut, 256)[1:] == [("product_f8f8_wide_128", (2, 32, 4)), ("product_sum", (256, 4, 1))]
-    assert launches(cut, 257)[1:] == [("product_f8f8_wide_128", (3, 32, 1))]
+    assert launches(cut, 256, wide=wide)[1:] == [(f"{name}_128", (2, 32, 4)), ("product_sum", (256, 4, 1))]
+    assert launches(cut, 257, wide=wide)[1:] == [(f"{name}_128", (3, 32, 1))]
 
 
 def test_tiles_fit_shared_memory() -> None:
-    """Two tiles of 16 rows of x fit a multiprocessor: each takes 1 KiB more."""
-    assert max(map(fp8_shared_bytes, (16, 64, 128))) <= 227 << 10
-    assert 2 * (fp8_shared_bytes(16) + 1024) <= 228 << 10
+    """Of sm_90a; others also of sm_89 and sm_120. Two tiles of 16 rows of x fit a large one: each takes 1 KiB more."""
+    for kernel in FP8_KERNELS:
+        assert fp8_shared_bytes(kernel) <= (227 if "wide" in kernel else 99) << 10, kernel
+        if kernel.endswith("_16"):
+            assert 2 * (fp8_shared_bytes(kernel) + 1024) <= 228 << 10, kernel
 
 
-FAULTS = {  # what → (the right text of wide_fp8.cuh, the wrong one, what is said)
+FAULTS = {  # of warpgroups: what → (the right text of wide_fp8.cuh, the wrong one, what is said)
     "no barrier before a step": (
         "    meet_groups<kWideThreads>();\n    multiply(tiles, 0);\n",
         "    multiply(tiles, 0);\n",
@@ -202,16 +226,35 @@ FAULTS = {  # what → (the right text of wide_fp8.cuh, the wrong one, what is s
     "sums that go on": ("describe_rows(inputs, i), i > 0);", "describe_rows(inputs, i), true);", ""),
 }
 
+OF_GATES = "gates in the place of ups"
+OF_WARPS = {  # of warp_fp8.cuh, likewise
+    "no barrier before a warp's step": (
+        "    __syncthreads();  // this step is there for all, and nobody reads the one before it any more\n",
+        "",
+        "",
+    ),
+    "no wait for the copies of a step": ("copy_wait<kAhead - 1>();", "copy_wait<kAhead + 1>();", ""),
+    "sums over tiles that are still read": ("  __syncthreads();  // nobody needs the tiles any more\n", "", ""),
+    "codes behind a panel": ("bool valid = step * kFp8Step + k < filled;", "bool valid = true;", ""),
+    "weights of another line": ("(k / 8 % 2 + panel % 2 * 2)", "(k / 8 % 2 + k / 16 % 2 * 2)", ""),
+    "a step that goes on from the one before": ("            if (slice == 0) {\n", "            if (false) {\n", ""),
+    OF_GATES: ("i / 16 * (kWideRows / 2) + pair * 16", "pair / 2 * (kWideRows / 2) + pair * 16", ""),
+    "scales of the step behind": ("of_row + step, there);", "of_row + step / 2, there);", ""),
+}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *OF_WARPS])
 def test_faults_are_seen(
     gpu: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
     """By an error, or by wrong values."""
     gpu.emulated_set_devices(1)  # a real GPU would not say what is wrong
-    right, wrong, said = FAULTS[fault]
-    plant(monkeypatch, tmp_path, "wide_fp8.cuh", right, wrong)
+    of_warps = fault in OF_WARPS
+    right, wrong, said = {**FAULTS, **OF_WARPS}[fault]
+    plant(monkeypatch, tmp_path, "warp_fp8.cuh" if of_warps else "wide_fp8.cuh", right, wrong)
+    units = take(monkeypatch, UNITS[of_warps])
+    rows, shape = (12, (66, 1160, 1)) if fault == OF_GATES else (70 if of_warps else 12, (70, 1160, 0))
     with pytest.raises((TargetError, AssertionError)):
-        check(gpu, 128, 12, (70, 1160, 0), 3)
+        check(gpu, units, 128, rows, shape, 3)
     assert said in capfd.readouterr().err

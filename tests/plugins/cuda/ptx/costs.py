@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
-from ingot.plugins.cuda.fp8_products import fp8_shared_bytes
+from ingot.plugins.cuda.fp8_products import FP8_KERNELS, fp8_shared_bytes, fp8_threads
 from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
@@ -146,12 +146,13 @@ def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
 
-FP8_PRODUCTS = {f"product_f8f8_wide_{rows}": rows for rows in (16, 64, 128)}  # kernel → rows of x in a block
-FP8_EXPERTS = {name.replace("product", "experts"): rows for name, rows in FP8_PRODUCTS.items()}
+FP8_PRODUCTS = {each: int(each.rpartition("_")[2]) for each in FP8_KERNELS}  # kernel → rows of x in a block
+FP8_EXPERTS = {name.replace("product", "experts"): rows for name, rows in FP8_PRODUCTS.items() if "wide" in name}
 
 
 def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
-    """As `wide_cost`. A step has four slabs."""
+    """As `wide_cost`, also of warps. A step has four slabs."""
+    wide = "wide" in kernel
     types = Specialisation(
         weight=DType.BF16,
         kv=DType.BF16,
@@ -159,7 +160,7 @@ def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
         tokens_per_block=16,
         codes=(DType.F8,),
         experts=kernel in FP8_EXPERTS,
-        wide=True,
+        wide=wide,
         fp8=True,
     )
     entry, rows, n = kernel_of(nvcc, types, kernel), {**FP8_PRODUCTS, **FP8_EXPERTS}[kernel], 128
@@ -175,7 +176,8 @@ def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
             pairs = _placed(machine, 4 * rows, np.arange(rows, dtype=np.int32))
             given = struct.pack("<6Q7i2f", y, x, weight, 0, tiles, pairs, 1, n, k, 0, 0, 0, group, 0.0, 1.0)
             given += struct.pack("<4xQ", scales)
-        return machine.launch(entry, (1, 1, 1), WIDE_THREADS, fp8_shared_bytes(rows), given)
+        shape = kernel.replace("experts", "product")  # whose tiles those of experts are
+        return machine.launch(entry, (1, 1, 1), fp8_threads(shape), fp8_shared_bytes(shape), given)
 
     short, long = counted(1024), counted(2048)
     return Counter({name: (long[name] - short[name]) // 32 for name in long if long[name] != short[name]})
