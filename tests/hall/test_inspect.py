@@ -134,5 +134,5 @@ def test_what_it_cannot_read(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"not the manifest of an engine(.|\n)*Hugging Face"):
         inspect(folder / "m")
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(UsageError, match="another (file|directory)"):
+    with pytest.raises(UsageError, match=r"another (file|directory)"):
         inspect(tmp_path / "notes.txt")

@@ -17,6 +17,7 @@ from ingot.plugins.target import SessionOptions
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_experts as experts
 from tests.plugins.cuda import test_fp8_experts as fp8_experts
+from tests.plugins.cuda import test_fp8_products as fp8_products
 from tests.plugins.cuda import test_kernels
 from tests.plugins.cuda import test_latent as latent
 from tests.plugins.cuda import test_own_products as own_products
@@ -78,6 +79,15 @@ def test_kept_codes(checked: ctypes.CDLL, precision: str) -> None:
     own_products.check_numbers(checked, precision, 3)
     own_products.check_numbers(checked, precision, 20)
     own_products.check_numbers(checked, precision, 20, "sm90a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("units", fp8_products.UNITS)
+def test_inputs_in_fp8(checked: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, units: str) -> None:
+    """Steps and panels that end inside of a tile, with parts of K."""
+    fp8_products.take(monkeypatch, units)
+    for group, rows, shape, which in ((128, 3, (33, 1100, 0), 3), (0, 17, (66, 176, 1), 2), (128, 66, (40, 304, 0), 5)):
+        fp8_products.check(checked, units, group, rows, shape, which)
 
 
 @pytest.mark.slow
