@@ -69,7 +69,7 @@ def fp8_threads(kernel: str) -> int:
 
 
 def fp8_wide_kernel(rows: int) -> str:
-    """By warpgroups, the kernel of the smallest tile that has room for so many rows of x."""
+    """By warpgroups, the kernel of the smallest tile that holds this many rows of x."""
     return next(each.name for each in _WIDE_KERNELS if each.tokens >= rows)
 
 

@@ -201,7 +201,7 @@ FAULTS = {  # what → (file, the right text, the wrong one)
     "the bias of the first expert": ("products.cu", "static_cast<int64_t>(tile.expert) * n", "0 * n"),
     "the gate is not clamped": ("epilogue.cuh", "const bool clamps = gated && limit > 0.f;", "const bool clamps = 0;"),
     "results in the order of the list": (
-        "wide_products.cuh",
+        "tile_sums.cuh",
         "p.to.write_four(p.target(row), col, of, gated);",
         "p.to.write_four(row, col, of, gated);",
     ),

@@ -147,12 +147,12 @@ def test_the_plan_names_them(tmp_path: Path) -> None:
 
 FAULTS = {  # what → (file, the right text, the wrong one)
     "results in the order of the list": (
-        "wide_products.cuh",
+        "tile_sums.cuh",
         "p.to.write_four(p.target(row), col, of, gated);",
         "p.to.write_four(row, col, of, gated);",
     ),
     "rows behind those of the tile": (
-        "wide_products.cuh",
+        "tile_sums.cuh",
         "if (row >= p.rows || col >= cols) continue;",
         "if (col >= cols) continue;",
     ),
