@@ -72,7 +72,7 @@ def kv_budget(groups: Sequence[CacheGroup], limits: Limits, wanted: int | None, 
             )
         granted = wanted
         source = f"{format_bytes(wanted)} ({wanted // sum(group.block_bytes for group in groups)} blocks)"
-    least = _bytes(groups, one)
+    least = least_kv_bytes(groups, limits)
     if granted < least:
         size = groups[0].tokens_per_block
         blocks = ", ".join(
@@ -89,6 +89,11 @@ def kv_budget(groups: Sequence[CacheGroup], limits: Limits, wanted: int | None, 
     if wanted is None:
         num_blocks = [min(counts) for counts in zip(num_blocks, most, strict=True)]
     return KvBudget(num_blocks=tuple(num_blocks), nbytes=_bytes(groups, num_blocks))
+
+
+def least_kv_bytes(groups: Sequence[CacheGroup], limits: Limits) -> int:
+    """Bytes without which `kv_budget` refuses: of one sequence of max_seq_len tokens."""
+    return _bytes(groups, _needed(groups, limits, 1, snapshots=False))
 
 
 def _needed(groups: Sequence[CacheGroup], limits: Limits, sequences: int, *, snapshots: bool) -> list[int]:

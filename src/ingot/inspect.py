@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.builder.summary import GraphSummary, summarise
+from ingot.cache_info import bytes_per_token, cache_lines, least_bytes, sequence_bytes
 from ingot.checkpoint import Checkpoint, is_checkpoint
 from ingot.configs.read import write_record
 from ingot.configs.sizes import format_bytes
@@ -17,7 +18,7 @@ from ingot.engine import is_engine, read_manifest, read_plan
 from ingot.errors import REBUILD, EngineError, UsageError
 from ingot.lost_codes import lost_lines
 from ingot.manifest import MANIFEST_NAME, Fact, Manifest, rank_file
-from ingot.plan import STATE_SLOTS, CacheGroup, Plan, Variant
+from ingot.plan import Plan, Variant
 from ingot.plan_tiles import Tiling
 from ingot.plugins.cuda.estimate import estimates
 from ingot.plugins.cuda.plan_facts import CODE_LAYOUT
@@ -126,8 +127,9 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         "precision": manifest.precision,
         "file": file,
         **({"ranks": ranks} if ranks else {}),
-        "caches": [{**write_record(each), "bytes_per_token": _bytes_per_token(each)} for each in plan.caches],
-        "sequence_bytes": _sequence_bytes(plan),
+        "caches": [{**write_record(each), "bytes_per_token": bytes_per_token(each)} for each in plan.caches],
+        "sequence_bytes": sequence_bytes(plan),
+        "least_kv_bytes": least_bytes(plan),
         "arena_bytes": plan.arena_bytes,
         "inputs": [write_record(each) for each in plan.inputs],
         "buffers": [write_record(each) for each in plan.buffers],
@@ -151,7 +153,7 @@ def _describe_target(path: Path, manifest: Manifest, plan: Plan) -> Inspection:
         ),
         f"inputs      {', '.join(map(str, plan.inputs))}",
         f"activations {format_bytes(plan.arena_bytes)}: {_buffer_words(plan)}",
-        *_cache_lines(plan),
+        *cache_lines(plan),
         *([f"sums        in {plan.sum_parts} parts where ranks divide them"] if plan.sum_parts > 1 else []),
         *(f"estimate    {each}" for each in speed),
         *(f"not kept    codes of {each}" for each in lost_lines(manifest.lost_codes)),
@@ -188,7 +190,7 @@ def _ranks(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
             "tp_rank": rank % (manifest.ranks // plan.stage[1]),
             "cache_layers": plan.num_layers,
             "weight_bytes": plan.weight_bytes,
-            "kv_bytes_per_token": sum(_bytes_per_token(group) for group in plan.caches),
+            "kv_bytes_per_token": sum(bytes_per_token(group) for group in plan.caches),
         }
         for rank, plan in enumerate(plans)
     ]
@@ -205,38 +207,6 @@ def _buffer_words(plan: Plan) -> str:
     """How many buffers there are of each type."""
     counts = Counter(buffer.dtype.value for buffer in plan.buffers)
     return ", ".join(f"{count} buffers of {dtype}" for dtype, count in counts.items())
-
-
-def _bytes_per_token(group: CacheGroup) -> int:
-    """0: what the group keeps is as large for every number of tokens."""
-    return 0 if group.state else group.block_bytes // group.tokens_per_block
-
-
-def _sequence_bytes(plan: Plan) -> int:
-    """Bytes of the cache that the longest sequence has in the end. Its last token is never fed back."""
-    return sum(group.blocks_of(plan.limits.max_seq_len - 1) * group.block_bytes for group in plan.caches)
-
-
-def _cache_lines(plan: Plan) -> list[str]:
-    """One for a plan whose layers keep every token."""
-    size = f"{plan.tokens_per_block} tokens a block"
-    if len(plan.caches) == 1 and not plan.caches[0].window:
-        (group,) = plan.caches
-        return [f"KV cache    {group.dtype.value}, {format_bytes(_bytes_per_token(group))} a token, {size}"]
-    lines = [
-        f"KV cache    {group.dtype.value}, {format_bytes(_bytes_per_token(group))} for "
-        + (f"each of the last {group.window} tokens" if group.window else "every token")
-        + f" in {len(group.layers)} layers, {size}"
-        for group in plan.caches
-        if not group.state
-    ]
-    lines += [
-        f"states      {group.dtype.value}, {format_bytes(group.block_bytes)} a slot; {STATE_SLOTS} slots a sequence"
-        for group in plan.caches
-        if group.state
-    ]
-    longest = plan.limits.max_seq_len
-    return [*lines, f"            {format_bytes(_sequence_bytes(plan))} for a sequence of {longest} tokens"]
 
 
 def _variant_line(plan: Plan, variant: Variant) -> str:

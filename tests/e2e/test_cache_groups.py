@@ -11,6 +11,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
 from ingot.engine import read_plan
+from ingot.errors import CapacityError
 from ingot.inspect import inspect
 from ingot.plugins.cuda import target
 from ingot.plugins.cuda.compiler import MachineCode
@@ -55,6 +56,17 @@ def test_inspect_tells_what_each_group_takes(engine: Path) -> None:
     assert document["sequence_bytes"] == 14 * BLOCK * 3 * whole["bytes_per_token"] - less < of_all / 2
     assert "each of the last 16 tokens in 2 layers" in found.text
     assert f"for a sequence of {LONGEST} tokens" in found.text
+
+
+def test_inspect_tells_the_least_memory(engine: Path) -> None:
+    """More than a sequence takes in the end."""
+    document = inspect(engine).document
+    document = document["targets"][0] if "targets" in document else document
+    least = document["least_kv_bytes"]
+    assert least > document["sequence_bytes"]
+    ModelRunner.from_dir(engine, target="cpu", kv_cache_memory=least).close()
+    with pytest.raises(CapacityError, match="too small for one sequence"):
+        ModelRunner.from_dir(engine, target="cpu", kv_cache_memory=least - 1)
 
 
 def test_a_long_context_takes_blocks_of_one_group_alone(engine: Path) -> None:

@@ -53,6 +53,7 @@ TOP = (
     "ingot.planner",
     "ingot.calibrated_build",
     "ingot.calibration_text",
+    "ingot.cache_info",
     "ingot.inspect",
     "ingot.step_table",
     "ingot.plotting",
