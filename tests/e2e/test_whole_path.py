@@ -203,8 +203,9 @@ def test_doctor_is_one_screen_and_all_has_every_reason(tmp_path: Path, monkeypat
         if state["why_not"] is not None:
             assert flat.count(" ".join(state["why_not"].split())) >= 1
     (tmp_path / "e").mkdir()
-    first = ingot("doctor", tmp_path / "e").succeeds().out.split("CPU")[0]
-    assert " ".join(first.split()).startswith(f"{tmp_path / 'e'}: the engine has no manifest")
+    done = ingot("doctor", tmp_path / "e")
+    assert (done.code, done.err) == (1, "")
+    assert " ".join(done.out.split("CPU")[0].split()).startswith(f"{tmp_path / 'e'}: the engine has no manifest")
 
 
 def test_quickstart_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

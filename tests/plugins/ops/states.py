@@ -15,7 +15,7 @@ GPU_OPS = {  # GPU targets have kernels of these; one that draws is no kernel ca
     *("embedding", "rope_table", "rms_norm", "layer_norm", "matmul", "add", "activation"),
     *("rope_kv_write", "paged_attention", "gather_rows", "softcap", "scale"),
 }
-FP8_OPS = {  # cuda/sm90 has these
+FP8_OPS = {  # cuda/sm90 has them all
     *("fp8_matmul", "fp8_moe_gate_up", "fp8_moe_down", "round_to_fp8", "round_slots_to_fp8")
 }
 CUDA_OPS = {  # cuda targets have these, too
