@@ -3,14 +3,15 @@
     W + scale * B A                          scale = alpha / r; with use_rslora alpha / sqrt(r)
     m * rows of (W + scale * B A) / norms    with use_dora, whose magnitudes m are stored beside A and B
 
-A [r, in] and B [out, r] are read a block at a time. Sums are float64, and are rounded once, to the type of W. Weights
-that the adapter holds whole (modules_to_save, biases) stand in the place of the model's.
+A [r, in] is read whole, B [out, r] a block at a time; of a token table the other way round. Sums are float64, and are
+rounded once, to the type of W. Weights that the adapter holds whole (modules_to_save, biases) stand in the place of the
+model's.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from ingot.convert.pickled import read_pickled
 from ingot.convert.quantised.patterns import matches
 from ingot.convert.source import ADAPTER_FILE
 from ingot.convert.weights import Bits
+from ingot.convert.wrapped import text_name
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.errors import CheckpointError, ConfigError, MissingModelError, UnsupportedModelError, spelled
 from ingot.tensor_file import StoredTensor, read_elements, read_header, read_rows
@@ -35,7 +37,7 @@ _PART = re.compile(  # of a module's tensor: which part it is; older files name 
 )
 _WRAPPED = ".modules_to_save", ".base_layer"  # parts of the names of whole weights
 _SAME_BASE = "true", "false", "gaussian", "orthogonal", "eva"  # ways to begin training that leave the base as it was
-_HINT = "merge it with PEFT (merge_and_unload), and convert the result"
+MERGE_WITH_PEFT = "merge it with PEFT (merge_and_unload), and convert the result"
 
 # Keys of adapter_config.json that change what a model computes in other ways: what to say of them.
 _REFUSED = {
@@ -71,18 +73,27 @@ class _Factors:
         shape = (self.a.shape[1], self.b.shape[0]) if self.embedding else (self.b.shape[0], self.a.shape[1])
         return (shape[1], shape[0]) if self.transposed else shape
 
+    @property
+    def by_columns(self) -> bool:
+        """Whether rows of the weight are columns of A, not rows of B."""
+        return self.embedding != self.transposed
+
     def added(self, begin: int, end: int) -> npt.NDArray[np.float64]:
         """What is added to rows [begin, end) of the weight."""
-        if self.embedding != self.transposed:  # its rows are columns of A
-            left, right = _values(self.a)[:, begin:end].T, _values(self.b).T
-        else:
-            left, right = _values(self.b, begin, end), _values(self.a)
-        return self.scale * (left @ right)
+        if not self.by_columns:
+            return self.scale * (_values(self.b, begin, end) @ _values(self.a))
+        rank, cols = self.a.shape
+        columns = [read_elements(self.a, i * cols + begin, i * cols + end) for i in range(rank)]
+        return self.scale * (_float64(np.stack(columns), self.a).T @ _values(self.b).T)
 
 
 def _values(tensor: StoredTensor, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float64]:
     """Rows of a tensor."""
-    return to_float32(read_rows(tensor, begin, end), tensor.dtype).astype(np.float64)
+    return _float64(read_rows(tensor, begin, end), tensor)
+
+
+def _float64(bits: Bits, tensor: StoredTensor) -> npt.NDArray[np.float64]:
+    return to_float32(bits, tensor.dtype).astype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +104,16 @@ class _Merge:
     whole: StoredTensor | None
     factors: _Factors | None
 
-    def __call__(self, bits: Bits, begin: int) -> Bits:
+    @property
+    def memory(self) -> int:
+        """Bytes of a factor that is read whole and of a block of the other one, as stored, in float32 and float64."""
+        if self.factors is None:
+            return 0
+        rank, rows = self.factors.a.shape[0], _BLOCK // self.weight.shape[1] + 2
+        whole = self.factors.b if self.factors.by_columns else self.factors.a
+        return 16 * (math.prod(whole.shape) + rank * min(rows, self.weight.shape[0]))
+
+    def __call__(self, bits: Bits, begin: int, /) -> Bits:
         end = begin + bits.size
         with np.errstate(all="ignore"):  # what is no number is counted where it is written
             return np.concatenate(
@@ -128,14 +148,17 @@ class Adapter:
     factors: Mapping[str, _Factors]
     transposed: bool  # whether weights are stored [in, out]
 
-    def merged(self, tensors: Mapping[str, StoredTensor], quantised: Iterable[str]) -> dict[str, StoredTensor]:
+    def merged(self, tensors: Mapping[str, StoredTensor], quantised: Collection[str]) -> dict[str, StoredTensor]:
         """The weights of the base model, with the adapter in them. quantised: names of those that are not in `tensors`.
         Raises CheckpointError where the adapter belongs to another model, UnsupportedModelError where it changes
         quantised weights."""
-        named = _Names((*tensors, *quantised))
-        whole = {named.find(name): tensor for name, tensor in self.whole.items()}
-        factors = {named.find(f"{module}.weight"): each for module, each in self.factors.items()}
-        self._refuse_unknown([*dict.fromkeys(named.unknown)], (*whole, *factors), quantised)
+        names = _Names((*tensors, *quantised))
+        called = {name: names.find(name) for name in (*self.whole, *(f"{module}.weight" for module in self.factors))}
+        self._refuse_unknown([name for name, own in called.items() if own is None])
+        own_names = {theirs: own for theirs, own in called.items() if own is not None}
+        self._refuse_quantised(set(own_names.values()) & set(quantised))
+        whole = {own_names[name]: tensor for name, tensor in self.whole.items()}
+        factors = {own_names[f"{module}.weight"]: each for module, each in self.factors.items()}
         if (len(whole), len(factors)) != (len(self.whole), len(self.factors)):
             raise CheckpointError("the adapter changes a weight twice, under two names", where=str(self.path))
         found = dict(tensors)
@@ -150,24 +173,26 @@ class Adapter:
             found[name] = dataclasses.replace(weight, change=merge)
         return found
 
-    def _refuse_unknown(self, unknown: Sequence[str], known: Iterable[str], quantised: Iterable[str]) -> None:
+    def _refuse_unknown(self, unknown: Sequence[str]) -> None:
         if unknown:
-            tied = any(_plain(name).endswith("lm_head.weight") for name in unknown)
+            tied = any(text_name(name) == "lm_head.weight" for name in unknown)
             raise CheckpointError(
                 "the adapter changes weights that the model does not have",
                 where=str(self.path),
                 expected="an adapter of this model",
                 got=f"{len(unknown):,}: {_some(unknown)}",
-                hint=f"the model's lm_head is its token table: {_HINT}"
+                hint=f"the model's lm_head is its token table: {MERGE_WITH_PEFT}"
                 if tied
                 else "give the adapter's base model as --model_dir",
             )
-        if kept := sorted(set(known) & set(quantised)):
+
+    def _refuse_quantised(self, changed: Collection[str]) -> None:
+        if changed:
             raise UnsupportedModelError(
                 "the adapter changes weights that are quantised, whose codes cannot hold the sum",
                 where=str(self.path),
                 expected="a base model in float32, float16 or bfloat16",
-                got=f"{len(kept):,} quantised weights: {_some(kept)}",
+                got=f"{len(changed):,} quantised weights: {_some(sorted(changed))}",
                 hint="convert the original model with --lora, then quantise with ingot quantize or build --precision",
             )
 
@@ -189,17 +214,26 @@ class Adapter:
             where=f"{self.path}: {names}",
             expected=f"what fits {weight.name} {list(weight.shape)}",
             got=str(list(shape)),
-            hint="give the adapter's base model as --model_dir; if the adapter added tokens, " + _HINT,
+            hint="give the adapter's base model as --model_dir; if the adapter added tokens, " + MERGE_WITH_PEFT,
         )
 
     def _not_merged(self, what: str, where: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"ingot does not merge {what}", where=f"{self.path}: {where}", hint=_HINT)
+        return UnsupportedModelError(
+            f"ingot does not merge {what}", where=f"{self.path}: {where}", hint=MERGE_WITH_PEFT
+        )
 
-    def warnings(self) -> tuple[str, ...]:
-        """A sentence where the adapter has no effect."""
-        if self.whole or any(np.any(_values(each.b)) or each.magnitudes for each in self.factors.values()):
+    def without_effect(self) -> tuple[str, ...]:
+        """A sentence if all sums are those of the base model."""
+        factors = self.factors.values()
+        if self.whole or any(each.magnitudes or np.any(_values(each.b)) for each in factors):
             return ()
         return (f"the adapter {self.path} changes nothing: all its matrices B are zeros",)
+
+
+def unread_changes(tensors: Iterable[StoredTensor], read: Collection[str]) -> tuple[str, ...]:
+    """A sentence about changed weights that a conversion does not read. read: names of those that it reads"""
+    unread = [each.name for each in tensors if each.change is not None and each.name not in read]
+    return (f"the conversion leaves out weights that the adapter changes: {_some(unread)}",) if unread else ()
 
 
 def _some(names: Sequence[str]) -> str:
@@ -211,28 +245,24 @@ class _Names:
     parts of a name; those of a wrapper for images have others."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = {_plain(name): name for name in names}
-        self._ends = dict[str, list[str]]()  # of names, from a dot on → their names
+        self._names = {text_name(name): name for name in names}
+        self._alike = dict[str, list[str]]()  # last part of a module's name → names of its tensors
         for name in self._names:
-            self._ends.setdefault(name.rpartition(".")[0].rpartition(".")[2], []).append(name)
-        self.unknown: list[str] = []
+            self._alike.setdefault(_last_part(name), []).append(name)
 
-    def find(self, name: str) -> str:
-        """The file's name of what PEFT calls so; a name that is none is noted in `unknown`."""
-        wanted = _plain(name)
+    def find(self, name: str) -> str | None:
+        """The file's name of the tensor that PEFT calls `name`."""
+        wanted = text_name(name)
         if wanted in self._names:
             return self._names[wanted]
-        alike = self._ends.get(wanted.rpartition(".")[0].rpartition(".")[2], [])
+        alike = self._alike.get(_last_part(wanted), [])
         ends = [each for each in alike if wanted.endswith(f".{each}") or each.endswith(f".{wanted}")]
-        if len(ends) == 1:
-            return self._names[ends[0]]
-        self.unknown.append(name)
-        return name
+        return self._names[ends[0]] if len(ends) == 1 else None
 
 
-def _plain(name: str) -> str:
-    """Without the parts by which a wrapper calls its text model."""
-    return name.replace("language_model.model.", "model.").replace("language_model.", "")
+def _last_part(name: str) -> str:
+    """a.q_proj.weight → q_proj"""
+    return name.rpartition(".")[0].rpartition(".")[2]
 
 
 def read_adapter(path: Path) -> Adapter:
@@ -299,7 +329,7 @@ def _refuse(settings: Section) -> None:
         )
     for key, said in _REFUSED.items():
         if settings.raw(key) not in (None, False, [], {}):
-            raise UnsupportedModelError(said, where=settings.place(key), hint=_HINT)
+            raise UnsupportedModelError(said, where=settings.place(key), hint=MERGE_WITH_PEFT)
     begun = settings.raw("init_lora_weights")
     if begun is not None and str(begun).lower() not in _SAME_BASE:
         raise UnsupportedModelError(
@@ -334,11 +364,11 @@ def _factors(settings: Section, file: Path, module: str, parts: Mapping[str, Sto
             expected=f"{b.shape[0]} magnitudes" if settings.boolean("use_dora", False) else "none without use_dora",
             got="none" if magnitudes is None else str(list(magnitudes.shape)),
         )
-    if rank != (said := int(_of_module(settings, "rank_pattern", "r", module))):
+    if rank != (said := _of_module(settings, "rank_pattern", "r", module)):
         raise CheckpointError(
             "a module of the adapter has another rank than its configuration says",
             where=f"{file}: {module}",
-            expected=f"rank {said}",
+            expected=f"rank {said:g}",
             got=f"rank {rank}",
         )
     alpha = _of_module(settings, "alpha_pattern", "lora_alpha", module)

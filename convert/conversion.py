@@ -12,7 +12,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.configs.token_ids import check_vocabulary, token_ids
-from ingot.convert.adapter import read_adapter
+from ingot.convert.adapter import MERGE_WITH_PEFT, read_adapter, unread_changes
 from ingot.convert.claim import claim, require_rows
 from ingot.convert.experts import SELECT_BIAS
 from ingot.convert.family import read_model
@@ -100,6 +100,7 @@ def conversion_from_directory(folder: Path, options: ConvertOptions) -> Conversi
             _as_quantised(row) if any(name in found.quantised for name in sources(row.expr)) else row for row in rows
         ]
     files, quantised = _weights(model, rows, drops, tensors, options)
+    read = {tensors[name].name for row in rows for name in sources(row.expr) if name in tensors}
     return Conversion(
         model=model,
         files=files,
@@ -114,7 +115,8 @@ def conversion_from_directory(folder: Path, options: ConvertOptions) -> Conversi
             *left_out(wrapper, everything),
             *_without_drafts(family.drafting(tensors, model.num_layers)),
             *_without_choosers(family.choosing(tensors)),
-            *(adapter.warnings() if adapter else ()),
+            *(adapter.without_effect() if adapter else ()),
+            *unread_changes(floats.values(), read),
         ),
     )
 
@@ -236,7 +238,10 @@ def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) 
     ):  # may be larger than the shares that it is added to, which differ in small digits
         dtype = DType.F32 if stored is DType.F32 else dtype
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
-    memory = 2 * held(row.expr, tensors) * stored.itemsize  # of what is made in memory: its parts and itself
+    whole = held(row.expr, tensors) * stored.itemsize
+    changes = [each for name in sources(row.expr) if (each := tensors[name].change) is not None]
+    memory = (3 if changes else 2) * whole  # of what is made in memory: itself, and its parts, before a change too
+    memory += max((each.memory for each in changes), default=0)
     return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
 
 
@@ -271,7 +276,7 @@ def _tied_copy(rows: Sequence[Row], tensors: Mapping[str, StoredTensor | Quantis
         raise UnsupportedModelError(
             "the adapter changes lm_head, which the configuration ties to the token table",
             where=head.name,
-            hint="merge the adapter with PEFT (merge_and_unload), and convert the result",
+            hint=MERGE_WITH_PEFT,
         )
     if not (isinstance(head, StoredTensor) and isinstance(table, StoredTensor) and _same_bits(head, table)):
         raise CheckpointError(

@@ -226,10 +226,11 @@ def text_tensors(wrapper: Wrapper | None, tensors: Mapping[str, Kind]) -> dict[s
     """The tensors of the text model, named as its family does."""
     if wrapper is None:
         return dict(tensors)
-    return {_text_name(name): each for name, each in tensors.items() if not name.startswith(TOWERS)}
+    return {text_name(name): each for name, each in tensors.items() if not name.startswith(TOWERS)}
 
 
-def _text_name(name: str) -> str:
+def text_name(name: str) -> str:
+    """What a wrapper's tensor is called by the family of the text model."""
     if name.startswith(_HEAD):
         return name.replace("language_model.", "", 1)
     prefix = next((each for each in _TEXT if name.startswith(each)), None)

@@ -12,10 +12,10 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,14 @@ _BITS = {
 }
 
 
-Change = Callable[[npt.NDArray[np.generic], int], npt.NDArray[np.generic]]
-"""(stored bits of elements in C order, the number of the first) → other bits in their place"""
+class Change(Protocol):
+    """(stored bits of elements in C order, the number of the first) → other bits in their place. memory: bytes that it
+    holds meanwhile, beyond a few blocks."""
+
+    @property
+    def memory(self) -> int: ...
+
+    def __call__(self, bits: npt.NDArray[np.generic], begin: int, /) -> npt.NDArray[np.generic]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 
 from ingot.checkpoint import Checkpoint
 from ingot.configs.convert import ConvertOptions
+from ingot.convert.conversion import conversion_from_directory
 from ingot.convert.convert import ConvertReport, convert
 from ingot.dtypes import DType, from_float32, to_float32
 from ingot.errors import CheckpointError, ConfigError, IngotError, MissingModelError, UnsupportedModelError, UsageError
@@ -178,6 +179,32 @@ def test_names_of_a_wrapper_for_images(tmp_path: Path) -> None:
     found, _ = converted(model, write_adapter(tmp_path / "a", named), tmp_path / "found")
     wanted = summed(factors(), dict.fromkeys(SHAPES, 4.0))
     np.testing.assert_allclose(found["layers.1/mlp/up/weight"], wanted[f"{UP}.weight"], rtol=1e-6, atol=1e-7)
+
+
+def test_changes_that_are_left_out_are_noticed(tmp_path: Path) -> None:
+    """Of a tower for images, whose layers have the names of those of texts."""
+    text = {**TINY_LLAMA, "model_type": "mistral"}
+    tower = {"vision_tower.layers.0.self_attn.q_proj": (8, 8)}
+    tensors = {f"language_model.{name}": each for name, each in random_tensors(text).items()}
+    tensors |= {f"{module}.weight": (DType.F32, numbers(0, *shape)) for module, shape in tower.items()}
+    model = write_model(tmp_path / "m", {"model_type": "mistral3", "text_config": text}, tensors=tensors)
+    _, report = converted(model, write_adapter(tmp_path / "a", factors({**SHAPES, **tower})), tmp_path / "c")
+    (changed,) = [each for each in report.warnings if "leaves out weights that the adapter changes" in each]
+    assert changed.endswith("vision_tower.layers.0.self_attn.q_proj.weight")
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_memory_is_that_of_one_factor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: bool) -> None:
+    """Whole, and of a block of the other one. Of a token table, A has a column for each token."""
+    monkeypatch.setattr("ingot.convert.adapter._BLOCK", 320)  # ten rows, and two in part
+    module, (rows, cols) = ("model.embed_tokens", (61, 32)) if table else (UP, SHAPES[UP])
+    a, b = numbers(1, 3, rows if table else cols), numbers(2, cols if table else rows, 3)
+    names = ("lora_embedding_A", "lora_embedding_B") if table else ("lora_A.weight", "lora_B.weight")
+    tensors = {f"{module}.{name}": each for name, each in zip(names, (a, b), strict=True)}
+    model, adapter = write_model(tmp_path / "m"), write_adapter(tmp_path / "a", tensors)
+    options = ConvertOptions(model_dir=model, lora=adapter, output_dir=tmp_path / "c")
+    weights = [each for file in conversion_from_directory(model, options).files.values() for each in file]
+    assert [each.memory for each in weights if each.memory] == [16 * 3 * (cols + 12)]
 
 
 def test_rounding_is_to_the_type_of_the_model(tmp_path: Path) -> None:
