@@ -154,9 +154,8 @@ def input_passes(target: Target, shape_of: Callable[[str], Sequence[int]]) -> tu
 
 def fp8_passes(target: Target) -> tuple[StepPass, ...]:
     """Where the target multiplies inputs in FP8."""
-    kernels = {
-        op: name for name in reversed(target.kernels()) if (op := name.partition(".")[0]) in FP8_OPS
-    }  # the first of each op
+    # in reverse: of several kernels of an op, the first one stays
+    kernels = {op: name for name in reversed(target.kernels()) if (op := name.partition(".")[0]) in FP8_OPS}
     return (RoundToFp8(kernels=kernels),) if kernels else ()
 
 

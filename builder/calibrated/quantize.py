@@ -40,7 +40,7 @@ from ingot.builder.graph import Graph
 from ingot.builder.pack import WeightUse
 from ingot.builder.precision import LM_HEAD
 from ingot.builder.stored_weight import StoredWeight
-from ingot.checkpoint import CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_calibrated
+from ingot.checkpoint import CALIBRATION, CHECKPOINT_FILES, GRAPH_FILE, Checkpoint, is_calibrated
 from ingot.configs.quantize import QuantizeOptions
 from ingot.dtypes import DType
 from ingot.errors import UsageError
@@ -51,7 +51,6 @@ from ingot.tensor_file import TensorSpec
 
 BASE_MEMORY = 160 << 20  # bytes: the process without weights or activations
 WEIGHTS_FILE = "model.safetensors"
-CALIBRATION = "calibration text"  # its name in the record of hashes
 QUANTISING = "quantising matmuls"  # the stage of the progress
 
 

@@ -23,7 +23,7 @@ def names_of_form(asked: Generate) -> dict[str, str]:
     """What errors call the form of the answer → the field by which this request gives it."""
     forms = ("response_format", *_OLD)
     given = next((each for each in forms if getattr(asked, each) not in (None, False)), None)
-    return {} if given is None else {r"structured_outputs(\.\w+)?": given, "structured_outputs": given}
+    return {} if given is None else {"structured_outputs": given}
 
 
 def structured_outputs(asked: Generate) -> StructuredOutputs | None:

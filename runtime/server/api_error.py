@@ -34,14 +34,15 @@ class ApiError(Exception):
 
 @contextlib.contextmanager
 def said_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name the fields that the client sent. names: field of a chat or of SamplingParams → the client's field"""
+    """Errors name the fields that the client sent. names: field of a chat or of SamplingParams → the client's, whose
+    parts have other names"""
     try:
         yield
     except ApiError as error:
         for ours, theirs in names.items():
-            error.message = re.sub(rf"\b{ours}\b", theirs, error.message)
+            error.message = re.sub(rf"\b{ours}\b(?:\.\w+)*", theirs, error.message)
             if error.param is not None and error.param.split(".")[0] == ours:
-                error.param = theirs + error.param.removeprefix(ours)
+                error.param = theirs
         raise
 
 

@@ -143,7 +143,7 @@ def _is_foreign(headers: Headers, origins: Sequence[str]) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
-    return origin.partition("://")[2] != headers.get("host", "")
+    return origin.partition("://")[2] != headers.get("host")
 
 
 def _session(caller: RequestContext) -> dict[str, str]:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from ingot.tensor_file import StoredTensor, read_header
 
 CHECKPOINT_SCHEMA = 2
 _AGAIN = "convert the model again with this version of ingot"
+CALIBRATION = "calibration text"  # its name among the sources
 GRAPH_FILE = "model.onnx"
 
 # What a tokenizer or a generation loop may need; a pattern matches at most what it names.
@@ -241,23 +242,27 @@ def companions(folder: Path) -> Iterator[Path]:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a directory is a Checkpoint, of whatever schema."""
-    return _has_losses(path) is not None
+    return _sources(path) is not None
 
 
 def is_converted(path: Path) -> bool:
     """Whether it is an output of `convert`, which a new one may replace."""
-    return _has_losses(path) is False
+    sources = _sources(path)
+    return sources is not None and CALIBRATION not in sources
 
 
 def is_calibrated(path: Path) -> bool:
     """Whether it is an output of `quantize`, which a new one may replace."""
-    return _has_losses(path) is True
+    return CALIBRATION in (_sources(path) or ())
 
 
-def _has_losses(path: Path) -> bool | None:
-    """Whether a Checkpoint says what its quantised weights lose, as those of `quantize` do; None: it is none."""
+def _sources(path: Path) -> Collection[str] | None:
+    """Names of what a Checkpoint was made from; None where it is none."""
     try:
         config = Section.from_file(path / "config.json")
     except ConfigError:
         return None
-    return bool(config.raw("losses")) if config.has("schema_version") and (path / GRAPH_FILE).is_file() else None
+    if not config.has("schema_version") or not (path / GRAPH_FILE).is_file():
+        return None
+    sources = config.raw("sources")
+    return sources if isinstance(sources, dict) else ()

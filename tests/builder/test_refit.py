@@ -1,13 +1,17 @@
 """New weights in an engine: the bytes of a new build, refusals, and an old engine that stays whole."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from ingot.builder.build import build
 from ingot.builder.calibrated.quantize import quantize
@@ -161,3 +165,11 @@ def test_an_interruption_or_damage_leaves_the_old_engine_whole(tmp_path: Path) -
         refit(tmp_path / "d", new)
     document = json.loads((tmp_path / "e" / "config.json").read_text())
     assert [part["name"] for part in document["parts"] if "refit" in part["name"]] == ["refit.onnx"]
+
+
+def test_graphs_are_read_without_words_on_stdout() -> None:
+    """As by `ingot build`: the library warns there of bf16, which is kept."""
+    program = "import ingot.builder.refit, onnx_graphsurgeon.logger as words; print(words.G_LOGGER.severity)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert int(found.stdout) > G_LOGGER.CRITICAL

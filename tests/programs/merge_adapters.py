@@ -9,7 +9,6 @@ import argparse
 import importlib
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +75,11 @@ def make(work: Path, name: str) -> None:
     adapted.merge_and_unload().save_pretrained(work / "merged")
 
 
-def said(work: Path, make_all: Callable[[], None]) -> str:
+def said(work: Path, name: str) -> str:
     """What comes of a kind."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make_all()
+        make(work, name)
     try:
         found = weights(work / "found", model_dir=work / "base", lora=work / "adapter")
     except IngotError as error:
@@ -101,8 +100,7 @@ def main() -> None:
     work = parser.parse_args().work
     print("| adapter | largest difference |\n|---|---|")
     for number, name in enumerate(KINDS):
-        folder = work / str(number)
-        print(f"| {name} | {said(folder, lambda folder=folder, name=name: make(folder, name))} |", flush=True)  # type: ignore[misc]
+        print(f"| {name} | {said(work / str(number), name)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ _GROUPS = "--precision w4g128, w4g64 or w4g32 of ingot build sets the group size
 # of ingot build: what is to come, and what to do until then
 NOT_YET = {
     "draft_dir": _DRAFT,
-    "batch_invariant": "on CPUs all engines are batch-invariant; on cuda targets --gemm_plugin disable makes matmuls "
-    "so",
+    "batch_invariant": "on CPUs all engines are batch-invariant; on cuda targets give --gemm_plugin disable",
 }
 ABSENT = {
     # trtllm-build

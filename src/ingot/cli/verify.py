@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ingot.builder.calibrated.quantize import CALIBRATION
+from ingot.checkpoint import CALIBRATION
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.values import LocalPath, as_json, log_level, positive, target_isa
 from ingot.compare.compare import DEFAULT_TOKENS, CompareOptions, comparable_targets, compare

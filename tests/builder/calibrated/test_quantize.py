@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from ingot.builder.build import build
-from ingot.builder.calibrated.quantize import CALIBRATION, QUANTISING, WEIGHTS_FILE, QuantizeReport, quantize
+from ingot.builder.calibrated.quantize import QUANTISING, WEIGHTS_FILE, QuantizeReport, quantize
 from ingot.builder.calibrated.text import text_hash, windows_of
 from ingot.builder.expressions import WeightReader
-from ingot.checkpoint import Checkpoint
+from ingot.checkpoint import CALIBRATION, Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.quantize import QuantizeOptions, read_recipe
