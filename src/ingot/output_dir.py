@@ -141,7 +141,7 @@ class OutputDir:
                 where=str(self.target),
                 expected="a new or empty directory, or an earlier output of the same command",
                 got=", ".join(sorted(entry.name for entry in self.target.iterdir())[:5]),
-                hint="choose another directory or empty this one",
+                hint="choose another directory",
             )
         if others := self._others():
             raise UsageError(
