@@ -1,5 +1,5 @@
-"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t, w4ts, w8t, w8ts, w8 or
-f8. `kept_rows.py` makes these rows.
+"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t, w4ts, w8t, w8ts, w4ks,
+w6k, w6ks, w8 or f8. `kept_rows.py` makes these rows.
 
 A code of 4 or 8 bits, a table of 16 values or none, scales of groups of columns, zero points or offsets, and a factor
 of each row or none can be kept. Where weights that are one have codes of 4 bits and of 8, the values of the former
@@ -19,10 +19,10 @@ import onnx_graphsurgeon as gs
 
 from ingot.builder.expressions import matrix_type
 from ingot.builder.graph import is_op, producer, slice_of, small_value, weight_shape
+from ingot.builder.unit_scales import Kind, in_units, unit_precision
 from ingot.dtypes import DType, Precision
-from ingot.plugins.layouts import PANEL
 from ingot.plugins.quantised import Int8
-from ingot.weight_formats import F8, W4T
+from ingot.weight_formats import F8, PANEL, W4T
 
 Numbers = npt.NDArray[Any]
 _LARGEST = 127  # value of a table
@@ -85,14 +85,24 @@ class Grid:
         fitting = max(groups) if self.whole else math.gcd(self.group, max(groups))
         return fitting if fitting in groups else 0
 
+    def kind_of_units(self, piece: "Piece") -> Kind | None:
+        """None where scales are not whole numbers of units."""
+        if self.zero is not None or self.table or self.floats or in_units(self.scale) is None:
+            return None
+        columns = piece.first, piece.last, weight_shape(self.codes)[1]
+        return Kind(self.bits, self.signed, self.group, self.scale, self.offset, columns)
+
     def kind(self, bits: int) -> tuple[object, ...]:
         """What the rows of a panel share. bits: of the engine's codes; bytes are signed values, without a table."""
         shift = self.zero is not None, self.offset is not None
         return shift if bits == 8 else (self.signed, self.table, *shift)
 
 
-def kept_precision(*tensors: gs.Tensor) -> Precision | None:
-    """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does."""
+def kept_precision(*tensors: gs.Tensor, units: bool = True) -> Precision | None:
+    """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does.
+
+    units  whether scales may be kept as whole numbers of units (w4ks, w6k, w6ks)
+    """
     pieces = _all_pieces(*tensors)
     grids = [read_grid(each.tensor) for each in pieces]
     found = [grid for grid in grids if grid is not None]
@@ -100,6 +110,9 @@ def kept_precision(*tensors: gs.Tensor) -> Precision | None:
         return None
     if held_by_w8(*tensors):
         return None
+    kinds = [grid.kind_of_units(piece) for grid, piece in zip(found, pieces, strict=True)] if units else []
+    if kinds and None not in kinds and (kept := unit_precision([each for each in kinds if each is not None])):
+        return kept
     group = min(grid.engine_group for grid in found)
     floats = {grid.floats for grid in found}
     if group == 0 or len(floats) > 1:

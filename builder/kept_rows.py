@@ -1,7 +1,8 @@
 """Rows of weights whose codes an engine keeps, see `kept.py`.
 
-Nothing is searched: scales are rounded to float16, after a power of two has gone into the row's scale, and the values
-of a table to multiples of one number: eight bits, or sixteen where eight are too few.
+Nothing is searched. Whole numbers of units stay as they are; other scales are rounded to float16, after a power of two
+has gone into the row's scale, and the values of a table to multiples of one number: eight bits, or sixteen where eight
+are too few.
 
     source's number                       is kept
     float16, bf16, E4M3, powers of two    exactly
@@ -22,10 +23,12 @@ import onnx_graphsurgeon as gs
 from ingot.builder.expressions import Float32, WeightReader
 from ingot.builder.graph import small_value, weight_shape
 from ingot.builder.kept import Grid, pieces_of, read_grid, table_numbers, w8_parts
+from ingot.builder.unit_scales import lowest_scale, read_codes, read_counts
 from ingot.dtypes import DType, Precision, from_float32
 from ingot.plugins.f8_rows import F8Rows, joined_f8
 from ingot.plugins.grouped import GroupedRows, joined
 from ingot.plugins.quantised import Int8, QuantisedRows
+from ingot.plugins.unit_rows import UnitRows, joined_units
 
 _TOP = 15  # largest exponent of a row's scales
 _MIDDLE = 128  # of unsigned bytes; signed ones have 0 there
@@ -33,18 +36,20 @@ _MIDDLE = 128  # of unsigned bytes; signed ones have 0 there
 
 def kept_rows(
     reader: WeightReader, tensor: gs.Tensor, ranges: Sequence[tuple[int, int]], precision: Precision
-) -> GroupedRows | F8Rows:
+) -> GroupedRows | UnitRows | F8Rows:
     """Rows of a weight that has this `kept_precision`, those of each range [begin, end) one after the other."""
-    columns, grouped, floats = weight_shape(tensor)[-1], [], []
+    columns, grouped, floats, in_units = weight_shape(tensor)[-1], [], [], []
     for each in (piece for begin, end in ranges for piece in pieces_of(tensor, begin, end, 0, columns)):
         grid = read_grid(each.tensor)
         assert grid is not None, "kept_precision has found it"
         if precision.dtype is DType.F8:
             numbers = _f8_rows(reader, grid, each.begin, each.end, precision.group)
             floats.append(_f8_columns(numbers, each.first, each.last))
+        elif precision.dtype.has_units:
+            in_units.append(_unit_rows(reader, grid, each.begin, each.end, precision).columns(each.first, each.last))
         else:
             grouped.append(_columns(_rows(reader, grid, each.begin, each.end, precision), each.first, each.last))
-    return joined_f8(floats) if floats else joined(grouped)
+    return joined_f8(floats) if floats else joined_units(in_units) if in_units else joined(grouped)
 
 
 def _columns(rows: GroupedRows, begin: int, end: int) -> GroupedRows:
@@ -153,6 +158,28 @@ def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, precision: Pre
 def _for_each(line: Int8 | None, rows: int) -> Int8 | None:
     """The same line for each row."""
     return None if line is None else np.tile(line, (rows, 1))
+
+
+def _unit_rows(reader: WeightReader, grid: Grid, begin: int, end: int, precision: Precision) -> UnitRows:
+    described = precision.dtype.weight_format
+    assert described is not None, "codes are kept"
+    count, unit = read_counts(reader, grid.scale, begin, end, lowest_scale(described))
+    offset_count, offset_unit = None, None
+    if grid.offset is not None:
+        offset_count, offset_unit = read_counts(reader, grid.offset, begin, end, -128)
+    bad = ~np.isfinite(unit).all(axis=1) | (offset_unit is not None and ~np.isfinite(offset_unit).all(axis=1))
+    return UnitRows(
+        scale=np.where(
+            bad, np.float32(np.nan), _with_factor(reader, grid, np.ones(end - begin, np.float32), begin, end)
+        ),
+        codes=read_codes(reader, grid.codes, begin, end, described),
+        count=count,
+        unit=_half(unit),
+        offset_count=offset_count,
+        offset_unit=None if offset_unit is None else _half(offset_unit),
+        bits=described.bits,
+        group=precision.group,
+    )
 
 
 def _f8_rows(reader: WeightReader, grid: Grid, begin: int, end: int, group: int) -> F8Rows:

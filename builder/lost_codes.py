@@ -19,8 +19,9 @@ from ingot.plugins.target import Target
 _PART = re.compile(r"\.part\d+$")
 
 
-def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target) -> dict[str, str]:
-    """Matmul → why the codes of its weight are not kept, of those where `auto` would have kept codes."""
+def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *, units: bool) -> dict[str, str]:
+    """Matmul → why the codes of its weight are not kept, of those where `auto` would have kept codes. units: as
+    `takes_units`."""
     if config.precision != "auto":
         return {}
     patterns = [rule.pattern for rule in config.layers if rule.precision is not None]
@@ -29,12 +30,17 @@ def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target) -
     for use in uses:
         name = _PART.sub("", use.name.removesuffix(".weight"))  # of a matmul whose sums have parts
         asked = any(fnmatch.fnmatch(name, pattern) for pattern in patterns) or (head and name == LM_HEAD)
-        if use.panels and use.dtype is DType.W8 and not asked and (reason := _reason(use.tensor, config, target)):
+        if (
+            use.panels
+            and use.dtype is DType.W8
+            and not asked
+            and (reason := _reason(use.tensor, config, target, units))
+        ):
             found[name] = f"stored as w8, because {reason}"
     return found
 
 
-def _reason(tensor: gs.Tensor, config: BuildConfig, target: Target) -> str:
+def _reason(tensor: gs.Tensor, config: BuildConfig, target: Target, units: bool) -> str:
     """ "" of a weight that has no codes, or whose codes w8 holds."""
     parts = [each for each in _parts(tensor) if is_dequantised(each)]
     if not parts or all(w8_parts(each) for each in parts):
@@ -48,7 +54,7 @@ def _reason(tensor: gs.Tensor, config: BuildConfig, target: Target) -> str:
         return "its scales do not belong to groups of a row's columns"
     if groups := [grid.group for grid in grids if grid is not None and grid.engine_group == 0]:
         return f"16 does not divide its groups of {groups[0]} columns"
-    precision = kept_precision(tensor)
+    precision = kept_precision(tensor, units=units)
     if precision is None:
         return "its rows have codes of several kinds"
     if keeps(config, target, precision):

@@ -24,7 +24,6 @@ from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import SECTION_ALIGNMENT, aligned
 from ingot.plan import ALIGNMENT, Plan, Weight, WeightSlice
 from ingot.plugins.layouts import (
-    PANEL,
     interleave_gated,
     num_panels,
     pack_panels,
@@ -38,7 +37,7 @@ from ingot.plugins.layouts import (
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import Constant
 from ingot.plugins.weight_rows import WeightRows
-from ingot.weight_formats import KEPT
+from ingot.weight_formats import KEPT, PANEL
 
 GATED = ".gated"
 CODE_ALIGNMENT = 4096  # constants may be mapped by themselves

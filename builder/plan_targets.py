@@ -40,6 +40,7 @@ from ingot.builder.precision import (
     may_rearrange,
     products_of,
     table_dtype,
+    takes_units,
 )
 from ingot.builder.predict import Sample, choose_sample
 from ingot.builder.program import Program
@@ -113,6 +114,7 @@ def plan_targets(
         check_graph(graph, target)
     errors = SampleErrors(checkpoint, progress)
     builds: list[TargetBuild] = []
+    units = takes_units(config, targets)
     for target in targets:
         dump = config.dump_passes
         if dump is not None and len(targets) > 1:
@@ -121,9 +123,10 @@ def plan_targets(
         own = dataclasses.replace(config, dump_passes=dump)
         if builds and checkpoint.config.quantised:  # each target may take other products apart
             graph, _ = _structure(checkpoint, None)
-        kept, wholes = _keep_codes(own, checkpoint, graph, len(reports) + 1, target)
+        kept, wholes = _keep_codes(own, checkpoint, graph, len(reports) + 1, target, units=units)
+        made = (*reports, *kept)
         builds.append(
-            _plan_target(own, checkpoint, graph, (*reports, *kept), wholes, errors, target, progress, estimate)
+            _plan_target(own, checkpoint, graph, made, wholes, errors, target, progress, estimate, units=units)
         )
     return builds
 
@@ -141,7 +144,7 @@ def _structure(checkpoint: Checkpoint, dump: Path | None) -> tuple[Graph, list[P
 
 
 def _keep_codes(
-    config: BuildConfig, checkpoint: Checkpoint, graph: Graph, first: int, target: Target
+    config: BuildConfig, checkpoint: Checkpoint, graph: Graph, first: int, target: Target, *, units: bool
 ) -> tuple[list[PassReport], dict[str, str]]:
     """Reports of the pass that only quantised checkpoints need; what products are parts of. A rank has only a part of
     some inputs, and new weights may come in another order: there no columns are put in order."""
@@ -152,6 +155,7 @@ def _keep_codes(
             reader=reader,
             wanted=may_rearrange(config, target),
             takes=lambda precision: keeps(config, target, precision),
+            units=units,
             ordered=lambda node: not config.refit and (config.parts == 1 or may_order(node, config.parts)),
             alike=config.parts > 1,
         )
@@ -180,10 +184,12 @@ def _plan_target(
     target: Target,
     progress: Progress,
     estimate: bool,
+    *,
+    units: bool,
 ) -> TargetBuild:
     """The target passes set the same attributes whatever an earlier target has set there."""
     notes: list[str] = []
-    kept = kept_products(config, graph, target)
+    kept = kept_products(config, graph, target, units=units)
     precision = choose_main(config, graph, target, kept, notes)
     kv_dtype = _kv_dtype(config, precision)
     exact = choose_unquantised(config, precision, graph)
@@ -220,7 +226,7 @@ def _plan_target(
     if isinstance(target, WithLibrary) and config.gemm_library and config.parts > 1:
         notes.append(f"ingot's own kernels compute all matmuls: with {target.library}, bits would depend on --tp_size")
     notes.extend(_whole_notes([each for _, each in planned[:: config.tp_size]], whole, config.tp_size))
-    lost = lost_codes(lowering.uses, config, target)
+    lost = lost_codes(lowering.uses, config, target, units=units)
     notes.extend(f"codes of {line}" for line in lost_lines(lost))
     sample = _sample(config, checkpoint, plan, target, notes)
     first = TargetBuild(

@@ -95,7 +95,8 @@ def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, i
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
         if apart := rearranged(made):
-            _keep_codes(graph, checkpoint, apart, alike=made.sum_parts > 1)
+            units = any(weight.dtype.has_units for weight in made.weights)
+            _keep_codes(graph, checkpoint, apart, units=units, alike=made.sum_parts > 1)
         model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts, share)
         plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
     written = model.program.tensors()
@@ -116,7 +117,7 @@ def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, i
         )
 
 
-def _keep_codes(graph: Graph, checkpoint: Checkpoint, apart: Mapping[str, bool], *, alike: bool) -> None:
+def _keep_codes(graph: Graph, checkpoint: Checkpoint, apart: Mapping[str, bool], *, units: bool, alike: bool) -> None:
     """The products that the engine has apart, or in another order of columns, are so here too."""
     with WeightReader(checkpoint) as reader:
         keep = KeepCodes(
@@ -124,6 +125,7 @@ def _keep_codes(graph: Graph, checkpoint: Checkpoint, apart: Mapping[str, bool],
             wanted=lambda name: name in apart,
             takes=lambda precision: True,
             ordered=lambda node: apart[node.name],
+            units=units,
             alike=alike,
         )
         run_passes(graph, (keep,))

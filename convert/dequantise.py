@@ -2,6 +2,7 @@
 
     DequantizeLinear(codes, Cast(scale), zero, axis=1, block_size=group)      codes that are values
     (Gather(table, Cast(codes)) or Cast(codes) - zero) * scale + offset        codes of a table, zero points not whole
+    scale and offset: Cast, or Cast of integers * Cast(units), [N, units, groups of a unit] as [N, groups]
     ... * or / factor of each row ... * columns ... Gather(order, axis=1) ... Reshape to a stack
     Concat of such matrices                                                    each with an order of columns of its own
 
@@ -14,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.convert.quantised.form import Code, Quantised, piece_name
+from ingot.convert.quantised.form import Code, Quantised, piece_name, unit_of
 from ingot.dtypes import DType
 
 _ONNX = {Code.U4: 21, Code.I4: 22, Code.U8: DType.U8.onnx, Code.I8: DType.I8.onnx, Code.F8: DType.F8.onnx}
@@ -68,8 +69,25 @@ def _codes(graph: GraphWriter, weight: Quantised) -> str:
     return graph.weight(name, _ONNX[weight.code], (weight.rows, weight.shape[-1]))
 
 
+def _numbers(graph: GraphWriter, weight: Quantised, kind: str, path: str) -> str:
+    """Scales, zero points or offsets of groups, float32 [N, groups]."""
+    own = graph.float32(piece_name(weight.name, kind))
+    if unit_of(kind) not in weight.pieces:
+        return own
+    groups, units = (weight.pieces[each].shape[1] for each in (kind, unit_of(kind)))
+    sizes = [0, units, groups // units]
+    own = graph.node(
+        "Reshape", [own, graph.integers("units_{}_{}".format(*sizes[1:]), sizes)], f"{path}/{kind}/by_unit"
+    )
+    unit = graph.float32(piece_name(weight.name, unit_of(kind)))
+    last = graph.integers("axis_last", [-1])
+    unit = graph.node("Unsqueeze", [unit, last], f"{path}/{kind}/unit")
+    value = graph.node("Mul", [own, unit], f"{path}/{kind}/times_unit")
+    return graph.node("Reshape", [value, graph.integers(f"rows_of_{groups}", [0, groups])], f"{path}/{kind}/of_groups")
+
+
 def _standard(graph: GraphWriter, weight: Quantised, path: str) -> str:
-    inputs = [_codes(graph, weight), graph.float32(piece_name(weight.name, "scale"))]
+    inputs = [_codes(graph, weight), _numbers(graph, weight, "scale", path)]
     if "zero" in weight.pieces:
         zero = graph.weight(piece_name(weight.name, "zero"))
         packed = weight.code.packed
@@ -94,7 +112,7 @@ def _by_groups(graph: GraphWriter, weight: Quantised, path: str) -> str:
         )
     for kind, op in (("zero", "Sub"), ("scale", "Mul"), ("offset", "Add")):
         if kind in weight.pieces:
-            each = graph.float32(piece_name(weight.name, kind))
+            each = _numbers(graph, weight, kind, path)
             if grouped:
                 each = graph.node("Unsqueeze", [each, graph.integers("axis_last", [-1])], f"{path}/{kind}/unsqueeze")
             value = graph.node(op, [value, each], f"{path}/{kind}/applied")

@@ -88,8 +88,7 @@ class GroupedRows:
 
         For each group, ascending: s = float32(sum of value * a); of a zero point s = fma(-shift, A, s), A the sum of a;
         total = fma(s, group_scale, total); of an offset total = fma(shift, A, total); where there are more bits total =
-        fma(float32(sum of more_bits * a), group_scale / 256, total). Here fma is computed in float64, whose second
-        rounding hardly ever shows.
+        fma(float32(sum of more_bits * a), group_scale / 256, total).
         """
         total = np.zeros((len(a), self.shape[0]), np.float32)
         values, rest = self._whole_values(), None if self.more_bits is None else self._by_code(self.more_bits)
@@ -98,12 +97,12 @@ class GroupedRows:
             s = part @ values[:, k : k + self.group].T  # exact: below 2^24
             sums = part.sum(axis=1)[:, None]
             if self.shift is not None:
-                s = np.where(self.is_offset, s, _fma(-self.shift[:, j], sums, s))
-            total = _fma(self.group_scale[:, j], s, total)
+                s = np.where(self.is_offset, s, fma(-self.shift[:, j], sums, s))
+            total = fma(self.group_scale[:, j], s, total)
             if self.shift is not None:
-                total = np.where(self.is_offset, _fma(self.shift[:, j], sums, total), total)
+                total = np.where(self.is_offset, fma(self.shift[:, j], sums, total), total)
             if rest is not None:
-                total = _fma(self.group_scale[:, j] * _MORE_UNIT, part @ rest[:, k : k + self.group].T, total)
+                total = fma(self.group_scale[:, j] * _MORE_UNIT, part @ rest[:, k : k + self.group].T, total)
         return total
 
     def _table_values(self) -> Float32:
@@ -120,7 +119,8 @@ class GroupedRows:
         return np.repeat(groups, self.group, axis=-1)[..., : self.shape[-1]]
 
 
-def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
+def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c in float64, whose second rounding hardly ever shows."""
     found: Float32 = (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
     return found
 

@@ -23,6 +23,14 @@
                                        high nibble
     panel16.w8tgG the same, where zeros lie in place of the table and of more bits; 64 bytes are a line per 4 of Kp,
                   four signed bytes of each column. Kp is K rounded up to 128, with zeros
+    panel16.w4ksgG, .w6ksgG         64  scale         64  zeros
+                                    64  for each 256 of Kp: units of scales and of offsets, float16 [2][16]; then, of
+                                  16*g  the groups of these columns, scales in units, int8 [g][16], and offsets in
+                                  16*g  units, int8 [g/2][16][2]; zeros up to a multiple of 64 bytes
+                                    64  w4: a line per 8 of Kp, as of w4t; w6: three lines per 16 of Kp: two of low
+                                       nibbles, as of w4t, and one of upper bits, two of k, k + 4, k + 8 and k + 12 in a
+                                       byte, low bits first
+    panel16.w6kgG the same, of scales alone; a code is stored with 32 more. Kp is K rounded up to 256, with zeros
     panel16.f8    [ceil(N/16)] of   64  scale         64  zeros
                                  64*g group scales of f8gG, float32 [g][16]
                                    64  a line per 4 of Kp, byte by byte [4][16]; Kp is K rounded up to 64, with zeros
@@ -43,18 +51,18 @@ from ingot.dtypes import DType
 from ingot.plugins.f8_rows import F8Rows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.unit_panels import read_units, write_units
+from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
-from ingot.weight_formats import SCALE_BYTES, TABLE_FORMAT, W4, WeightFormat
+from ingot.weight_formats import HEADER_BYTES, PANEL, SCALE_BYTES, TABLE_FORMAT, UNIT_COLUMNS, W4, WeightFormat
 
-PANEL = 16  # output columns per panel
-HEADER_BYTES = 128  # of a quantised panel: scales and sums
 _MORE_BITS = slice(96, 112)  # bytes of a panel's header
 ROW = "row"
 ROW_W8 = "row.w8"
 K_BLOCK = {DType.F32: 1, DType.BF16: 32}  # K is padded to a multiple of this; of quantised rows: see their format
 
 Bytes = npt.NDArray[np.uint8]
-SomeRows = TypeVar("SomeRows", QuantisedRows, GroupedRows, F8Rows)
+SomeRows = TypeVar("SomeRows", QuantisedRows, GroupedRows, UnitRows, F8Rows)
 
 
 def row_layout(dtype: DType) -> str:
@@ -124,6 +132,8 @@ def pack_quantised(weight_rows: WeightRows, *, gated: bool = False) -> Bytes:
     """Rows of any number → panels [ceil(n/16), panel_bytes]. gated: gate rows, then up rows."""
     if isinstance(weight_rows, GroupedRows):
         return _pack_grouped(interleave_quantised(weight_rows) if gated else weight_rows)
+    if isinstance(weight_rows, UnitRows):
+        return _pack_units(interleave_quantised(weight_rows) if gated else weight_rows)
     if isinstance(weight_rows, F8Rows):
         return _pack_f8(interleave_quantised(weight_rows) if gated else weight_rows)
     weight_rows = interleave_quantised(weight_rows) if gated else weight_rows
@@ -205,6 +215,25 @@ def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> Gro
         shift=by_row[1] if values > 1 else None,
         is_offset=np.repeat(panels[:, 80] != 0, PANEL)[:n],
         group=group,
+    )
+
+
+def _pack_units(weight_rows: UnitRows) -> Bytes:
+    n, k = weight_rows.shape
+    dtype, group, count = DType(weight_rows.format.dtype), weight_rows.group, -(-n // PANEL)
+    panels = np.zeros((count, panel_bytes(k, dtype, group)), np.uint8)
+    panels[:, :64] = _padded(weight_rows.scale, count * PANEL).reshape(count, PANEL).view(np.uint8)
+    write_units(weight_rows, panels)
+    return panels
+
+
+def unpack_units(data: Bytes, n: int, k: int, dtype: DType, group: int) -> UnitRows:
+    """Inverse of `pack_quantised` for formats whose groups have whole numbers of units."""
+    described = dtype.weight_format
+    assert described is not None, f"{dtype} has no units"
+    panels = data.reshape(-1, panel_bytes(k, dtype, group))
+    return read_units(
+        panels, np.ascontiguousarray(panels[:, :64]).view(np.float32).reshape(-1)[:n], k, described, group
     )
 
 
@@ -304,7 +333,12 @@ def interleave_quantised(weight_rows: SomeRows) -> SomeRows:
     taken = weight_rows.take(numbers - 1)
     taken.scale[numbers == 0] = 0
     taken.codes[numbers == 0] = 0
-    if isinstance(taken, (GroupedRows, F8Rows)):
+    if isinstance(taken, UnitRows):
+        taken.codes[numbers == 0] = taken.format.codes[0]  # stored as zeros, as all padding
+        for each in (taken.count, taken.unit, taken.offset_count, taken.offset_unit):
+            if each is not None:
+                each[numbers == 0] = 0
+    elif isinstance(taken, (GroupedRows, F8Rows)):
         for each in (taken.group_scale, taken.shift if isinstance(taken, GroupedRows) else None):
             if each is not None:
                 each[numbers == 0] = 0
@@ -320,8 +354,8 @@ def deinterleave_quantised(weight_rows: SomeRows, half: int) -> SomeRows:
 
 def _group_bytes(padded: int, described: WeightFormat, group: int) -> int:
     """Bytes of what groups have. padded: K with its padding."""
-    groups = -(-padded // group)
-    return -(-groups * PANEL * described.group_bytes // 64) * 64
+    row = -(-padded // group) * described.group_bytes + -(-padded // UNIT_COLUMNS) * described.unit_bytes
+    return -(-row * PANEL // 64) * 64
 
 
 def _half_numbers(described: WeightFormat) -> int:

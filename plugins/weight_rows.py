@@ -3,5 +3,6 @@
 from ingot.plugins.f8_rows import F8Rows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.unit_rows import UnitRows
 
-WeightRows = QuantisedRows | GroupedRows | F8Rows
+WeightRows = QuantisedRows | GroupedRows | UnitRows | F8Rows

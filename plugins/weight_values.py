@@ -15,6 +15,7 @@ from ingot.dtypes import DType, from_float32, to_float32
 from ingot.plugins.f8_rows import F8Rows, RoundedRows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import Float32, Int8, QuantisedRows, round_to_int8
+from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
 
 EXACT_K = 1024  # 127 * 127 * 1024 < 2^24
@@ -85,7 +86,7 @@ def product(x: Inputs, weight: Float32 | WeightRows, activations: str) -> Float3
                  have whole numbers, which bf16 holds)
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
                  additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32;
-                 of grouped rows the sum is `GroupedRows.int8_product`
+                 of rows in groups the sum is `GroupedRows.int8_product`, or that of `UnitRows`
     fp8          of FP8 weights: `F8Rows.product`; x may be rounded before
     """
     if activations == "fp8" or isinstance(x, RoundedRows):
@@ -98,7 +99,7 @@ def product(x: Inputs, weight: Float32 | WeightRows, activations: str) -> Float3
         return (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
     if activations == "int8":
         codes, a_scale = round_to_int8(x)
-        if isinstance(weight, GroupedRows):
+        if isinstance(weight, (GroupedRows, UnitRows)):
             return weight.int8_product(codes) * (a_scale[:, None] * weight.scale)
         assert isinstance(weight, QuantisedRows), "products of f8 take floats"
         return _integer_product(codes, weight.integers).astype(np.float32) * (a_scale[:, None] * weight.scale)

@@ -50,7 +50,7 @@ class _Member:
     bias: gs.Tensor | None
     order: Order | None
 
-    def goes_with(self, others: Sequence["_Member"]) -> bool:
+    def goes_with(self, others: Sequence["_Member"], *, units: bool) -> bool:
         """Whether one product holds all of them as well as several do."""
         first = others[0]
         if self.order is None or first.order is None:
@@ -59,8 +59,8 @@ class _Member:
             same = np.array_equal(self.order, first.order)
         if not same:
             return False
-        alone = [kept_precision(each.weight) for each in (first, self)]
-        together = kept_precision(*(each.weight for each in others), self.weight)
+        alone = [kept_precision(each.weight, units=units) for each in (first, self)]
+        together = kept_precision(*(each.weight for each in others), self.weight, units=units)
         if None in alone:
             return not any(alone)
         return together is not None and {_bits(together)} == {_bits(each) for each in alone if each is not None}
@@ -76,6 +76,7 @@ class KeepCodes:
     precision.
 
     ordered  whether a product may get its columns in another order
+    units    whether scales may be kept as whole numbers of units
     alike    whether one product has rows of one kind alone: ranks divide rows anywhere
     wholes   gets the products that are taken apart: name of a part → name of the whole
     """
@@ -84,6 +85,7 @@ class KeepCodes:
     wanted: Callable[[str], bool]
     takes: Callable[[Precision], bool]
     ordered: Callable[[gs.Node], bool] = lambda node: True
+    units: bool = True
     alike: bool = False
     wholes: dict[str, str] = dataclasses.field(default_factory=dict)
     name: str = "keep_codes"
@@ -103,7 +105,7 @@ class KeepCodes:
     def _rewrite(self, graph: Graph, node: gs.Node, gathered: _Gathered) -> bool:
         members = self._members(node)
         runs = self._runs(members)
-        precisions = [kept_precision(*(each.weight for each in run)) for run in runs]
+        precisions = [kept_precision(*(each.weight for each in run), units=self.units) for run in runs]
         if not any(each is not None and self.takes(each) for each in precisions):
             return False
         if len(runs) == 1:
@@ -139,7 +141,7 @@ class KeepCodes:
         ):
             stored, places = node.inputs
             order = self._order(places, weight_shape(weight)[1])
-            kept = None if order is None else kept_precision(stored)
+            kept = None if order is None else kept_precision(stored, units=self.units)
             if kept is not None and self.takes(kept):
                 return _Member(weight=stored, bias=bias, order=order)
         return _Member(weight=weight, bias=bias, order=None)
@@ -148,7 +150,7 @@ class KeepCodes:
         """Neighbours that stay one product."""
         runs: list[list[_Member]] = []
         for each in members:
-            if runs and each.goes_with(runs[-1]) and (not self.alike or each.is_like(runs[-1])):
+            if runs and each.goes_with(runs[-1], units=self.units) and (not self.alike or each.is_like(runs[-1])):
                 runs[-1].append(each)
             else:
                 runs.append([each])

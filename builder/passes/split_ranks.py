@@ -26,10 +26,9 @@ from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
 from ingot.errors import BuildError
 from ingot.plan import Attr
-from ingot.plugins.layouts import PANEL
 from ingot.plugins.ops import activation, all_gather, join_columns, rope_query, sigmoid_gate, take_columns
 from ingot.plugins.registry import find_op
-from ingot.weight_formats import KEPT
+from ingot.weight_formats import KEPT, PANEL
 
 NAME = "split_ranks"
 OPTION = "--tp_size"

@@ -2,8 +2,8 @@
 
     w = q * scale (+ offset), or table[q] * scale          16 or 32 neighbours share scale and offset
 
-Blocks of 256 have scales within scales: d is a float16, each group a number of 4 to 8 bits, and their product is exact
-in float32. Bits of a block, from its first byte: below, beside each reader (B: blocks).
+Blocks of 256 have scales within scales: d is a float16, the unit of integers of 4 to 8 bits, one for each group. Bits
+of a block, from its first byte: below, beside each reader (B: blocks).
 """
 
 import dataclasses
@@ -30,7 +30,8 @@ _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 class Packing:
     """How a block lies: code, group as in `Quantised`; codes [B, size] a byte each; scale and offset [B, size / group].
 
-    scale_dtype: of the scales; offsets are float32.
+    scale_dtype, offset_dtype: of the scales, of the offsets. scale_unit, offset_unit: float16 [B, 1], where they are
+    integers.
     """
 
     code: Code
@@ -39,6 +40,9 @@ class Packing:
     scale: Take
     scale_dtype: DType
     offset: Take | None = None
+    offset_dtype: DType = DType.F32
+    scale_unit: Take | None = None
+    offset_unit: Take | None = None
     table: tuple[float, ...] = ()
 
 
@@ -60,6 +64,10 @@ def _half(raw: Raw, at: int) -> Array:
 
 def _stored_half(at: int) -> Take:
     return lambda raw: np.ascontiguousarray(raw[:, at : at + 2]).view(np.float16)
+
+
+def _negative_half(at: int) -> Take:
+    return lambda raw: -_stored_half(at)(raw)
 
 
 def _halves(stream: Raw) -> Array:
@@ -92,24 +100,18 @@ def _q3(raw: Raw) -> Array:
 def _q3_scale(raw: Raw) -> Array:
     """12 B at 96: 16 low nibbles, then 16 fields of two bits; d at 108."""
     six = _halves(raw[:, 96:104]) | _planes(raw[:, 104:108], 4, 2) << np.uint8(4)
-    found: Array = _half(raw, 108) * (six.astype(np.float32) - np.float32(32))
-    return found
-
-
-def _six_bits(raw: Raw) -> tuple[Array, Array]:
-    """12 B at 4: scale and minimum of 8 groups; the last four have their upper bits in the first four's bytes."""
-    a, b, c = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
-    scale = np.concatenate([a & 63, (c & 15) | (a >> 2 & 48)], axis=1)
-    least = np.concatenate([b & 63, (c >> 4) | (b >> 2 & 48)], axis=1)
-    return scale.astype(np.float32), least.astype(np.float32)
+    return _signed(six, 32)
 
 
 def _k_scale(raw: Raw) -> Array:
-    return _half(raw, 0) * _six_bits(raw)[0]
+    """12 B at 4: scale and minimum of 8 groups; the last four have their upper bits in the first four's bytes."""
+    a, c = raw[:, 4:8], raw[:, 12:16]
+    return np.concatenate([a & 63, (c & 15) | (a >> 2 & 48)], axis=1)
 
 
-def _k_offset(raw: Raw) -> Array:
-    return -(_half(raw, 2) * _six_bits(raw)[1])
+def _k_minimum(raw: Raw) -> Array:
+    b, c = raw[:, 8:12], raw[:, 12:16]
+    return np.concatenate([b & 63, (c >> 4) | (b >> 2 & 48)], axis=1)
 
 
 def _q6(raw: Raw) -> Array:
@@ -117,17 +119,11 @@ def _q6(raw: Raw) -> Array:
     return _signed(_planes(raw[:, :128], 64, 4) | _planes(raw[:, 128:192], 32, 2) << np.uint8(4), 32)
 
 
-def _q6_scale(raw: Raw) -> Array:
-    found: Array = _half(raw, 208) * raw[:, 192:208].view(np.int8).astype(np.float32)
-    return found
-
-
 def _iq4_xs_scale(raw: Raw) -> Array:
-    """d, u16 of the high bits, 4 B of the low nibbles, one after the other."""
+    """u16 of the high bits, 4 B of the low nibbles, one after the other."""
     low = np.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], axis=2).reshape(len(raw), 8)
     high = np.ascontiguousarray(raw[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    found: Array = _half(raw, 0) * ((low | high.astype(np.uint8) << np.uint8(4)).astype(np.float32) - np.float32(32))
-    return found
+    return _signed(low | high.astype(np.uint8) << np.uint8(4), 32)
 
 
 def _exponent(raw: Raw) -> Array:
@@ -201,19 +197,27 @@ _BY_256: dict[str, Packing] = {
         code=Code.U4,
         group=16,
         codes=lambda raw: _planes(raw[:, 16:80], 32, 2),
-        scale=lambda raw: _half(raw, 80) * (raw[:, :16] & 15).astype(np.float32),
-        scale_dtype=DType.F32,
-        offset=lambda raw: -(_half(raw, 82) * (raw[:, :16] >> 4).astype(np.float32)),
+        scale=lambda raw: raw[:, :16] & 15,
+        scale_dtype=DType.U8,
+        scale_unit=_stored_half(80),
+        offset=lambda raw: raw[:, :16] >> 4,
+        offset_dtype=DType.U8,
+        offset_unit=_negative_half(82),
     ),
-    "Q3_K": Packing(code=Code.I4, group=16, codes=_q3, scale=_q3_scale, scale_dtype=DType.F32),
+    "Q3_K": Packing(
+        code=Code.I4, group=16, codes=_q3, scale=_q3_scale, scale_dtype=DType.I8, scale_unit=_stored_half(108)
+    ),
     # d, dmin, 12 B, 128 B
     "Q4_K": Packing(
         code=Code.U4,
         group=32,
         codes=lambda raw: _planes(raw[:, 16:], 32, 4),
         scale=_k_scale,
-        scale_dtype=DType.F32,
-        offset=_k_offset,
+        scale_dtype=DType.U8,
+        scale_unit=_stored_half(0),
+        offset=_k_minimum,
+        offset_dtype=DType.U8,
+        offset_unit=_negative_half(2),
     ),
     # d, dmin, 12 B, 32 B of fifth bits, 128 B
     "Q5_K": Packing(
@@ -221,17 +225,28 @@ _BY_256: dict[str, Packing] = {
         group=32,
         codes=lambda raw: _signed(_planes(raw[:, 48:], 32, 4) | _planes(raw[:, 16:48], 32, 1) << np.uint8(4), 0),
         scale=_k_scale,
-        scale_dtype=DType.F32,
-        offset=_k_offset,
+        scale_dtype=DType.U8,
+        scale_unit=_stored_half(0),
+        offset=_k_minimum,
+        offset_dtype=DType.U8,
+        offset_unit=_negative_half(2),
     ),
-    "Q6_K": Packing(code=Code.I8, group=16, codes=_q6, scale=_q6_scale, scale_dtype=DType.F32),
+    "Q6_K": Packing(
+        code=Code.I8,
+        group=16,
+        codes=_q6,
+        scale=lambda raw: raw[:, 192:208].view(np.int8),
+        scale_dtype=DType.I8,
+        scale_unit=_stored_half(208),
+    ),
     # d, 2 B, 4 B, 128 B
     "IQ4_XS": Packing(
         code=Code.U4,
         group=32,
         codes=lambda raw: _planes(raw[:, 8:], 16, 4),
         scale=_iq4_xs_scale,
-        scale_dtype=DType.F32,
+        scale_dtype=DType.I8,
+        scale_unit=_stored_half(0),
         table=_IQ4,
     ),
 }

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ingot.convert.gguf.blocks import Packing, Take
 from ingot.convert.gguf.header import GgufTensor
-from ingot.convert.quantised.form import Piece, Quantised, Rows, code_piece, streamed_piece
+from ingot.convert.quantised.form import Piece, Quantised, Rows, code_piece, streamed_piece, unit_of
 from ingot.dtypes import DType
 from ingot.tensor_file import StoredTensor, read_rows
 
@@ -66,7 +66,10 @@ def _quantised(tensor: GgufTensor, name: str, packing: Packing) -> Quantised:
         "scale": streamed_piece(packing.scale_dtype, shape, rows_of(packing.scale), where),
     }
     if packing.offset is not None:
-        pieces["offset"] = streamed_piece(DType.F32, shape, rows_of(packing.offset), where)
+        pieces["offset"] = streamed_piece(packing.offset_dtype, shape, rows_of(packing.offset), where)
+    for piece, take in (("scale", packing.scale_unit), ("offset", packing.offset_unit)):
+        if take is not None:
+            pieces[unit_of(piece)] = streamed_piece(DType.F16, (rows, blocks), rows_of(take), where)
     return Quantised(
         name=name,
         format=f"gguf {kind.name}",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.convert.quantised.bits import nibbles, signed_bytes
-from ingot.convert.quantised.form import Bits, Code, Piece, Quantised
+from ingot.convert.quantised.form import Bits, Code, Piece, Quantised, without_units
 from ingot.dtypes import DType, to_float32
 
 Array = npt.NDArray[Any]
@@ -21,6 +21,7 @@ _LARGEST = 127
 
 def made_alike(parts: Sequence[Quantised]) -> list[Quantised] | None:
     """The same weights in one form; None where there is none for all of them."""
+    parts = [without_units(part) for part in parts]
     group = math.gcd(*(part.group for part in parts))
     zeros = {"zero" in part.pieces for part in parts}
     known = {"codes", "scale", "zero"} if zeros == {True} else {"codes", "scale", "offset"}

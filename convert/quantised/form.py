@@ -5,6 +5,9 @@
 v is the code c[n, k], or table[c[n, k]]. Where columns are reordered, W's column k is column order[k] of that. Codes
 are the stored integers: nothing is rounded again. Codes of 4 bits lie two to a byte, in rows of an even number of
 columns.
+
+Scales and offsets may be integers of one byte, times units that neighbouring groups share: scale_unit[n, u] is what the
+integers of the u-th so many groups count. The product is exact in float32.
 """
 
 import dataclasses
@@ -18,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.convert.quantised.bits import Bytes, pack_nibbles
-from ingot.dtypes import DType, count_nonfinite
+from ingot.dtypes import DType, count_nonfinite, to_float32
 from ingot.errors import CheckpointError
 
 BLOCK = 1 << 20  # codes that are in memory at a time
+_UNIT = "_unit"
 
 Bits = npt.NDArray[np.generic]
 Rows = Callable[[int, int], npt.NDArray[np.uint8] | npt.NDArray[np.int8]]
@@ -75,7 +79,8 @@ class Quantised:
     format  what it came from, for people
     file    where its codes lie
     group   columns that share a scale
-    pieces  codes and scale; where the format has them zero, offset, factor, columns, order; of members nothing
+    pieces  codes and scale; where the format has them zero, offset, factor, columns, order, and units of scales and
+            offsets; of members nothing
     members matrices of a stack that are stored one by one, since each has an order of its columns, or scales of them
     table   16 values that codes stand for; empty where codes are values
     divides whether the factor divides
@@ -107,13 +112,18 @@ class Quantised:
         if self.members:
             return ", ".join(dict.fromkeys(each.kind for each in self.members))
         grain = "" if self.group == self.shape[-1] else f"g{self.group}"
-        more = [name for name in self.pieces if name not in ("codes", "scale")]
+        more = [name for name in self.pieces if name not in ("codes", "scale") and not name.endswith(_UNIT)]
         return f"{self.format} {self.code.value}{grain}" + (f" with {', '.join(more)}" if more else "")
 
 
 def piece_name(weight: str, kind: str) -> str:
     """What a piece is called in the Checkpoint."""
     return f"{weight}/{kind}"
+
+
+def unit_of(kind: str) -> str:
+    """The kind of the piece that has the units of scales or offsets."""
+    return f"{kind}{_UNIT}"
 
 
 def code_piece(code: Code, shape: tuple[int, int], load: Callable[[], Rows], memory: int = 0) -> Piece:
@@ -176,6 +186,32 @@ def _require_finite(values: Bits, dtype: DType, where: str) -> None:
             got=f"{bad:,} of {values.size:,}",
             hint="download the model again; the file may have been damaged when it was made",
         )
+
+
+def without_units(weight: Quantised) -> Quantised:
+    """The same weight, whose scales and offsets are float32 numbers."""
+    pieces = {
+        name: _times(piece, weight.pieces[unit_of(name)]) if unit_of(name) in weight.pieces else piece
+        for name, piece in weight.pieces.items()
+        if not name.endswith(_UNIT)
+    }
+    return dataclasses.replace(weight, pieces=pieces)
+
+
+def _times(integers: Piece, units: Piece) -> Piece:
+    rows, groups = integers.shape
+
+    def read() -> Iterator[Bits]:
+        blocks, factors = units.read(), np.empty((0, units.shape[1]), np.float32)
+        for block in integers.read():
+            own = to_float32(block.view(integers.dtype.storage), integers.dtype).reshape(-1, groups)
+            while len(factors) < len(own):
+                more = to_float32(next(blocks).view(units.dtype.storage), units.dtype)
+                factors = np.concatenate([factors, more.reshape(-1, units.shape[1])])
+            now, factors = factors[: len(own)], factors[len(own) :]
+            yield (own * np.repeat(now, groups // units.shape[1], axis=1)).reshape(-1)
+
+    return Piece(dtype=DType.F32, shape=(rows, groups), read=read, memory=integers.memory + units.memory)
 
 
 def same_form(first: Quantised, other: Quantised) -> bool:

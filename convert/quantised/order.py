@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ingot.convert.quantised.form import Bits, Piece, Quantised
+from ingot.convert.quantised.form import Bits, Piece, Quantised, unit_of, without_units
 from ingot.errors import UnsupportedModelError
 
 _OF_COLUMNS = ("columns", "order")  # pieces that have no rows
@@ -27,6 +27,9 @@ def with_columns_swapped(weight: Quantised, outer: int, inner: int) -> Quantised
     Raises UnsupportedModelError where a scale belongs to columns of several n.
     """
     size = weight.shape[1] // (outer * inner)
+    units = weight.pieces.get(unit_of("scale"))
+    if units is not None and size % (weight.shape[1] // units.shape[1]):
+        weight = without_units(weight)
     if size % weight.group or set(weight.pieces) & set(_OF_COLUMNS):
         raise UnsupportedModelError(
             "a quantised weight cannot be reordered: its columns share scales across heads",

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.convert.quantised.bits import nibbles, signed_bytes
-from ingot.convert.quantised.form import Code, Quantised
+from ingot.convert.quantised.form import Code, Quantised, without_units
 from ingot.convert.weights import Concat, Expr, Transpose, sources
 from ingot.dtypes import DType, to_float32
 from ingot.errors import UnsupportedModelError
@@ -33,6 +33,7 @@ def float_values(weight: StoredTensor | Quantised) -> Float32:
     """All values of a weight, in its shape."""
     if isinstance(weight, StoredTensor):
         return to_float32(read_rows(weight), weight.dtype).reshape(weight.shape)
+    weight = without_units(weight)
     if weight.pieces.keys() - _KNOWN:
         raise UnsupportedModelError(
             "this family stores a weight in another order, and a weight of this format cannot be reordered",

@@ -57,7 +57,9 @@ LIMITS = KernelLimits(
     activations=frozenset(ACTIVATIONS),
 )
 _DTYPES = ("bf16", "f16", "f32")
-_CODES, _TABLE_CODES = (*FORMATS,), (TABLE_FORMAT.dtype,)  # quantised weights; products round their inputs to bf16
+# Quantised weights, whose products round their inputs to bf16. K-quants become those whose groups have float16 scales.
+_CODES = tuple(name for name, each in FORMATS.items() if not each.unit_bytes)
+_TABLE_CODES = (TABLE_FORMAT.dtype,)
 _FEWER_RANKS = "start fewer ranks on the machine, or build the engine with a smaller --tp_size and --pp_size"
 _COPIES = 10  # of which the fastest counts
 _RESERVE = 512 << 20  # bytes of GPU memory for libraries, graphs and fragmentation

@@ -13,8 +13,7 @@ from ingot.plan_tiles import Tile
 from ingot.plugins.cuda.own_products import FEW_ROWS, OwnProduct
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.work import ANY_ROWS, Grid, Launch, count_of, integer, pointer
-from ingot.plugins.layouts import PANEL
-from ingot.weight_formats import KEPT
+from ingot.weight_formats import FORMATS, KEPT, PANEL
 
 BESIDE_LIBRARY = 128  # rows up to which these kernels are faster than cuBLASLt
 WIDE_THREADS = 384
@@ -75,7 +74,9 @@ def _of_kept_codes(dtype: DType) -> tuple[_Kernel, ...]:
     )
 
 
-_KEPT_TYPES = tuple(dict.fromkeys(DType(each.partition("g")[0]) for each in KEPT))
+_KEPT_TYPES = tuple(
+    DType(name) for name, each in FORMATS.items() if not each.unit_bytes and set(each.precisions) <= set(KEPT)
+)
 _KERNELS = {
     DType.BF16: _of_floats(),
     DType.F16: _of_floats(),

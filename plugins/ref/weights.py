@@ -11,7 +11,6 @@ from ingot.plan import Weight
 from ingot.plugins.f8_rows import F8Rows, stacked_f8
 from ingot.plugins.grouped import GroupedRows, stacked_grouped
 from ingot.plugins.layouts import (
-    PANEL,
     ROW,
     ROW_W8,
     deinterleave_gated,
@@ -26,10 +25,13 @@ from ingot.plugins.layouts import (
     unpack_panels,
     unpack_quantised,
     unpack_table,
+    unpack_units,
 )
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows, stacked
+from ingot.plugins.unit_rows import UnitRows, stacked_units
 from ingot.plugins.weight_rows import WeightRows
+from ingot.weight_formats import PANEL
 
 _GATED = ".gated"
 
@@ -83,6 +85,9 @@ def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, grou
     if dtype in (DType.W4T, DType.W4TS, DType.W8T, DType.W8TS):
         kept = unpack_grouped(panels, packed_n, k, dtype, group)
         return deinterleave_quantised(kept, n // 2) if gated else kept
+    if dtype in (DType.W4KS, DType.W6K, DType.W6KS):
+        in_units = unpack_units(panels, packed_n, k, dtype, group)
+        return deinterleave_quantised(in_units, n // 2) if gated else in_units
     if dtype is DType.F8:
         numbers = unpack_f8(panels, packed_n, k, group)
         return deinterleave_quantised(numbers, n // 2) if gated else numbers
@@ -94,6 +99,8 @@ def _stacked(experts: list[WeightRows]) -> WeightRows:
     grouped = [each for each in experts if isinstance(each, GroupedRows)]
     quantised = [each for each in experts if isinstance(each, QuantisedRows)]
     floats = [each for each in experts if isinstance(each, F8Rows)]
+    if in_units := [each for each in experts if isinstance(each, UnitRows)]:
+        return stacked_units(in_units)
     return stacked_grouped(grouped) if grouped else stacked_f8(floats) if floats else stacked(quantised)
 
 

@@ -1,7 +1,7 @@
 """The element types that ingot stores, with their names in numpy, ONNX and safetensors.
 
 bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. f8 (E4M3FN) is
-carried as uint8; in an engine, f8 is rows that share scales. w8, w4 and those with t are such rows too, of integers:
+carried as uint8; in an engine, f8 is rows that share scales. w8, w4 and those with t or k are such rows, of integers:
 bytes that mean something only in their layout (`plugins/layouts.py`).
 """
 
@@ -32,6 +32,9 @@ class DType(enum.Enum):
     W4TS = "w4ts"
     W8T = "w8t"
     W8TS = "w8ts"
+    W4KS = "w4ks"
+    W6K = "w6k"
+    W6KS = "w6ks"
 
     @property
     def weight_format(self) -> WeightFormat | None:
@@ -41,6 +44,11 @@ class DType(enum.Enum):
     @property
     def is_quantised(self) -> bool:
         return self.weight_format is not None
+
+    @property
+    def has_units(self) -> bool:
+        """Whether scales of groups are whole numbers of units."""
+        return self.weight_format is not None and self.weight_format.unit_bytes > 0
 
     @property
     def itemsize(self) -> int:

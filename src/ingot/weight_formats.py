@@ -12,6 +12,11 @@ code of 4 bits stands for a value of a table, a signed byte is the value itself:
     w4tgG, w8tgG    q is the value times the group's scale
     w4tsgG, w8tsgG  the same, of the value less the group's zero point; or plus the group's offset
 
+Scales of GGUF's K-quants are whole numbers of a unit, a float16 that UNIT_COLUMNS columns share:
+
+    w6kg16           q is the code times the group's scale, a signed byte of units; codes have six bits
+    w4ksgG, w6ksgG   the same, of codes from 0 on, plus the group's offset, a signed byte of units of its own
+
 FP8 keeps its bytes and float32 scales:
 
     f8      q is the number that the byte stands for (E4M3)
@@ -23,7 +28,10 @@ How bytes lie in panels is the layout's affair (`plugins/layouts.py`), how scale
 
 import dataclasses
 
+PANEL = 16  # output columns of a panel
+HEADER_BYTES = 128  # of a quantised panel: scales and sums
 SCALE_BYTES = 4  # of a row, float32
+UNIT_COLUMNS = 256  # whose groups share units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +44,7 @@ class WeightFormat:
     rows_alone      whether rows may have no groups where others have
     multiplier      the largest magnitude of one; it is never 0
     group_bytes     of a group in one row: its multiplier, its scale, its scale and shift
+    unit_bytes      of UNIT_COLUMNS columns in one row: the units of what their groups have; 0: they have none
     k_block         columns of a packed row are filled up to a multiple of it
     in_tables       tables of token and position rows may have it
     lm_head         precision of lm_head in an engine of this format, unless an option says another
@@ -49,6 +58,7 @@ class WeightFormat:
     rows_alone: bool = False
     multiplier: int = 0
     group_bytes: int = 0
+    unit_bytes: int = 0
     k_block: int
     in_tables: bool = False
     lm_head: str
@@ -84,6 +94,9 @@ W4T = dataclasses.replace(W4, dtype="w4t", codes=(0, 15), groups=(128, 64, 32, 1
 W4TS = dataclasses.replace(W4T, dtype="w4ts", group_bytes=4)
 W8T = dataclasses.replace(W4T, dtype="w8t", bits=8, codes=(-128, 127), int8_tolerance=W8.int8_tolerance)
 W8TS = dataclasses.replace(W8T, dtype="w8ts", group_bytes=4)
+W4KS = dataclasses.replace(W4TS, dtype="w4ks", groups=(32, 16), group_bytes=2, unit_bytes=4, k_block=UNIT_COLUMNS)
+W6KS = dataclasses.replace(W4KS, dtype="w6ks", bits=6, codes=(0, 63), int8_tolerance=W8.int8_tolerance)
+W6K = dataclasses.replace(W6KS, dtype="w6k", codes=(-32, 31), group_bytes=1, unit_bytes=2)
 F8 = WeightFormat(
     dtype="f8",
     bits=8,
@@ -95,9 +108,9 @@ F8 = WeightFormat(
     lm_head="w8",
     int8_tolerance=0,
 )
-FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, W8T, W8TS, F8)}
+FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, W8T, W8TS, W4KS, W6K, W6KS, F8)}
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
 QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
 KEPT = tuple(
-    name for each in (W4T, W4TS, W8T, W8TS, F8) for name in each.precisions
+    name for each in (W4T, W4TS, W8T, W8TS, W4KS, W6K, W6KS, F8) for name in each.precisions
 )  # that only quantised checkpoints have

@@ -24,7 +24,6 @@ from ingot.engine import open_engine
 from ingot.errors import EngineError, UsageError
 from ingot.fixed_tables import blocks_needed
 from ingot.plan import Plan, Weight
-from ingot.plugins.layouts import PANEL
 from ingot.plugins.op import Array
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.weights import read_weight
@@ -32,6 +31,7 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.plugins.weight_rows import WeightRows
 from ingot.quickstart import SHIPPED
+from ingot.weight_formats import PANEL
 from tests.families import covering_families
 from tests.hall.planted import Bytes, Edit, floats, panel, replant, swap_panels, with_attr
 from tests.hall.wrong_kernel import WrongKernel, spoil_one

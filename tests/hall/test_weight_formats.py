@@ -7,9 +7,9 @@ import pytest
 
 from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision
-from ingot.plugins.layouts import HEADER_BYTES, PANEL, pack_quantised, panel_bytes, unpack_quantised
+from ingot.plugins.layouts import pack_quantised, panel_bytes, unpack_quantised
 from ingot.plugins.registry import find_target
-from ingot.weight_formats import FORMATS, QUANTISED, TABLE_FORMAT, WeightFormat
+from ingot.weight_formats import FORMATS, HEADER_BYTES, PANEL, QUANTISED, TABLE_FORMAT, UNIT_COLUMNS, WeightFormat
 from tests.house.project import ROOT
 
 
@@ -32,14 +32,16 @@ def test_kernels_have_the_same_table() -> None:
     for row, described in zip(rows.values(), FORMATS.values(), strict=True):
         assert _found(r'\.dtype = "(\w+)"', row) == described.dtype
         assert int(_found(r"\.bits = (\d+)", row)) == described.bits
-        assert int(_found(r"\.k_block = (\d+)", row)) == described.k_block
+        assert _found(r"\.k_block = (\w+)", row).replace("kUnitK", str(UNIT_COLUMNS)) == str(described.k_block)
         assert int(_found(r"\.group_bytes = (\d+)", row)) == described.group_bytes
+        assert int(_found(r"\.unit_bytes = (\d+)", row)) == described.unit_bytes
         assert _found(r"\.rows_alone = (\w+)", row) == str(described.rows_alone).lower()
         groups = _found(r"\.groups = \{(.*?)\}", row).split(", ")
         assert tuple(int(group) for group in groups if group != "0") == described.groups
         assert _found(r"\.in_tables = (\w+)", row) == str(described.in_tables).lower()
     assert int(_found(r"kPanel = (\d+);", text)) == PANEL
     assert int(_found(r"kHeaderBytes = (\d+);", text)) == HEADER_BYTES
+    assert int(_found(r"kUnitK = (\d+);", text)) == UNIT_COLUMNS
     assert f'"{TABLE_FORMAT.dtype}"' in rows[_found(r"kTableFormat = (\w+);", text)]
 
 

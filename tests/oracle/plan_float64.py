@@ -27,6 +27,7 @@ from ingot.plugins.quantised import QuantisedRows, round_to_int8
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
 from ingot.step_io import TapSession
 
@@ -194,7 +195,7 @@ class _PlanFloat64:
 
 def _exact(rows: Array | WeightRows) -> Float64:
     """Weights as what is stored stands for, without a rounding."""
-    if isinstance(rows, (GroupedRows, F8Rows)):
+    if isinstance(rows, (GroupedRows, UnitRows, F8Rows)):
         return rows.unscaled.astype(np.float64) * rows.scale[:, None].astype(np.float64)
     if isinstance(rows, QuantisedRows):
         return rows.integers.astype(np.float64) * rows.scale[:, None].astype(np.float64)

@@ -127,10 +127,10 @@ def test_a_mixture_of_k_quants(tmp_path: Path) -> None:
     found = {name: precision for name, (precision, _) in products(report).items()}
     del found["layers.0/attention_out.weight"]  # of float16 here
     assert found == {
-        "layers.0/qk.weight": "w4tsg32",
-        "layers.0/v.weight": "w8tg16",
-        "layers.0/gate_up.weight": "w4tsg32",
-        "layers.0/down.weight": "w8tg16",
+        "layers.0/qk.weight": "w4ksg32",
+        "layers.0/v.weight": "w6kg16",
+        "layers.0/gate_up.weight": "w4ksg32",
+        "layers.0/down.weight": "w6kg16",
     }
     assert inputs_of(report, "join_columns") == ["layers.0/qkv"]
     assert error(tmp_path, IDS) < 0.05
@@ -142,18 +142,22 @@ def test_a_gate_and_an_up_of_different_formats(tmp_path: Path) -> None:
     convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
     report = built(tmp_path)
     found = {name: precision for name, (precision, _) in products(report).items()}
-    assert (found["layers.0/gate.weight"], found["layers.0/up.weight"]) == ("w4tsg32", "w8tg16")
+    assert (found["layers.0/gate.weight"], found["layers.0/up.weight"]) == ("w4ksg32", "w6kg16")
     assert error(tmp_path, IDS) < 0.05
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"sum_parts": 2}, {"refit": True}], ids=lambda options: next(iter(options)))
-def test_mixtures_are_kept_with_every_option(tmp_path: Path, options: dict[str, object]) -> None:
-    """v has six bits, gate and up have other formats: each keeps its own."""
+@pytest.mark.parametrize(
+    ("options", "four", "six"),
+    [({"sum_parts": 2}, "w4tsg32", "w8tg16"), ({"refit": True}, "w4ksg32", "w6kg16")],
+    ids=["sum_parts", "refit"],
+)
+def test_mixtures_are_kept_with_every_option(tmp_path: Path, options: dict[str, object], four: str, six: str) -> None:
+    """v has six bits, gate and up have other formats: each keeps its own. Parts of a row's sum may cut its units."""
     write_llama(tmp_path, Q4_K, kinds={"attn_v": Q6_K, "ffn_up": Q6_K})
     convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
     found = {name: precision for name, (precision, _) in products(built(tmp_path, **options)).items()}
-    for name, precision in (("qk", "w4tsg32"), ("v", "w8tg16"), ("gate", "w4tsg32"), ("up", "w8tg16")):
+    for name, precision in (("qk", four), ("v", six), ("gate", four), ("up", six)):
         assert found[f"layers.0/{name}.weight"] == precision
     assert error(tmp_path, IDS) < 0.05
 

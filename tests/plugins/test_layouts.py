@@ -17,9 +17,10 @@ from ingot.plugins.layouts import (
     unpack_grouped,
     unpack_quantised,
     unpack_table,
+    unpack_units,
 )
 from ingot.plugins.quantised import QuantisedRows
-from tests.plugins.ops.calls import random_f8, random_grouped, random_rows
+from tests.plugins.ops.calls import random_f8, random_grouped, random_rows, random_units
 
 SHAPES = [(1, 1), (15, 172), (16, 64), (17, 128), (40, 300), (48, 129)]
 
@@ -69,6 +70,57 @@ def test_groups_come_back(group: int, shift: str, byte_codes: bool) -> None:
         found = deinterleave_quantised(found, 20) if gated else found
         np.testing.assert_array_equal(found.values, rows.values)
         np.testing.assert_array_equal(found.codes, rows.codes)
+
+
+@pytest.mark.parametrize("dtype", [DType.W4KS, DType.W6K, DType.W6KS])
+@pytest.mark.parametrize("group", [16, 32])
+def test_units_come_back(dtype: DType, group: int) -> None:
+    rows = random_units(dtype.value, (40, 300), group)
+    assert rows.format is dtype.weight_format
+    for gated in (False, True):
+        packed = pack_quantised(rows, gated=gated)
+        assert packed.shape[1] == panel_bytes(300, dtype, group)
+        found = unpack_units(packed.reshape(-1), 64 if gated else 40, 300, dtype, group)
+        found = deinterleave_quantised(found, 20) if gated else found
+        np.testing.assert_array_equal(found.codes, rows.codes)
+        np.testing.assert_array_equal(found.values, rows.values)
+
+
+def test_every_byte_of_a_w4ks_panel() -> None:
+    rows = random_units("w4ks", (17, 300), 32)
+    assert rows.offset_count is not None
+    assert rows.offset_unit is not None
+    second = pack_quantised(rows)[1]
+    assert second[:64].view(np.float32).tolist() == [rows.scale[16], *[0] * 15]
+    assert not second[64:128].any()
+    for block, groups in ((0, 8), (1, 2)):
+        numbers = second[128 + block * 320 :][:320]
+        assert numbers[:64].view(np.float16).reshape(2, 16)[:, 0].tolist() == [
+            rows.unit[16, block],
+            rows.offset_unit[16, block],
+        ]
+        of_groups = slice(block * 8, block * 8 + groups)
+        counts, pairs = numbers[64:192].view(np.int8).reshape(8, 16), numbers[192:].view(np.int8).reshape(4, 16, 2)
+        assert counts[:groups, 0].tolist() == rows.count[16, of_groups].tolist()
+        assert pairs[:, 0].reshape(-1)[:groups].tolist() == rows.offset_count[16, of_groups].tolist()
+    line = second[128 + 640 + 64 : 128 + 640 + 68]  # k = 8 to 15
+    assert line.tolist() == (rows.codes[16, 8:12] | rows.codes[16, 12:16] << 4).view(np.uint8).tolist()
+    assert len(second) == 128 + 640 + 512 * 8
+
+
+def test_every_byte_of_a_w6k_panel() -> None:
+    rows = random_units("w6k", (17, 300), 16)
+    second = pack_quantised(rows)[1]
+    numbers = second[128 + 288 :][:288]  # of the second 256 columns
+    assert numbers[:2].view(np.float16)[0] == rows.unit[16, 1]
+    assert numbers[32:].view(np.int8).reshape(16, 16)[:3, 0].tolist() == rows.count[16, 16:19].tolist()
+    begin = 128 + 2 * 288
+    low, next_low, upper = (second[begin + 192 + 64 * line :][:4] for line in range(3))  # k = 16 to 31
+    code = (rows.codes[16, 16:32] + 32).astype(np.uint8).reshape(4, 4)
+    assert low.tolist() == ((code[0] & 15) | (code[1] & 15) << 4).tolist()
+    assert next_low.tolist() == ((code[2] & 15) | (code[3] & 15) << 4).tolist()
+    assert upper.tolist() == (code[0] >> 4 | code[1] >> 4 << 2 | code[2] >> 4 << 4 | code[3] >> 4 << 6).tolist()
+    assert len(second) == begin + 512 * 12
 
 
 def test_every_byte_of_a_w8t_panel() -> None:

@@ -12,8 +12,9 @@ import statistics
 
 from ingot.dtypes import DType
 from ingot.plugins.cpu.target import CpuTarget
-from ingot.plugins.layouts import PANEL, panel_bytes
+from ingot.plugins.layouts import panel_bytes
 from ingot.plugins.target import Product
+from ingot.weight_formats import PANEL
 
 
 def product(text: str, n: int, k: int) -> Product:

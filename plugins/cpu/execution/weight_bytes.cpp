@@ -57,8 +57,9 @@ int64_t panel_bytes_of(std::string_view dtype, int64_t k, int64_t group) {
     return type == nullptr ? 0 : kPanel * type->itemsize * round_up(k, type->k_block);
   }
   const int64_t padded_k = round_up(k, format->k_block);
-  const int64_t group_bytes = kPanel * format->group_bytes;
-  const int64_t groups = group == 0 ? 0 : round_up(round_up(padded_k, group) / group * group_bytes, kAlignment);
+  const int64_t units = round_up(padded_k, kUnitK) / kUnitK * format->unit_bytes;
+  const int64_t row = group == 0 ? 0 : round_up(padded_k, group) / group * format->group_bytes + units;
+  const int64_t groups = round_up(row * kPanel, kAlignment);
   return kHeaderBytes + groups + padded_k * format->bits / 8 * kPanel;
 }
 

@@ -102,6 +102,15 @@ concept Int8Vector =
       { S::look_up(line, true, S::table(x)) } -> std::same_as<typename S::Weights>;
       { S::load_values(line) } -> std::same_as<typename S::Weights>;  // bytes that are values
       S::store_weights(to_line, weights);
+      // codes that are numbers, whose scales are whole numbers (`UnitProducts`)
+      { S::kUnitRows } -> std::convertible_to<int>;
+      { S::template six_bits<0>(line) } -> std::same_as<typename S::Short>;
+      { S::template unit_scales<4>(x) } -> std::same_as<typename S::Short>;
+      { S::pairs(x) } -> std::same_as<typename S::Short>;
+      S::template dot_codes<6>(run, run, run, run, run);
+      S::template add_run<6>(run, run, run);
+      S::add_pairs(run, run, run);
+      { S::short_floats(run) } -> std::same_as<typename S::V>;
       { S::set_sum(0) } -> std::same_as<typename S::Sum>;
       { S::template sum_floats<0>(sum) } -> std::same_as<typename S::V>;
       { S::load_f16(from_f16) } -> std::same_as<typename S::V>;

@@ -132,6 +132,45 @@ struct Int8Avx2 : SimdAvx2 {
   INGOT_INLINE Short load_short(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), sum); }
 
+  // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
+  // Those of codes of four bits fit 16 bits, of six bits those of two lines do; scales of the former are not negative.
+  static constexpr int kUnitRows = 5;
+  // Line kQuad of the four that two lines of nibbles and one of upper bits make.
+  template <int kQuad>
+  INGOT_INLINE Short six_bits(const void* p) {
+    const auto* line = static_cast<const char*>(p);
+    const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 128));
+    constexpr int kLeft = kQuad < 2 ? 4 - 2 * kQuad : 0, kRight = kQuad == 3 ? 2 : 0;
+    const __m256i moved = _mm256_srli_epi16(_mm256_slli_epi16(upper, kLeft), kRight);
+    return _mm256_or_si256(load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1),
+                           _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+  }
+  template <int64_t kBits>
+  INGOT_INLINE Short unit_scales(const int8_t* p) {
+    return kBits == 4 ? short_multipliers(p) : columns(p);
+  }
+  template <int64_t kBits>
+  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+    Short pairs, more;
+    asm("vpmaddubsw %3, %2, %0\n\tvpmaddubsw %5, %4, %1\n\tvpaddw %1, %0, %0"
+        : "=&x"(pairs), "=&x"(more)
+        : "x"(first), "x"(x), "x"(second), "x"(next_x));
+    run = kBits == 4 ? _mm256_add_epi16(run, pairs)
+                     : _mm256_add_epi32(run, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  template <int64_t kBits>
+  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
+    total = _mm256_add_epi32(total, kBits == 4 ? _mm256_madd_epi16(run, scales) : _mm256_mullo_epi32(run, scales));
+  }
+  // Pairs of 16 bits: whole numbers of two groups times sums of x.
+  INGOT_INLINE Short pairs(const int8_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  INGOT_INLINE void add_pairs(Short& total, Short a, Short b) {
+    total = _mm256_add_epi32(total, _mm256_madd_epi16(a, b));
+  }
+  INGOT_INLINE V short_floats(Short sum) { return _mm256_cvtepi32_ps(sum); }
+
   // Sums of products of whole bytes in int32: the size of a weight (at most 128) times x (at most 127) of its sign. Two
   // such products stay below 2^15.
   struct Sum {

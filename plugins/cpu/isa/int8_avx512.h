@@ -108,6 +108,63 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE Short load_short(const int32_t* p) { return _mm512_loadu_si512(p); }
   INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm512_storeu_si512(p, sum); }
 
+  // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
+  // Those of codes of four bits fit 16 bits; their scales are not negative.
+  static constexpr int kUnitRows = 6;  // their totals and the codes of two panels: 20 registers
+  // Line kQuad of the four that two lines of nibbles and one of upper bits make.
+  template <int kQuad>
+  INGOT_INLINE Short six_bits(const void* p) {
+    const auto* line = static_cast<const char*>(p);
+    const __m512i low = load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1), upper = _mm512_loadu_si512(line + 128);
+    constexpr unsigned kLeft = kQuad < 2 ? 4 - 2 * kQuad : 0, kRight = kQuad == 3 ? 2 : 0;
+    const __m512i moved = _mm512_srli_epi16(_mm512_slli_epi16(upper, kLeft), kRight);
+    return _mm512_ternarylogic_epi32(moved, _mm512_set1_epi8(0x30), low, 0xEA);  // (a & b) | c
+  }
+  template <int64_t>
+  INGOT_INLINE Short unit_scales(const int8_t* p) {
+    return columns(p);
+  }
+  template <int64_t>
+  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+    dot(run, first, x);
+    dot(run, second, next_x);
+  }
+  template <int64_t kBits>
+  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
+    if constexpr (kBits == 4) return add_pairs(total, run, scales);  // a scale's upper half is zero
+    total = _mm512_add_epi32(total, _mm512_mullo_epi32(run, scales));
+  }
+  // Pairs of 16 bits: whole numbers of two groups times sums of x.
+  INGOT_INLINE Short pairs(const int8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  INGOT_INLINE void add_pairs(Short& total, Short a, Short b) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(total) : "v"(a), "v"(b));
+  }
+  INGOT_INLINE V short_floats(Short sum) { return _mm512_cvtepi32_ps(sum); }
+
+  // For products on tiles: (code - kBias) * scale of less than 14 bits as 128 * upper + lower, signed bytes.
+  INGOT_INLINE Short wide_scales(const int8_t* p) {
+    const __m512i wide = columns(p);
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, wide, _mm512_slli_epi32(wide, 16));
+  }
+  template <int16_t kBias>
+  INGOT_INLINE void split(Short codes, Short scales, Short& lower, Short& upper) {
+    const __m512i bias = _mm512_set1_epi16(kBias), half = _mm512_set1_epi16(64);
+    const __m512i even = _mm512_sub_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0xFF)), bias);
+    const __m512i odd = _mm512_sub_epi16(_mm512_srli_epi16(codes, 8), bias);
+    const __m512i products[2] = {_mm512_mullo_epi16(even, scales), _mm512_mullo_epi16(odd, scales)};
+    __m512i high[2], low[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      high[i] = _mm512_srai_epi16(_mm512_add_epi16(products[i], half), 7);
+      low[i] = _mm512_sub_epi16(products[i], _mm512_slli_epi16(high[i], 7));
+    }
+    lower = _mm512_mask_blend_epi8(kOddBytes, low[0], _mm512_slli_epi16(low[1], 8));
+    upper = _mm512_mask_blend_epi8(kOddBytes, high[0], _mm512_slli_epi16(high[1], 8));
+  }
+  INGOT_INLINE Short unsplit(Short lower, Short upper) { return _mm512_add_epi32(lower, _mm512_slli_epi32(upper, 7)); }
+
   // Sums in int32, a lane per column. VPDPBUSD wants one operand unsigned: x gets 128 more, and the sums begin at -128
   // * (sum of the column's weights); they may wrap on the way.
   using Sum = __m512i;
@@ -181,6 +238,8 @@ struct Int8Avx512 : SimdAvx512 {
   }
 
  private:
+  static constexpr uint64_t kOddBytes = 0xAAAAAAAAAAAAAAAAu;
+
   INGOT_INLINE __m512i columns(const int8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }

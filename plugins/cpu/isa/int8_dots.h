@@ -36,6 +36,22 @@ struct Int8Dots : Int8Avx2 {
     total = _mm256_add_epi32(total, _mm256_mullo_epi32(sum, multipliers));
   }
 
+  static constexpr int kUnitRows = 6;
+  template <int64_t>
+  INGOT_INLINE Short unit_scales(const int8_t* p) {
+    return columns(p);
+  }
+  template <int64_t>
+  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+    Dots::dot_mixed(run, first, x);
+    Dots::dot_mixed(run, second, next_x);
+  }
+  // Of a run that fits 16 bits the upper half is its sign, which a scale's upper half multiplies by zero.
+  template <int64_t kBits>
+  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
+    total = _mm256_add_epi32(total, kBits == 4 ? _mm256_madd_epi16(run, scales) : _mm256_mullo_epi32(run, scales));
+  }
+
   // Sums of whole bytes. A mixed product wants one factor unsigned: x gets 128 more, and the sums begin at -128 * (sum
   // of the column's weights); they may wrap on the way.
   struct Weights {

@@ -65,6 +65,52 @@ struct Int8Emulated : SimdEmulated {
   INGOT_INLINE Short load_short(const int32_t* p) { return load_sum(p); }
   INGOT_INLINE void store_short(int32_t* p, Short sum) { store_sum(p, sum); }
 
+  static constexpr int kUnitRows = 3;
+  template <int kQuad>
+  INGOT_INLINE Short six_bits(const void* p) {
+    const auto* line = static_cast<const std::byte*>(p);
+    const Words upper = std::bit_cast<Words>(load_weights(line + 128)) >> (2 * kQuad) & 0x03030303u;
+    return load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1) | std::bit_cast<Short>(upper << 4);
+  }
+  template <int64_t>
+  INGOT_INLINE Short unit_scales(const int8_t* p) {
+    return short_multipliers(p);
+  }
+  template <int64_t>
+  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+    dot(run, first, x);
+    dot(run, second, next_x);
+  }
+  template <int64_t>
+  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
+    total += run * scales;
+  }
+  INGOT_INLINE Short pairs(const int8_t* p) {
+    Short all;
+    for (int i = 0; i < kWidth; ++i)
+      all[i] = static_cast<int32_t>(static_cast<uint32_t>(p[2 * i + 1]) << 16 | (p[2 * i] & 0xFFFFu));
+    return all;
+  }
+  INGOT_INLINE void add_pairs(Short& total, Short a, Short b) {
+    total += (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+  }
+  INGOT_INLINE V short_floats(Short sum) { return {__builtin_convertvector(sum, Floats)}; }
+
+  INGOT_INLINE Short wide_scales(const int8_t* p) { return short_multipliers(p); }
+  template <int16_t kBias>
+  INGOT_INLINE void split(Short codes, Short scales, Short& lower, Short& upper) {
+    int8_t bytes[4 * kWidth], high[4 * kWidth];
+    std::memcpy(bytes, &codes, sizeof(bytes));
+    for (int i = 0; i < 4 * kWidth; ++i) {
+      const int product = (bytes[i] - kBias) * scales[i / 4];
+      high[i] = static_cast<int8_t>((product + 64) >> 7);
+      bytes[i] = static_cast<int8_t>(product - high[i] * 128);
+    }
+    std::memcpy(&lower, bytes, sizeof(bytes));
+    std::memcpy(&upper, high, sizeof(high));
+  }
+  INGOT_INLINE Short unsplit(Short lower, Short upper) { return lower + (upper << 7); }
+
   using Sum = Ints;
   static constexpr uint32_t kFlipX = 0x80808080u;
   static constexpr int kByteRows = 5, kBytePanels = 2;

@@ -303,7 +303,7 @@ struct GroupedWeight {
   explicit GroupedWeight(const Args& args) : format(args) {}
   int64_t panel_bytes() const { return format.panel_bytes(); }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
-  static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / Format::kTiles; }
+  static int64_t stored_bytes(int64_t part) { return code_bytes<Format>(tiles_of(part)); }
   static const float* scales(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {

@@ -481,7 +481,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
         }
         next[i] += ahead;
       }
-      const int64_t next_bytes = tiles * kTileBytes / Format::kTiles / groups;  // while a group of rows is multiplied
+      const int64_t next_bytes = code_bytes<Format>(tiles) / groups;  // while a group of rows is multiplied
       for (int64_t g = group; g < group + groups; ++g) {
         const int64_t first = all.first(g), count = all.first(g + 1) - first;
         const Int8Tile tile{.x = x.codes(first) + k * count,

@@ -120,7 +120,7 @@ struct QuantisedWeight {
     return format.template tiles<I>(panel, at / kTileK, tiles_of(part), to);
   }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
-  static int64_t stored_bytes(int64_t part) { return tiles_of(part) * kTileBytes / Format::kTiles; }
+  static int64_t stored_bytes(int64_t part) { return code_bytes<Format>(tiles_of(part)); }
   static const float* scales(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {

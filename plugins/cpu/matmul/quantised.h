@@ -21,8 +21,14 @@ constexpr int64_t kQuantLine = 64;  // bytes
 
 inline int64_t tiles_of(int64_t k) { return (k + kTileK - 1) / kTileK; }
 
+// Bytes that the codes of so many tiles of int8 take.
+template <typename Format>
+constexpr int64_t code_bytes(int64_t tiles) {
+  return tiles * kTileBytes * Format::kBits / 8;
+}
+
 struct W8 {
-  static constexpr int64_t kTiles = 1;  // of int8 that one KiB holds
+  static constexpr int64_t kBits = 8, kTiles = 1;  // tiles of int8 that one KiB holds
   int64_t k, group;
 
   template <typename Args>
@@ -44,7 +50,7 @@ struct W8 {
 };
 
 struct W4 {
-  static constexpr int64_t kTiles = 2;
+  static constexpr int64_t kBits = 4, kTiles = 2;
   int64_t k, group;  // a power of two, at least 32
 
   template <typename Args>
@@ -113,10 +119,11 @@ struct W4 {
 // w4t and w8t, and w4ts and w8ts with a shift beside each scale.
 template <int64_t kCodeBits, bool kShift>
 struct Grouped {
-  static constexpr int64_t kBits = kCodeBits, kTiles = 8 / kBits;
+  static constexpr int64_t kBits = kCodeBits;
   static constexpr int64_t kLineK = 8,
                            kCodeBytes = kLineK * kPanel * kBits / 8;  // k of a line of nibbles, of two lines
   static constexpr int64_t kValues = kShift ? 2 : 1;
+  static constexpr bool kUnits = false;
   int64_t k, group;  // a power of two, at least 16
 
   template <typename Args>
@@ -127,7 +134,7 @@ struct Grouped {
   }
   int64_t blocks() const { return (tiles_of(k) + 1) / 2; }
   int64_t data_offset() const { return data_offset_; }
-  int64_t panel_bytes() const { return data_offset() + blocks() * (2 / kTiles) * kTileBytes; }
+  int64_t panel_bytes() const { return data_offset() + code_bytes<Grouped>(blocks() * 2); }
 
   const std::byte* stored(const std::byte* panel, int64_t at_k) const {
     return panel + data_offset() + at_k / kLineK * kCodeBytes;
@@ -147,6 +154,62 @@ template <bool kShift>
 using W4t = Grouped<4, kShift>;
 template <bool kShift>
 using W8t = Grouped<8, kShift>;
+
+// w4ks, w6k and w6ks: the scale of a group, and its offset, are whole numbers of units that kUnitK columns share; codes
+// are whole numbers from 0 on, or from -kBias on where there are no offsets. The numbers of kUnitK columns lie
+// together: units, float16, of scales and of offsets; scales of each group, int8; offsets of pairs of groups, a pair of
+// each column.
+template <int64_t kCodeBits, bool kShift>
+struct InUnits {
+  static constexpr int64_t kBits = kCodeBits;
+  static constexpr int64_t kLineK = 16, kCodeBytes = kLineK * kPanel * kBits / 8;
+  static constexpr int64_t kValues = kShift ? 2 : 1;
+  static constexpr int32_t kBias = kShift ? 0 : 1 << (kBits - 1);
+  static constexpr bool kUnits = true;
+  int64_t k, group;  // 16 or 32
+
+  template <typename Args>
+  explicit InUnits(const Args& args)
+      : k(args.k), group(args.group), group_bits_(std::countr_zero(static_cast<uint64_t>(group))) {
+    data_offset_ = kHeaderBytes + (units() * unit_bytes(group_bits_) + kQuantLine - 1) / kQuantLine * kQuantLine;
+  }
+  static constexpr int64_t unit_bytes(int group_bits) {
+    return kPanel * kValues * (int64_t{sizeof(uint16_t)} + (kUnitK >> group_bits));
+  }
+  int64_t units() const { return (k + kUnitK - 1) / kUnitK; }
+  int64_t data_offset() const { return data_offset_; }
+  int64_t panel_bytes() const { return data_offset() + code_bytes<InUnits>(units() * (kUnitK / kTileK)); }
+
+  const std::byte* stored(const std::byte* panel, int64_t at_k) const {
+    return panel + data_offset() + at_k / kLineK * kCodeBytes;
+  }
+  // the numbers of kUnitK columns from at_k on, and of those that follow
+  const int8_t* multipliers(const std::byte* panel, int64_t at_k) const {
+    return reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + at_k / kUnitK * unit_bytes(group_bits_);
+  }
+  int group_bits() const { return group_bits_; }
+
+ private:
+  int group_bits_;
+  int64_t data_offset_;
+};
+
+// Where the numbers of kUnitK columns lie.
+template <typename Format>
+struct UnitNumbers {
+  const uint16_t *scale, *offset;  // units
+  const int8_t *scales, *offsets;
+
+  UnitNumbers(const int8_t* numbers, int group_bits)
+      : scale(reinterpret_cast<const uint16_t*>(numbers)),
+        offset(scale + kPanel),
+        scales(numbers + kPanel * Format::kValues * int64_t{sizeof(uint16_t)}),
+        offsets(scales + kPanel * (kUnitK >> group_bits)) {}
+};
+
+template <bool kShift>
+using W6k = InUnits<6, kShift>;
+using W4ks = InUnits<4, true>;
 
 // FP8 (E4M3): lines of four k, each of 16 columns one after another, behind the scales of all groups.
 struct F8 {
@@ -175,14 +238,19 @@ static_assert(kF8.bits == 8 && kF8.k_block == kTileK && kF8.group_bytes == sizeo
 
 template <typename Format>
 constexpr bool reads(const WeightFormat& format) {
-  if (format.bits * Format::kTiles != 8) return false;
+  if (format.bits != Format::kBits) return false;
   if constexpr (requires { Format::kValues; }) {
-    return format.group_bytes == Format::kValues * int64_t{sizeof(uint16_t)} && format.k_block == 2 * kTileK;
+    constexpr int64_t kHalves = Format::kValues * int64_t{sizeof(uint16_t)};
+    if (Format::kUnits)
+      return format.group_bytes == Format::kValues && format.unit_bytes == kHalves && format.k_block == kUnitK;
+    return format.group_bytes == kHalves && format.k_block == 2 * kTileK;
   }
-  return format.k_block == Format::kTiles * kTileK;
+  if constexpr (requires { Format::kTiles; }) return format.k_block == Format::kTiles * kTileK;
+  return false;
 }
 static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W4t<false>>(kW4t) && reads<W4t<true>>(kW4ts) &&
-              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts));
+              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts) && reads<W4ks>(kW4ks) && reads<W6k<false>>(kW6k) &&
+              reads<W6k<true>>(kW6ks));
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
 // w4t: the values of its codes; w4ts, w8ts: whether shifts are offsets.

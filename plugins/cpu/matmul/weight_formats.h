@@ -9,6 +9,7 @@ namespace ingot {
 
 constexpr int64_t kPanel = 16;         // columns of a panel
 constexpr int64_t kHeaderBytes = 128;  // of a quantised panel: scales, float32, and sums, int32
+constexpr int64_t kUnitK = 256;        // columns whose groups share units
 
 struct WeightFormat {
   std::string_view dtype;  // in plans and names of kernels; those with int8 activations add "a8" to it
@@ -16,18 +17,26 @@ struct WeightFormat {
   int64_t k_block;         // columns of a packed row are filled up to a multiple of it
   int64_t groups[4];       // columns that may share a multiplier or scale; 0, nothing else: none do
   bool rows_alone;         // whether rows may have no groups where others have
-  int64_t group_bytes;     // of a group in one row: an int8 multiplier, float16 numbers or a float32 scale
-  bool in_tables;          // tables of token and position rows may have it
+  int64_t group_bytes;  // of a group in one row: an int8 multiplier, float16 numbers, a float32 scale or int8 numbers
+  int64_t unit_bytes;   // of kUnitK columns in one row: the float16 units of their int8 numbers; 0: they have none
+  bool in_tables;       // tables of token and position rows may have it
 };
 
-constexpr WeightFormat kW8{
-    .dtype = "w8", .bits = 8, .k_block = 64, .groups = {0}, .rows_alone = false, .group_bytes = 0, .in_tables = true};
+constexpr WeightFormat kW8{.dtype = "w8",
+                           .bits = 8,
+                           .k_block = 64,
+                           .groups = {0},
+                           .rows_alone = false,
+                           .group_bytes = 0,
+                           .unit_bytes = 0,
+                           .in_tables = true};
 constexpr WeightFormat kW4{.dtype = "w4",
                            .bits = 4,
                            .k_block = 128,
                            .groups = {128, 64, 32},
                            .rows_alone = false,
                            .group_bytes = 1,
+                           .unit_bytes = 0,
                            .in_tables = false};
 constexpr WeightFormat kW4t{.dtype = "w4t",
                             .bits = 4,
@@ -35,6 +44,7 @@ constexpr WeightFormat kW4t{.dtype = "w4t",
                             .groups = {128, 64, 32, 16},
                             .rows_alone = false,
                             .group_bytes = 2,
+                            .unit_bytes = 0,
                             .in_tables = false};
 constexpr WeightFormat kW4ts{.dtype = "w4ts",
                              .bits = 4,
@@ -42,6 +52,7 @@ constexpr WeightFormat kW4ts{.dtype = "w4ts",
                              .groups = {128, 64, 32, 16},
                              .rows_alone = false,
                              .group_bytes = 4,
+                             .unit_bytes = 0,
                              .in_tables = false};
 constexpr WeightFormat kW8t{.dtype = "w8t",
                             .bits = 8,
@@ -49,6 +60,7 @@ constexpr WeightFormat kW8t{.dtype = "w8t",
                             .groups = {128, 64, 32, 16},
                             .rows_alone = false,
                             .group_bytes = 2,
+                            .unit_bytes = 0,
                             .in_tables = false};
 constexpr WeightFormat kW8ts{.dtype = "w8ts",
                              .bits = 8,
@@ -56,6 +68,31 @@ constexpr WeightFormat kW8ts{.dtype = "w8ts",
                              .groups = {128, 64, 32, 16},
                              .rows_alone = false,
                              .group_bytes = 4,
+                             .unit_bytes = 0,
+                             .in_tables = false};
+constexpr WeightFormat kW4ks{.dtype = "w4ks",
+                             .bits = 4,
+                             .k_block = kUnitK,
+                             .groups = {32, 16},
+                             .rows_alone = false,
+                             .group_bytes = 2,
+                             .unit_bytes = 4,
+                             .in_tables = false};
+constexpr WeightFormat kW6k{.dtype = "w6k",
+                            .bits = 6,
+                            .k_block = kUnitK,
+                            .groups = {32, 16},
+                            .rows_alone = false,
+                            .group_bytes = 1,
+                            .unit_bytes = 2,
+                            .in_tables = false};
+constexpr WeightFormat kW6ks{.dtype = "w6ks",
+                             .bits = 6,
+                             .k_block = kUnitK,
+                             .groups = {32, 16},
+                             .rows_alone = false,
+                             .group_bytes = 2,
+                             .unit_bytes = 4,
                              .in_tables = false};
 constexpr WeightFormat kF8{.dtype = "f8",
                            .bits = 8,
@@ -63,9 +100,10 @@ constexpr WeightFormat kF8{.dtype = "f8",
                            .groups = {128, 64, 32, 16},
                            .rows_alone = true,
                            .group_bytes = 4,
+                           .unit_bytes = 0,
                            .in_tables = false};
 
-constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kW8t, kW8ts, kF8};
+constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kW8t, kW8ts, kW4ks, kW6k, kW6ks, kF8};
 constexpr WeightFormat kTableFormat = kW8;
 static_assert(kTableFormat.in_tables);
 

@@ -54,7 +54,7 @@ A precision says how weights are stored. `ingot build --precision P`:
 f32, bf16     floats of 32 and 16 bits; f16 on GPUs
 w8            8 bits, one scale per row: half the memory of bf16
 w4g128        4 bits, groups of 128: about a quarter of bf16; w4g64 and w4g32 are larger and closer to the source
-auto          as the Checkpoint stores them; codes of quantised models stay (w4tgG, w8tgG, f8). This is the default.
+auto          as the Checkpoint stores them; codes of quantised models stay (w4tgG, w6kgG, ...). This is the default.
 
 Decoding reads every weight once per step, so fewer bits mean more tokens per second as well as less memory.
 --lm_head_precision sets the last matmul alone; --activations sets how matmuls round their inputs.

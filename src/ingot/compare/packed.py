@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from ingot.builder.parallel_map import parallel_map
 from ingot.plan import Plan, Weight, WeightSlice
-from ingot.plugins.layouts import PANEL, num_panels
+from ingot.plugins.layouts import num_panels
 from ingot.plugins.op import Array
 from ingot.plugins.ref.weights import read_weight
 from ingot.plugins.weight_rows import WeightRows
 from ingot.plugins.weight_values import Inputs, product
+from ingot.weight_formats import PANEL
 
 BLOCK_BYTES = 4 << 20  # of a weight as float32
 

@@ -22,6 +22,7 @@ from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
+from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
 from ingot.plugins.weight_values import factors
 
@@ -109,7 +110,7 @@ def _block_error(name: str, block: Block, packed: PackedWeights, source: Source)
     numbers = np.isfinite(wanted) & np.isfinite(got)
     both = np.where(numbers, wanted, 0), np.where(numbers, got - wanted, 0)
     squares, difference = (float(np.square(each, dtype=np.float64).sum()) for each in both)
-    if isinstance(rows, F8Rows):
+    if isinstance(rows, (F8Rows, UnitRows)):
         at = np.nonzero(~(np.abs(got - wanted) <= ROUNDED * np.abs(wanted)) & ~(np.isnan(got) & np.isnan(wanted)))
         expected, bound = wanted[at], ROUNDED * np.abs(wanted[at])
     elif isinstance(rows, WeightRows):

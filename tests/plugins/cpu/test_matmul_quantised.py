@@ -17,6 +17,7 @@ from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import MAX_K, QuantisedRows
 from ingot.plugins.target import SessionOptions
+from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
 from tests.plugins.cpu.one_step import (
     Input,
@@ -30,14 +31,14 @@ from tests.plugins.cpu.one_step import (
     reference_outputs,
     runnable_isa,
 )
-from tests.plugins.ops.calls import random_grouped, random_rows, rows_of
+from tests.plugins.ops.calls import random_grouped, random_rows, random_units, rows_of
 from tests.spanning import isa, precision, spanning
 
 pytestmark = pytest.mark.native
 
 KERNELS = [name for name in kernel_table() if name.startswith(("matmul.w", "matmul.f8"))]
 EXACT = [name for name in KERNELS if name.split(".")[1].endswith("a8")]
-GROUPED = re.compile(r"matmul\.w\dt")
+GROUPED = re.compile(r"matmul\.w\d[tk]")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 63, 65)
 KS = (1, 17, 63, 64, 129, 172, 300)
 NS = (1, 15, 17, 40)
@@ -232,6 +233,10 @@ def test_ties_are_rounded_to_even(kernel: str) -> None:
         rows.group_scale[:] = 1
         if rows.shift is not None:
             rows.shift[:] = 0
+    elif isinstance(rows, UnitRows):
+        rows.count[:], rows.unit[:] = 1, 1
+        if rows.offset_count is not None:
+            rows.offset_count[:] = 0
     elif isinstance(rows, QuantisedRows) and rows.multipliers is not None:
         rows.multipliers[:] = 1
     weight = Quantised.of(rows)
@@ -322,6 +327,23 @@ def test_the_largest_bytes(kernel: str, group: int) -> None:
     _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
 
 
+@pytest.mark.parametrize("kernel", [name for name in EXACT if ".w4k" in name or ".w6k" in name])
+@pytest.mark.parametrize("group", [16, 32])
+def test_the_largest_codes_and_numbers_of_units(kernel: str, group: int) -> None:
+    """The outermost codes and counts, and the largest and smallest units, times rows of nothing but 127."""
+    runnable_isa(kernel)
+    rows = random_units(kernel.split(".")[1].removesuffix("a8"), (17, 700), group)
+    low, high = rows.format.codes
+    rows.codes[:] = np.where(rows.codes * 2 < low + high, low, high)
+    rows.codes[:2] = [[low], [high]]
+    rows.count[::2], rows.count[1::2] = 0 if ".w4k" in kernel else -128, 127
+    rows.unit[3], rows.unit[4] = 65504, 2.0**-24
+    rows.unit[5] *= -1
+    if rows.offset_count is not None:
+        rows.offset_count[::3], rows.offset_count[1::3] = 127, -128
+    _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
+
+
 def _largest_inputs() -> Array:
     """Rows that int8 activations store as nothing but 127 and -127, [9, 700]."""
     x = np.full((9, 700), 3.0, np.float32)
@@ -329,7 +351,7 @@ def _largest_inputs() -> Array:
     return x
 
 
-def _assert_same_bits(kernel: str, rows: GroupedRows, x: Array, counts: tuple[int, ...]) -> None:
+def _assert_same_bits(kernel: str, rows: GroupedRows | UnitRows, x: Array, counts: tuple[int, ...]) -> None:
     """The first rows of x, as many as each count, have the bits of the reference."""
     inputs: list[Input] = [x, Quantised.of(rows), None, None]
     attrs, batch = _attrs(kernel, rows.group), plain_batch(len(x))

@@ -15,6 +15,7 @@ from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.target import Product, Tunable
+from ingot.weight_formats import FORMATS
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
@@ -25,7 +26,7 @@ from tests.plugins.cpu.one_step import (
     plain_batch,
     reference_outputs,
 )
-from tests.plugins.ops.calls import random_f8, random_grouped
+from tests.plugins.ops.calls import random_f8, random_grouped, random_units
 from tests.spanning import isa, precision, spanning
 
 pytestmark = pytest.mark.native
@@ -51,6 +52,8 @@ def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool
         shift, more, whole = ("zero", "offset")[k % 2] if dtype.endswith("ts") else "", group == 64, dtype[1] == "8"
         grouped = random_grouped((experts, n, k), group, shift, more_bits=more, byte_codes=whole)
         return Quantised.of(grouped, gated=gated)
+    if dtype in FORMATS and FORMATS[dtype].unit_bytes:
+        return Quantised.of(random_units(dtype, (experts, n, k), min(group, 32)), gated=gated)
     if dtype == "f8":
         return Quantised.of(random_f8((experts, n, k), 0 if n % 2 else group), gated=gated)
     if dtype not in ("w8", "w4"):

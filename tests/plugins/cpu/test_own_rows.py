@@ -8,7 +8,7 @@ from ingot.plan import Attr
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
-from tests.plugins.ops.calls import random_weight
+from tests.plugins.ops.calls import group_of, random_weight
 
 pytestmark = pytest.mark.native
 
@@ -20,7 +20,7 @@ FEW, MANY = OWN_ELEMENTS // K, OWN_ELEMENTS // K + 1
 
 def _case(kernel: str) -> tuple[list[Input], dict[str, Attr]]:
     weight_type, rounded = kernel.split(".")[1], activations_of(kernel)
-    group = 64 if weight_type.startswith(("w4", "f8", "w8t")) else 0
+    group = group_of(weight_type)
     weight: Packed = Packed(
         values=np.random.default_rng(1).standard_normal((20, K)).astype(np.float32), dtype=DType.BF16, panels=True
     )

@@ -16,7 +16,7 @@ from ingot.plugins.layouts import panel_bytes
 from ingot.plugins.op import Array
 from ingot.plugins.target import Product, Tunable
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, activations_of, native_outputs, open_step, plain_batch
-from tests.plugins.ops.calls import random_rows, random_weight
+from tests.plugins.ops.calls import group_of, random_rows, random_weight
 from tests.spanning import isa, precision, spanning
 
 pytestmark = pytest.mark.native
@@ -30,7 +30,7 @@ WAYS = {name: 5 if ".amx" in name else 2 for name in KERNELS}
 def _case(kernel: str, n: int, k: int, rows: int = max(ROWS)) -> tuple[list[Input], dict[str, Attr]]:
     dtype = kernel.split(".")[1]
     x = np.random.default_rng(n).standard_normal((rows, k)).astype(np.float32)
-    group = 64 if dtype.startswith(("w4", "f8", "w8t")) else 0
+    group = group_of(dtype)
     weight = (
         Quantised.of(random_weight(dtype, n, k, group), gated=True)
         if DType(dtype.removesuffix("a8")).is_quantised

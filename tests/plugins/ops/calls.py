@@ -12,9 +12,11 @@ from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.op import Array, Call, KvCache, Op, Operand
 from ingot.plugins.quantised import QuantisedRows
 from ingot.plugins.registry import find_op
+from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
 from ingot.step_inputs import step_arrays
 from ingot.step_io import StepBatch
+from ingot.weight_formats import FORMATS, UNIT_COLUMNS
 
 LAYOUT = CacheGroup(layers=(0, 1), kv_heads=2, head_dim=4, tokens_per_block=3, dtype=DType.F32)
 
@@ -70,6 +72,31 @@ def random_grouped(
     )
 
 
+def random_units(dtype: str, shape: tuple[int, ...], group: int) -> UnitRows:
+    """A weight [N, K], or [experts, N, K], of w4ks, w6k or w6ks: all codes and all numbers of units."""
+    random, described = np.random.default_rng(sum(shape) + group), FORMATS[dtype]
+    groups, units = ((*shape[:-1], -(-shape[-1] // size)) for size in (group, UNIT_COLUMNS))
+    low, high = described.codes
+
+    def counts(lowest: int) -> npt.NDArray[np.int8]:
+        return random.integers(lowest, 128, groups).astype(np.int8)
+
+    def unit() -> Array:
+        return _halves(random.uniform(-1, 1, units) / 64)
+
+    shifted = described.group_bytes > 1
+    return UnitRows(
+        scale=random.uniform(0.001, 0.1, shape[:-1]).astype(np.float32),
+        codes=random.integers(low, high + 1, shape).astype(np.int8),
+        count=counts(0 if dtype == "w4ks" else -128),
+        unit=unit(),
+        offset_count=counts(-128) if shifted else None,
+        offset_unit=unit() if shifted else None,
+        bits=described.bits,
+        group=group,
+    )
+
+
 def random_f8(shape: tuple[int, ...], group: int = 0) -> F8Rows:
     """A weight [N, K], or [experts, N, K], of FP8: every byte that is a number."""
     random = np.random.default_rng(sum(shape) + group)
@@ -83,13 +110,20 @@ def random_f8(shape: tuple[int, ...], group: int = 0) -> F8Rows:
     )
 
 
+def group_of(dtype: str) -> int:
+    """A group that a type has, as the names of kernels have it: the largest up to 64 columns; 0 where it has none."""
+    described = FORMATS.get(dtype.removesuffix("a8"))
+    return 0 if described is None else next((group for group in described.groups if group <= 64), 0)
+
+
 def random_weight(dtype: str, n: int, k: int, group: int) -> WeightRows:
     """A weight of a quantised type as the names of kernels have it: w8, w4a8, w4tsa8, f8."""
     if dtype == "f8":
         return random_f8((n, k), group)
     if dtype.startswith(("w4t", "w8t")):
         return random_grouped((n, k), group, "zero" if dtype[3:4] == "s" else "", byte_codes=dtype.startswith("w8"))
-    return random_rows(n, k, group)
+    name = dtype.removesuffix("a8")
+    return random_units(name, (n, k), group) if FORMATS[name].unit_bytes else random_rows(n, k, group)
 
 
 def _halves(values: npt.NDArray[np.floating] | npt.NDArray[np.integer]) -> Array:
@@ -103,6 +137,8 @@ def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
         return random_rows(n, k, (32, 64, 128)[index % 3] if dtype == "w4" else 0)
     if dtype == "f8":
         return random_f8((n, k), (0, 128, 16, 64, 32)[index % 5])
+    if FORMATS[dtype].unit_bytes:
+        return random_units(dtype, (n, k), (32, 16)[index % 2])
     shift, byte_codes = ("zero", "offset")[index % 2] if dtype.endswith("ts") else "", dtype.startswith("w8")
     more = index % 3 == 1
     return random_grouped((n, k), (16, 32, 64, 128)[index % 4], shift, more_bits=more, byte_codes=byte_codes)

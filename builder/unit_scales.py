@@ -1,0 +1,118 @@
+"""Scales and offsets that are whole numbers of units: how a Checkpoint says them, and which engine format keeps them.
+
+Reshape(Mul(Reshape(Cast(integers), [0, units, groups of a unit]), Unsqueeze(Cast(units), -1)), [0, groups])
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ingot.builder.expressions import Float32, WeightReader, matrix_type
+from ingot.builder.graph import is_op, producer, weight_shape
+from ingot.dtypes import DType, Precision
+from ingot.errors import CheckpointError
+from ingot.plugins.quantised import Int8
+from ingot.weight_formats import UNIT_COLUMNS, W4KS, WeightFormat
+
+_FORMATS = {(4, False, True): DType.W4KS, (8, True, True): DType.W6KS, (8, True, False): DType.W6K}
+_COUNTS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+_LARGEST = 127
+
+
+class InUnits(NamedTuple):
+    """counts: [N, groups]. unit: [N, units]."""
+
+    counts: gs.Tensor
+    unit: gs.Tensor
+
+
+class Kind(NamedTuple):
+    """What decides on the format. columns: the first and the one behind the last that are taken, and those that the
+    weight has."""
+
+    bits: int
+    signed: bool
+    group: int
+    scale: gs.Tensor
+    offset: gs.Tensor | None
+    columns: tuple[int, int, int]
+
+
+def in_units(scales: gs.Tensor) -> InUnits | None:
+    """The parts of scales [N, groups]; None of others."""
+    product = producer(scales.inputs[0].inputs[0]) if is_op(producer(scales), "Reshape") else None
+    if product is None or product.op != "Mul" or len(weight_shape(product.outputs[0])) != 3:
+        return None
+    by_unit, spread = map(producer, product.inputs)
+    if not is_op(by_unit, "Reshape") or not is_op(spread, "Unsqueeze"):
+        return None
+    counts, unit = by_unit.inputs[0], spread.inputs[0]
+    stored = producer(counts)
+    if not is_op(stored, "Cast") or matrix_type(stored.inputs[0]) not in _COUNTS:
+        return None
+    return InUnits(counts, unit) if weight_shape(counts) == weight_shape(scales) else None
+
+
+def unit_precision(kinds: Sequence[Kind]) -> Precision | None:
+    """What keeps codes and numbers of units of rows that are one weight; None where they are not all of one kind."""
+    ((bits, signed, group, offset), *others) = {
+        (each.bits, each.signed, each.group, each.offset is not None) for each in kinds
+    }
+    dtype = _FORMATS.get((bits, signed, offset))
+    described = None if dtype is None else dtype.weight_format
+    if dtype is None or described is None or others or group not in described.groups:
+        return None
+    if not all(_fits(each) for each in kinds):
+        return None
+    return Precision(dtype=dtype, group=group)
+
+
+def _fits(kind: Kind) -> bool:
+    first, last, columns = kind.columns
+    if columns % UNIT_COLUMNS or first % UNIT_COLUMNS or last % UNIT_COLUMNS:
+        return False
+    numbers = [in_units(each) for each in (kind.scale, kind.offset) if each is not None]
+    return all(each is not None and weight_shape(each.unit)[1] * UNIT_COLUMNS == columns for each in numbers)
+
+
+def read_counts(reader: WeightReader, scales: gs.Tensor, begin: int, end: int, lowest: int) -> tuple[Int8, Float32]:
+    """(whole numbers, units) of rows [begin, end). Raises CheckpointError where they do not fit the format."""
+    found = in_units(scales)
+    assert found is not None, "unit_precision has found it"
+    counts = reader.read_numbers(found.counts, begin, end)
+    unit = np.asarray(reader.read_numbers(found.unit, begin, end), np.float32)
+    _require(counts, lowest, _LARGEST, scales, "scales or offsets")
+    with np.errstate(over="ignore"):
+        if not np.array_equal(unit, unit.astype(np.float16), equal_nan=True):
+            raise _unfit(scales, "units that float16 holds", "others")
+    return counts.astype(np.int8), unit
+
+
+def read_codes(reader: WeightReader, codes: gs.Tensor, begin: int, end: int, described: WeightFormat) -> Int8:
+    """Codes of rows [begin, end). Raises CheckpointError where they do not fit the format."""
+    found = reader.read_numbers(codes, begin, end)
+    _require(found, *described.codes, codes, "codes")
+    return found.astype(np.int8)
+
+
+def lowest_scale(described: WeightFormat) -> int:
+    """Kernels multiply some scales as numbers without a sign."""
+    return 0 if described is W4KS else -_LARGEST - 1
+
+
+def _require(numbers: Float32 | Int8, low: int, high: int, tensor: gs.Tensor, what: str) -> None:
+    if numbers.size and not (low <= numbers.min() and numbers.max() <= high):
+        raise _unfit(tensor, f"{what} from {low} to {high}", f"{numbers.min():.0f} to {numbers.max():.0f}")
+
+
+def _unfit(tensor: gs.Tensor, expected: str, got: str) -> CheckpointError:
+    return CheckpointError(
+        "a weight has numbers that its format, a K-quant of GGUF, cannot have",
+        where=str(tensor.name),
+        expected=expected,
+        got=got,
+        hint="convert the model again; or give --precision w8, which takes any numbers",
+    )

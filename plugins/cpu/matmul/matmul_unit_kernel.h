@@ -1,0 +1,283 @@
+// Products of weights whose groups have whole numbers of units (w4ks, w6k, w6ks). plugins/unit_rows.py says what they
+// mean.
+//
+// Rows that are rounded to int8: the sum over kUnitK columns of scale * code * x is exact in int32, and so is that of
+// offset * x; each joins the others in float32 by one fma, units ascending. So every blocking, instruction set and
+// number of rows gives the same bits. 16 columns are multiplied by their scale at a time: of codes of four bits such a
+// sum fits 16 bits, which CPUs multiply faster than 32. Floors: the bytes of codes and numbers over the bandwidth of
+// memory. Per 256 codes of a column, VPDPBUSD takes 64 operations for each row; scales add 16 to 48, offsets and
+// units 8.
+#pragma once
+
+#include "matmul/matmul_int8_kernel.h"
+#include "matmul/matmul_kernel.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kUnitRun = 16;  // columns that are multiplied by their scale at a time
+constexpr int kRunQuads = kUnitRun / 4;
+
+// The codes of kUnitRun columns: k of quad kQuad, I::kWidth columns of the weight.
+template <typename I, int64_t kBits, int kQuad>
+[[gnu::always_inline]] inline typename I::Short unit_codes(const std::byte* line) {
+  if constexpr (kBits == 6) return I::template six_bits<kQuad>(line);
+  if constexpr (kBits == 4) return I::load_codes(line + kQuad / 2 * kLineBytes, kQuad % 2 == 1);
+}
+
+// Where registers are few, or rows many, the first of several groups of rows leaves a byte for each code to the others.
+template <typename I, typename Stored, bool kMany = false>
+struct UnitProducts {
+  using Format = Stored;
+  using Total = float;
+  using Short = typename I::Short;
+  static constexpr bool kShift = Format::kValues > 1;
+  static constexpr int64_t kBits = Format::kBits;
+  static constexpr int kRows = I::kUnitRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
+  static constexpr bool kLeaves = kMany || I::kRegisters < 32;
+  static constexpr int64_t kPart = kLeaves ? 1024 : 2048;
+  static constexpr int64_t kUnpackedBytes = kLeaves ? kPart * kPanel : 0;
+  static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
+  static constexpr bool kWholeOnce = true;
+  static_assert(kPart % kUnitK == 0);
+
+  // Runs are what sums of kUnitRun columns begin at, -kBias * (sum of x), or pairs of int16: sums of x of two groups.
+  static int64_t run_k(int64_t group) { return kShift ? 2 * group : kUnitRun; }
+  static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
+    std::fill_n(to.runs(first), count * to.run_stride(), 0);
+    round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
+      add_runs(to, first + row, k, line);
+    });
+  }
+  // Those of the 64 codes from k on, to runs that were zeros.
+  static void add_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
+    for (int64_t i = 0; i < kTileK; i += kUnitRun) {
+      const int32_t sum = std::accumulate(line + i, line + i + kUnitRun, int32_t{0});
+      int32_t& run = to.runs(row)[(k + i) / to.run_k];
+      if constexpr (kShift) {
+        int16_t pair[2];
+        std::memcpy(pair, &run, sizeof(run));
+        int16_t& half = pair[(k + i) % to.run_k >= to.run_k / 2];
+        half = static_cast<int16_t>(half + sum);
+        std::memcpy(&run, pair, sizeof(run));
+      } else {
+        run = -Format::kBias * sum;
+      }
+    }
+  }
+
+  // f<r, p>() one by one: constants find their sums in registers.
+  template <int kR, int kP, typename F>
+  [[gnu::always_inline]] static inline void each(F f) {
+    for_each(std::make_integer_sequence<int, kR * kP>(),
+             [f]<int kI>() __attribute__((always_inline)) { f.template operator()<kI / kP, kI % kP>(); });
+  }
+
+  enum Codes { kStored, kLeft, kFound };  // as they lie in panels; left to other rows too; left by the first ones
+
+  template <Codes kCodes, int kR, int kP>
+  static void tile(const Int8Tile& t) {
+    constexpr bool kOnce = kCodes == kStored && kR == 1 && kP == 1;
+    constexpr int kCodeLines = Format::kCodeBytes / kLineBytes;
+    const int64_t unit_bytes = Format::unit_bytes(t.group_bits), end = t.tiles * kTileK;
+    const int run_shift = t.group_bits - std::countr_zero(static_cast<uint64_t>(kUnitRun));
+    const std::byte *line[kP], *next[kP];
+    std::byte* to[kP];
+    for (int p = 0; p < kP; ++p) {
+      if (t.first) std::fill_n(reinterpret_cast<float*>(t.sums) + p * t.panel_stride, kR * kPanel, 0.0f);
+      line[p] = t.lines[p];
+      next[p] = t.next[p];
+      to[p] = t.unpacked + p * kUnpackedBytes;
+    }
+    const int8_t* x = t.x;
+    for (int64_t k = 0; k < end; k += kUnitK) {
+      const int64_t unit = k / kUnitK, runs = std::min(kUnitK, end - k) / kUnitRun;
+      Short sum[kR][kP][kVectors];
+      each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sum[r][p][v] = I::set_short(0);
+      });
+      for (int64_t i = 0; i < runs; ++i, x += kUnitRun * kR) {
+        for_each(std::make_integer_sequence<int, kVectors>(), [&]<int v>() __attribute__((always_inline)) {
+          constexpr int64_t kAt = v * I::kWidth * 4;  // bytes
+          const auto made = [&]<int q>(int p) __attribute__((always_inline)) {
+            if constexpr (kCodes == kFound)
+              return I::load_short(reinterpret_cast<const int32_t*>(line[p] + q * kLineBytes + kAt));
+            const Short codes = unit_codes<I, kBits, q>(line[p] + kAt);
+            if constexpr (kCodes == kLeft)
+              I::store_short(reinterpret_cast<int32_t*>(to[p] + q * kLineBytes + kAt), codes);
+            return codes;
+          };
+          Short run[kR][kP];
+          each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+            run[r][p] = I::set_short(kShift ? 0 : t.runs[r * t.run_stride + k / kUnitRun + i]);
+          });
+          for_each(std::make_integer_sequence<int, kRunQuads / 2>(), [&]<int pair>() __attribute__((always_inline)) {
+            Short first[kP], second[kP];
+#pragma GCC unroll 2
+            for (int p = 0; p < kP; ++p) {
+              first[p] = made.template operator()<2 * pair>(p);
+              second[p] = made.template operator()<2 * pair + 1>(p);
+            }
+            each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+              I::template dot_codes<kBits>(run[r][p], first[p], I::load_x(x + (2 * pair * kR + r) * 4), second[p],
+                                           I::load_x(x + ((2 * pair + 1) * kR + r) * 4));
+            });
+          });
+          Short scales[kP];
+#pragma GCC unroll 2
+          for (int p = 0; p < kP; ++p) {
+            const UnitNumbers<Format> numbers(t.multipliers[p] + unit * unit_bytes, t.group_bits);
+            scales[p] = I::template unit_scales<kBits>(numbers.scales + (i >> run_shift) * kPanel + v * I::kWidth);
+          }
+          each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+            I::template add_run<kBits>(sum[r][p][v], run[r][p], scales[p]);
+          });
+        });
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p) {
+#pragma GCC unroll 3
+          for (int l = 0; l < kCodeLines; ++l) {
+            const std::byte* const codes = line[p] + l * kLineBytes;
+            if constexpr (kOnce) {
+              prefetch_codes_once<I, kR>(codes, unit * unit_bytes);
+            } else {
+              if constexpr (kCodes == kStored) prefetch_panel<I, kR>(codes);
+              I::prefetch_far(next[p] + l * kRunQuads * t.next_step / kCodeLines);
+            }
+          }
+          next[p] += kRunQuads * t.next_step;
+          line[p] += kCodes == kFound ? kRunQuads * kLineBytes : Format::kCodeBytes;
+          to[p] += kRunQuads * kLineBytes;
+        }
+      }
+      if constexpr (kOnce) prefetch_beside_codes<I, kR>(line[0], unit * unit_bytes);
+      for_each(std::make_integer_sequence<int, kVectors * kP>(), [&]<int kI>() __attribute__((always_inline)) {
+        constexpr int p = kI / kVectors, v = kI % kVectors;
+        join<kR, p, v>(t, unit, [&]<int r>() __attribute__((always_inline)) { return sum[r][p][v]; });
+      });
+    }
+  }
+
+  // The sums of a unit join the totals. sum<r>(): of scale * code * x.
+  template <int kR, int p, int v, typename SumOf>
+  [[gnu::always_inline]] static inline void join(const Int8Tile& t, int64_t unit, const SumOf& sum) {
+    constexpr int64_t kColumn = v * I::kWidth;
+    const UnitNumbers<Format> numbers(t.multipliers[p] + unit * Format::unit_bytes(t.group_bits), t.group_bits);
+    const auto scale = I::load_f16(numbers.scale + kColumn);
+    float* const totals = reinterpret_cast<float*>(t.sums) + p * t.panel_stride + kColumn;
+    if constexpr (!kShift) {
+      for_each(std::make_integer_sequence<int, kR>(), [&]<int r>() __attribute__((always_inline)) {
+        float* const total = totals + r * kPanel;
+        I::store(total, I::fma(I::short_floats(sum.template operator()<r>()), scale, I::load(total)));
+      });
+    } else {
+      const auto unit_of_offsets = I::load_f16(numbers.offset + kColumn);
+      const int64_t pairs = kUnitK >> (t.group_bits + 1);
+      const int32_t* const of_unit = t.runs + unit * pairs;
+      Short offsets[kR];
+      for_each(std::make_integer_sequence<int, kR>(),
+               [&]<int r>() __attribute__((always_inline)) { offsets[r] = I::set_short(0); });
+      for (int64_t i = 0; i < pairs; ++i) {
+        const Short both = I::pairs(numbers.offsets + (i * kPanel + kColumn) * 2);
+        for_each(std::make_integer_sequence<int, kR>(), [&]<int r>() __attribute__((always_inline)) {
+          I::add_pairs(offsets[r], both, I::set_short(of_unit[r * t.run_stride + i]));
+        });
+      }
+      for_each(std::make_integer_sequence<int, kR>(), [&]<int r>() __attribute__((always_inline)) {
+        float* const total = totals + r * kPanel;
+        const auto scaled = I::fma(I::short_floats(sum.template operator()<r>()), scale, I::load(total));
+        I::store(total, I::fma(I::short_floats(offsets[r]), unit_of_offsets, scaled));
+      });
+    }
+  }
+
+  template <Codes kCodes, int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
+    return {tile<kCodes, kR + 1, kP>...};
+  }
+  template <Codes kCodes>
+  static Int8TileFn tile_with(int64_t rows, int64_t panels) {
+    using Indices = std::make_index_sequence<kRows>;
+    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<kCodes, 1>(Indices()),
+                                                                         table<kCodes, kPanels>(Indices())};
+    return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
+  }
+  // Each group of rows unpacks the last panel of an odd number for itself.
+  static bool unpacks(int64_t panels, int64_t) { return kLeaves && panels == kPanels; }
+  static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t groups) {
+    if constexpr (kLeaves)
+      if (groups > 1 && unpacks(panels, groups))
+        return first ? tile_with<kLeft>(rows, panels) : tile_with<kFound>(rows, panels);
+    if constexpr (kMany) return UnitProducts<I, Format>::tile_of(rows, panels, first, 1);  // the same tiles
+    return tile_with<kStored>(rows, panels);
+  }
+  static int64_t panels_at_once(int64_t rows, int64_t) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
+};
+
+constexpr int64_t kFewUnitRows = 2;  // groups of rows that unpack codes for themselves
+
+template <typename I, typename Format>
+void matmul_units(const MatmulArgs& args, const Team& team) {
+  if constexpr (I::kRegisters >= 32)
+    if (args.rows > kFewUnitRows * I::kUnitRows)
+      return matmul_int8<I, Format, UnitProducts<I, Format, true>>(args, team);
+  matmul_int8<I, Format, UnitProducts<I, Format>>(args, team);
+}
+
+// With float rows: what codes stand for, as float32 lines.
+template <typename I, typename Format>
+struct UnitWeight {
+  using Stream = PanelF32;
+  using Blocked = PanelF32;
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kStreamRows = INT64_MAX, kStreamPart = kBlockedK;
+  static constexpr int64_t kStreamBytes = kBlockedK * kLineBytes, kBlockedBytes = 0;
+  Format format;
+
+  template <typename Args>
+  explicit UnitWeight(const Args& args) : format(args) {}
+  int64_t panel_bytes() const { return format.panel_bytes(); }
+  const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
+  static int64_t stored_bytes(int64_t part) { return code_bytes<Format>(tiles_of(part)); }
+  static const float* scales(const std::byte*, int64_t) { return nullptr; }
+  template <typename S>
+  ScaledSums<S> sums(const MatmulArgs& args) const {
+    return {args, panel_bytes()};
+  }
+
+  // The lines of `part` values of k from `at` on, where units begin.
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
+    static_assert(kBlockedK % kUnitK == 0);
+    const std::byte* codes = stored(panel, at);
+    float* floats = reinterpret_cast<float*>(to);
+    for (int64_t k = at; k < at + part; k += kUnitRun, codes += Format::kCodeBytes, floats += kUnitRun * kPanel) {
+      const UnitNumbers<Format> numbers(format.multipliers(panel, k), format.group_bits());
+      const int64_t group = k % kUnitK >> format.group_bits();
+      alignas(kLineBytes) int32_t quads[kRunQuads][kPanel];
+      alignas(kLineBytes) int8_t offsets[kPanel] = {};
+      if constexpr (Format::kValues > 1)
+        for (int64_t i = 0; i < kPanel; ++i) offsets[i] = numbers.offsets[(group / 2 * kPanel + i) * 2 + group % 2];
+      for (int64_t i = 0; i < kPanel; i += I::kWidth) {
+        for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
+          I::store_short(quads[q] + i, unit_codes<I, Format::kBits, q>(codes + i * 4));
+        });
+        const auto scale = I::mul(I::load_f16(numbers.scale + i), I::load_i8(numbers.scales + group * kPanel + i));
+        const auto bias = I::set1(static_cast<float>(Format::kBias));
+        for (int64_t q = 0; q < kRunQuads; ++q)
+          for_each(std::make_integer_sequence<int, 4>(), [&]<int kByte>() __attribute__((always_inline)) {
+            const auto v = I::mul(I::sub(I::template load_quads<kByte>(quads[q] + i), bias), scale);
+            float* const line = floats + (q * 4 + kByte) * kPanel + i;
+            if constexpr (Format::kValues > 1)
+              I::store(line, I::add(v, I::mul(I::load_f16(numbers.offset + i), I::load_i8(offsets + i))));
+            else
+              I::store(line, v);
+          });
+      }
+    }
+    return to;
+  }
+};
+
+}  // namespace
+}  // namespace ingot
