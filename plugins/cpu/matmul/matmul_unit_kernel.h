@@ -196,21 +196,19 @@ struct UnitProducts {
   static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
     return {tile<kCodes, kR + 1, kP>...};
   }
-  template <Codes kCodes>
-  static Int8TileFn tile_with(int64_t rows, int64_t panels) {
-    using Indices = std::make_index_sequence<kRows>;
-    static constexpr std::array<std::array<Int8TileFn, kRows>, 2> kTiles{table<kCodes, 1>(Indices()),
-                                                                         table<kCodes, kPanels>(Indices())};
-    return kTiles[panels > 1][static_cast<size_t>(rows - 1)];
+  template <Codes kCodes, int kP>
+  static Int8TileFn tile_with(int64_t rows) {
+    static constexpr auto kTiles = table<kCodes, kP>(std::make_index_sequence<kRows>());
+    return kTiles[static_cast<size_t>(rows - 1)];
   }
   // Each group of rows unpacks the last panel of an odd number for itself.
   static bool unpacks(int64_t panels, int64_t) { return kLeaves && panels == kPanels; }
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t groups) {
     if constexpr (kLeaves)
       if (groups > 1 && unpacks(panels, groups))
-        return first ? tile_with<kLeft>(rows, panels) : tile_with<kFound>(rows, panels);
+        return first ? tile_with<kLeft, kPanels>(rows) : tile_with<kFound, kPanels>(rows);
     if constexpr (kMany) return UnitProducts<I, Format>::tile_of(rows, panels, first, 1);  // the same tiles
-    return tile_with<kStored>(rows, panels);
+    return panels > 1 ? tile_with<kStored, kPanels>(rows) : tile_with<kStored, 1>(rows);
   }
   static int64_t panels_at_once(int64_t rows, int64_t) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
 };
