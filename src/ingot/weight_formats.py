@@ -109,6 +109,7 @@ F8 = WeightFormat(
     int8_tolerance=0,
 )
 FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, W8T, W8TS, W4KS, W6K, W6KS, F8)}
+WITHOUT_UNITS = tuple(name for name, each in FORMATS.items() if not each.unit_bytes)  # what GPUs multiply
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
 QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
 KEPT = tuple(
