@@ -166,7 +166,7 @@ def _unit_rows(reader: WeightReader, grid: Grid, begin: int, end: int, precision
     count, unit = read_counts(reader, grid.scale, begin, end, lowest_scale(described))
     offset_count, offset_unit = None, None
     if grid.offset is not None:
-        offset_count, offset_unit = read_counts(reader, grid.offset, begin, end, -128)
+        offset_count, offset_unit = read_counts(reader, grid.offset, begin, end)
     bad = ~np.isfinite(unit).all(axis=1) | (offset_unit is not None and ~np.isfinite(offset_unit).all(axis=1))
     return UnitRows(
         scale=np.where(

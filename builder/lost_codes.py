@@ -30,12 +30,8 @@ def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *
     for use in uses:
         name = _PART.sub("", use.name.removesuffix(".weight"))  # of a matmul whose sums have parts
         asked = any(fnmatch.fnmatch(name, pattern) for pattern in patterns) or (head and name == LM_HEAD)
-        if (
-            use.panels
-            and use.dtype is DType.W8
-            and not asked
-            and (reason := _reason(use.tensor, config, target, units))
-        ):
+        lost = use.panels and use.dtype is DType.W8 and not asked
+        if lost and (reason := _reason(use.tensor, config, target, units)):
             found[name] = f"stored as w8, because {reason}"
     return found
 

@@ -19,7 +19,7 @@ from ingot.weight_formats import UNIT_COLUMNS, W4KS, WeightFormat
 
 _FORMATS = {(4, False, True): DType.W4KS, (8, True, True): DType.W6KS, (8, True, False): DType.W6K}
 _COUNTS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
-_LARGEST = 127
+_LOWEST, _LARGEST = -128, 127  # of a signed byte
 
 
 class InUnits(NamedTuple):
@@ -78,7 +78,9 @@ def _fits(kind: Kind) -> bool:
     return all(each is not None and weight_shape(each.unit)[1] * UNIT_COLUMNS == columns for each in numbers)
 
 
-def read_counts(reader: WeightReader, scales: gs.Tensor, begin: int, end: int, lowest: int) -> tuple[Int8, Float32]:
+def read_counts(
+    reader: WeightReader, scales: gs.Tensor, begin: int, end: int, lowest: int = _LOWEST
+) -> tuple[Int8, Float32]:
     """(whole numbers, units) of rows [begin, end). Raises CheckpointError where they do not fit the format."""
     found = in_units(scales)
     assert found is not None, "unit_precision has found it"
@@ -100,7 +102,7 @@ def read_codes(reader: WeightReader, codes: gs.Tensor, begin: int, end: int, des
 
 def lowest_scale(described: WeightFormat) -> int:
     """Kernels multiply some scales as numbers without a sign."""
-    return 0 if described is W4KS else -_LARGEST - 1
+    return 0 if described is W4KS else _LOWEST
 
 
 def _require(numbers: Float32 | Int8, low: int, high: int, tensor: gs.Tensor, what: str) -> None:
