@@ -111,11 +111,11 @@ def _check_ranges(node: gs.Node) -> None:
 def _refuse(target: Target, excess: Excess) -> None:
     what, where, expected, got = excess
     raise BuildError(
-        f"{what} more than the kernels of {target.name} can take",
+        f"{what} beyond what the kernels of {target.name} take",
         where=where,
         expected=expected,
         got=got,
-        hint="build for another target, or with smaller limits; --target ref takes every size",
+        hint="build for another target, or with smaller limits",
     )
 
 
@@ -154,8 +154,8 @@ def _of_latents(graph: Graph, limits: KernelLimits) -> Iterator[Excess]:
 def _of_attention(node: gs.Node, limits: KernelLimits) -> Iterator[Excess]:
     heads, kv_heads, dim, window = (int(node.attrs[key]) for key in ("heads", "kv_heads", "head_dim", "window"))
     if dim > limits.head_dim or dim % limits.head_dim_multiple:
-        multiple = f"a multiple of {limits.head_dim_multiple}, " if limits.head_dim_multiple > 1 else ""
-        yield "the dimensions of an attention head are", node.name, f"{multiple}at most {limits.head_dim:,}", f"{dim:,}"
+        expected = f"a multiple of {limits.head_dim_multiple}, at most {limits.head_dim:,}"
+        yield "the dimensions of an attention head are", node.name, expected, f"{dim:,}"
     for what, count, most in (
         ("the query heads are", heads, limits.heads),
         ("the key heads are", kv_heads, limits.heads),

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ingot.plan import Plan
+from ingot.plan import HEAD_DIM_MULTIPLE, MOST_HEAD_DIM, MOST_HEADS, Plan
 from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.split_rules import SplitRules
 from ingot.step_io import Float32, Session
@@ -77,6 +77,7 @@ NO_LIMIT = (1 << 62) - 1  # a limit that nothing reaches
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KernelLimits:
     """What a target's kernels can take at most, beside the types that their names say. A build refuses everything else.
+    Where no kernel takes less, the sizes of heads are what plans hold.
 
     head_dim           elements of an attention head
     head_dim_multiple  what every head_dim must be a multiple of
@@ -95,9 +96,9 @@ class KernelLimits:
     activations        names of activation functions; empty: all
     """
 
-    head_dim: int = NO_LIMIT
-    head_dim_multiple: int = 1
-    heads: int = NO_LIMIT
+    head_dim: int = MOST_HEAD_DIM
+    head_dim_multiple: int = HEAD_DIM_MULTIPLE
+    heads: int = MOST_HEADS
     group: int = NO_LIMIT
     one_group: bool = False
     layers: int = NO_LIMIT

@@ -23,6 +23,9 @@ from ingot.plan_tiles import Name, Tile, Tiling
 
 PLAN_SCHEMA = 17
 ALIGNMENT = 64  # of buffers and pieces: one cache line
+MOST_HEADS = 4096  # of a layer
+MOST_HEAD_DIM = 512  # where values lie apart from keys
+HEAD_DIM_MULTIPLE = 4
 
 Number = Annotated[int, Between(-(1 << 63), (1 << 63) - 1)]
 Attr = Number | float | str
@@ -153,14 +156,14 @@ class CacheGroup:
 
     window: Annotated[int, Between(0, (1 << 31) - 1)] = 0
     layers: tuple[Layer, ...]
-    kv_heads: Annotated[int, Between(0, 4096)]
-    head_dim: Annotated[int, Between(0, 1024), MultipleOf(4)]
+    kv_heads: Annotated[int, Between(0, MOST_HEADS)]
+    head_dim: Annotated[int, Between(0, 1024), MultipleOf(HEAD_DIM_MULTIPLE)]
     tokens_per_block: Annotated[int, Between(16, 512), MultipleOf(16)]
     dtype: DType
     state: tuple[Count, ...] = ()
     latent: Annotated[int, Between(0, 1024), MultipleOf(4)] = 0
-    heads_before: Annotated[int, Between(0, 4096)] = 0
-    heads_behind: Annotated[int, Between(0, 4096)] = 0
+    heads_before: Annotated[int, Between(0, MOST_HEADS)] = 0
+    heads_behind: Annotated[int, Between(0, MOST_HEADS)] = 0
 
     @property
     def state_offsets(self) -> tuple[int, ...]:

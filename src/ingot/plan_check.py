@@ -12,6 +12,9 @@ from ingot.dtypes import KV_CODES, DType
 from ingot.errors import REBUILD, EngineError
 from ingot.plan import (
     ALIGNMENT,
+    HEAD_DIM_MULTIPLE,
+    MOST_HEAD_DIM,
+    MOST_HEADS,
     STATE_WINDOW,
     Attr,
     Buffer,
@@ -29,7 +32,6 @@ _BUFFER_DTYPES = (DType.F32, DType.BF16, DType.F16, DType.F8, DType.I32)
 _KV_DTYPES = (DType.F32, DType.F16, DType.BF16, *KV_CODES)
 _MOST_DIMENSIONS = 3
 _MOST_STATE = 1 << 40  # numbers of a slot
-_MOST_HEAD = 512  # numbers of a head where values lie apart from keys
 _TABLES, _OF_WRITERS, _OF_READERS = "block_tables", "token_sequences", "past_lengths"
 
 
@@ -123,13 +125,13 @@ def _group(where: str, group: CacheGroup) -> Iterable[tuple[str, str]]:
             yield where, f"{sum(group.state)} numbers of states, expected at most {_MOST_STATE}"
         return
     if group.kv_heads < 1:
-        yield f"{where}.kv_heads", f"{group.kv_heads}, expected from 1 to 4096"
+        yield f"{where}.kv_heads", f"{group.kv_heads}, expected from 1 to {MOST_HEADS}"
     if group.latent:
         if group.kv_heads != 1 or group.window or group.has_codes or group.latent > group.head_dim:
             found = f"{group.kv_heads} heads, a window of {group.window}, {group.dtype.value}, {group.latent} values"
             yield where, f"{found}, expected one head, no window, no codes, values within keys of {group.head_dim}"
-    elif not 4 <= group.head_dim <= _MOST_HEAD:
-        yield f"{where}.head_dim", f"{group.head_dim}, expected from 4 to {_MOST_HEAD}"
+    elif not HEAD_DIM_MULTIPLE <= group.head_dim <= MOST_HEAD_DIM:
+        yield f"{where}.head_dim", f"{group.head_dim}, expected from {HEAD_DIM_MULTIPLE} to {MOST_HEAD_DIM}"
 
 
 def _whole(value: Attr | None) -> int:
