@@ -17,7 +17,7 @@ from ingot.errors import CheckpointError
 from ingot.plugins.quantised import Int8
 from ingot.weight_formats import UNIT_COLUMNS, W4KS, WeightFormat
 
-_FORMATS = {(4, False, True): DType.W4KS, (8, True, True): DType.W6KS, (8, True, False): DType.W6K}
+_FORMATS = {(4, False, True): DType.W4KS, (8, True, True): DType.W5KS, (8, True, False): DType.W6K}
 _COUNTS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _LOWEST, _LARGEST = -128, 127  # of a signed byte
 

@@ -1,4 +1,4 @@
-"""Panels of rows whose groups have whole numbers of units (w4ks, w6k, w6ks), as `layouts.py` draws them.
+"""Panels of rows whose groups have whole numbers of units (w4ks, w5ks, w6k), as `layouts.py` draws them.
 
 Scales of rows are read and written there, all that lies behind them here.
 """
@@ -14,7 +14,7 @@ from ingot.weight_formats import HEADER_BYTES, PANEL, UNIT_COLUMNS, WeightFormat
 
 Bytes = npt.NDArray[np.uint8]
 _LINE = PANEL * 4  # bytes, of four k of each column
-_FIELDS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]  # where upper bits lie in a byte
+_LOW_BITS = 4  # of a code, in a nibble; the others lie apart
 
 
 def write_units(rows: UnitRows, panels: Bytes) -> None:
@@ -34,9 +34,11 @@ def write_units(rows: UnitRows, panels: Bytes) -> None:
     codes = _by_panel(stored, count, blocks * UNIT_COLUMNS).reshape(count, PANEL, -1, 4)
     lines = codes.transpose(0, 2, 1, 3).reshape(count, -1, _LINE)
     packed = (lines[:, ::2] & 15) | lines[:, 1::2] << 4
-    if rows.format.bits == 6:
-        upper = np.bitwise_or.reduce((lines >> 4).reshape(count, -1, 4, _LINE) << _FIELDS, axis=2)[:, :, None]
-        packed = np.concatenate([packed.reshape(count, -1, 2, _LINE), upper], axis=2)
+    if rows.format.bits > _LOW_BITS:
+        places = _places(rows.format)
+        by_byte = (lines >> _LOW_BITS).reshape(count, -1, len(places), _LINE) << places
+        upper = np.bitwise_or.reduce(by_byte, axis=2, keepdims=True)
+        packed = np.concatenate([packed.reshape(count, -1, len(places) // 2, _LINE), upper], axis=2)
     panels[:, panels.shape[1] - packed[0].size :] = packed.reshape(count, -1)
 
 
@@ -57,10 +59,11 @@ def read_units(panels: Bytes, scale: Float32, k: int, described: WeightFormat, g
 
     code_bytes = blocks * UNIT_COLUMNS * PANEL * described.bits // 8
     lines = panels[:, panels.shape[1] - code_bytes :].reshape(count, -1, _LINE)
-    if described.bits == 6:
-        thirds = lines.reshape(count, -1, 3, _LINE)
-        nibbles = np.stack([thirds[:, :, :2] & 15, thirds[:, :, :2] >> 4], axis=3).reshape(count, -1, 4, _LINE)
-        codes = nibbles | (thirds[:, :, 2:] >> _FIELDS & 3) << 4
+    if described.bits > _LOW_BITS:
+        places = _places(described)
+        by_byte = lines.reshape(count, -1, len(places) // 2 + 1, _LINE)
+        lower, upper = by_byte[:, :, :-1], by_byte[:, :, -1:] >> places & (1 << described.bits - _LOW_BITS) - 1
+        codes = np.stack([lower & 15, lower >> 4], axis=3).reshape(upper.shape) | upper << _LOW_BITS
     else:
         codes = np.stack([lines & 15, lines >> 4], axis=2)
     by_row = codes.reshape(count, -1, PANEL, 4).transpose(0, 2, 1, 3).reshape(count * PANEL, -1)[: len(scale), :k]
@@ -74,6 +77,11 @@ def read_units(panels: Bytes, scale: Float32, k: int, described: WeightFormat, g
         bits=described.bits,
         group=group,
     )
+
+
+def _places(described: WeightFormat) -> Bytes:
+    """Where the upper bits of lines that share a line of them begin in its bytes, [lines, 1]."""
+    return np.arange(0, 8, described.bits - _LOW_BITS, dtype=np.uint8)[:, None]
 
 
 def _by_panel(values: npt.NDArray[Any], count: int, columns: int) -> npt.NDArray[Any]:

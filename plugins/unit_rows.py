@@ -1,7 +1,7 @@
 """Rows that keep the codes of GGUF's K-quants: scales and offsets of groups are whole numbers of a unit.
 
     w6k          W[n, k] = scale[n] * (code[n, k] * s)
-    w4ks, w6ks   W[n, k] = scale[n] * (code[n, k] * s + o)
+    w4ks, w5ks   W[n, k] = scale[n] * (code[n, k] * s + o)
     s = count[n, j] * unit[n, u], o = offset_count[n, j] * offset_unit[n, u]      j = k // group, u = k // UNIT_COLUMNS
 
 Both products are exact in float32: a unit is a float16, a count a byte. With int8 activations a product adds up count *
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ingot.plugins.grouped import fma
 from ingot.plugins.quantised import Float32, Int8
-from ingot.weight_formats import UNIT_COLUMNS, W4KS, W6K, W6KS, WeightFormat
+from ingot.weight_formats import UNIT_COLUMNS, W4KS, W5KS, W6K, WeightFormat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class UnitRows:
     unit          float32 [N, ceil(K / UNIT_COLUMNS)], numbers that float16 holds
     offset_count  as count; None for w6k
     offset_unit   as unit; None for w6k
-    bits          of a code, 4 or 6
+    bits          of a code, 4, 5 or 6
     group         columns of a group; the last one of a row may be shorter
     """
 
@@ -48,7 +48,7 @@ class UnitRows:
     def format(self) -> WeightFormat:
         if self.offset_count is None:
             return W6K
-        return W4KS if self.bits == W4KS.bits else W6KS
+        return W4KS if self.bits == W4KS.bits else W5KS
 
     @property
     def shape(self) -> tuple[int, ...]:

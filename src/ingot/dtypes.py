@@ -33,8 +33,8 @@ class DType(enum.Enum):
     W8T = "w8t"
     W8TS = "w8ts"
     W4KS = "w4ks"
+    W5KS = "w5ks"
     W6K = "w6k"
-    W6KS = "w6ks"
 
     @property
     def weight_format(self) -> WeightFormat | None:

@@ -62,7 +62,7 @@ KEPT: dict[str, tuple[set[str], float]] = {
 # type → (group of its products, what packing may change of one); one block is a row of some, whose group is 128
 GGUF: dict[int, tuple[str, float]] = {2: ("w4t", 0), 3: ("w4ts", 0), 20: ("w4t", 0), 39: ("w4t", 0)}
 GGUF |= {10: ("w4ksg16", 0), 11: ("w4tg16", HALF), 12: ("w4ksg32", 0), 23: ("w4tg32", HALF)}
-GGUF |= {6: ("w8t", 0), 7: ("w8ts", 0), 8: ("w8t", 0), 13: ("w6ksg32", 0), 14: ("w6kg16", 0)}
+GGUF |= {6: ("w8t", 0), 7: ("w8ts", 0), 8: ("w8t", 0), 13: ("w5ksg32", 0), 14: ("w6kg16", 0)}
 
 
 def built(folder: Path, model: Path, sum_parts: int = 1) -> BuildReport:

@@ -20,6 +20,7 @@ from ingot.plugins.layouts import (
     unpack_units,
 )
 from ingot.plugins.quantised import QuantisedRows
+from ingot.weight_formats import W4KS, W5KS, W6K
 from tests.plugins.ops.calls import random_f8, random_grouped, random_rows, random_units
 
 SHAPES = [(1, 1), (15, 172), (16, 64), (17, 128), (40, 300), (48, 129)]
@@ -72,8 +73,9 @@ def test_groups_come_back(group: int, shift: str, byte_codes: bool) -> None:
         np.testing.assert_array_equal(found.codes, rows.codes)
 
 
-@pytest.mark.parametrize("dtype", [DType.W4KS, DType.W6K, DType.W6KS])
-@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize(
+    ("dtype", "group"), [(DType(each.dtype), group) for each in (W4KS, W5KS, W6K) for group in each.groups]
+)
 def test_units_come_back(dtype: DType, group: int) -> None:
     rows = random_units(dtype.value, (40, 300), group)
     assert rows.format is dtype.weight_format
@@ -221,3 +223,13 @@ def test_names() -> None:
 def test_panels_are_as_large_as_their_bits(dtype: DType, group: int, bits: float) -> None:
     """Beside scale and sum, 8 bytes a column."""
     assert panel_bytes(2048, dtype, group) * 8 / (16 * 2048) == bits + 64 / 2048
+
+
+def test_the_codes_of_a_w5ks_panel() -> None:
+    rows = random_units("w5ks", (17, 300), 32)
+    second = pack_quantised(rows)[1]
+    lines = second[128 + 640 + 320 : 128 + 640 + 640].reshape(5, 64)[:, :4]  # k = 32 to 63
+    code = rows.codes[16, 32:64].view(np.uint8).reshape(8, 4)
+    assert lines[:4].tolist() == [((code[2 * i] & 15) | code[2 * i + 1] << 4).tolist() for i in range(4)]
+    assert lines[4].tolist() == np.bitwise_or.reduce([code[i] >> 4 << i for i in range(8)]).tolist()
+    assert len(second) == 128 + 640 + 320 * 16

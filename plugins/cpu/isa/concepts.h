@@ -73,7 +73,7 @@ template <typename S>
 concept Int8Vector =
     FloatVector<S> && requires(typename S::Sum& sum, typename S::Weights weights, typename S::Short& run,
                                const int8_t* x, int8_t* to_i8, const int32_t* from, int32_t* to, const void* line,
-                               void* to_line, typename S::V v, const uint16_t* from_f16) {
+                               void* to_line, typename S::V v, const uint16_t* from_f16, int16_t (&sums_of_eight)[8]) {
       { S::multipliers(x) } -> std::same_as<typename S::Multipliers>;
       S::prefetch_codes(line);
       S::unpack(line, S::multipliers(x), S::multipliers(x), to_line, to_line);
@@ -104,11 +104,11 @@ concept Int8Vector =
       S::store_weights(to_line, weights);
       // codes that are numbers, whose scales are whole numbers (`UnitProducts`)
       { S::kUnitRows } -> std::convertible_to<int>;
-      { S::template six_bits<0>(line) } -> std::same_as<typename S::Short>;
+      { S::template wide_codes<6, 0>(line) } -> std::same_as<typename S::Short>;
       { S::template unit_scales<4>(x) } -> std::same_as<typename S::Short>;
       { S::pairs(x) } -> std::same_as<typename S::Short>;
-      S::template dot_codes<6>(run, run, run, run, run);
-      S::template add_run<6>(run, run, run);
+      S::sum_eights(x, sums_of_eight);
+      S::template add_codes<6, 0>(run, run, run, run, run, run, run, from);
       S::add_pairs(run, run, run);
       { S::short_floats(run) } -> std::same_as<typename S::V>;
       { S::set_sum(0) } -> std::same_as<typename S::Sum>;

@@ -17,6 +17,9 @@ struct DotsAvx2 {
                          _mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), _mm256_srai_epi16(signed_bytes, 8)));
     sum = _mm256_add_epi32(sum, pairs);
   }
+  INGOT_INLINE void dot_pairs(__m256i& sum, __m256i a, __m256i b) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+  }
 };
 
 }  // namespace ingot

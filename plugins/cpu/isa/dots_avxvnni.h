@@ -13,6 +13,9 @@ struct DotsAvxVnni {
   INGOT_INLINE void dot_mixed(__m256i& sum, __m256i bytes, __m256i signed_bytes) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(bytes), "x"(signed_bytes));
   }
+  INGOT_INLINE void dot_pairs(__m256i& sum, __m256i a, __m256i b) {
+    asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  }
 };
 
 }  // namespace ingot

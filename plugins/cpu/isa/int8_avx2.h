@@ -133,34 +133,43 @@ struct Int8Avx2 : SimdAvx2 {
   INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), sum); }
 
   // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
-  // Those of codes of four bits fit 16 bits, of six bits those of two lines do; scales of the former are not negative.
   static constexpr int kUnitRows = 5;
-  // Line kQuad of the four that two lines of nibbles and one of upper bits make.
-  template <int kQuad>
-  INGOT_INLINE Short six_bits(const void* p) {
+  // Line kQuad of those that lines of nibbles and one of upper bits make.
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE Short wide_codes(const void* p) {
+    constexpr int kUpper = kBits - 4, kQuads = 8 / kUpper, kLeft = 4 - kQuad * kUpper;
     const auto* line = static_cast<const char*>(p);
-    const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 128));
-    constexpr int kLeft = kQuad < 2 ? 4 - 2 * kQuad : 0, kRight = kQuad == 3 ? 2 : 0;
-    const __m256i moved = _mm256_srli_epi16(_mm256_slli_epi16(upper, kLeft), kRight);
+    const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + kQuads / 2 * 64));
+    const __m256i moved = kLeft > 0 ? _mm256_slli_epi16(upper, kLeft) : _mm256_srli_epi16(upper, -kLeft);
     return _mm256_or_si256(load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1),
-                           _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+                           _mm256_and_si256(moved, _mm256_set1_epi8(((1 << kUpper) - 1) << 4)));
   }
-  template <int64_t kBits>
+  template <int64_t>
   INGOT_INLINE Short unit_scales(const int8_t* p) {
-    return kBits == 4 ? short_multipliers(p) : columns(p);
+    return short_multipliers(p);
   }
-  template <int64_t kBits>
-  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+  // Pair kPair of the four lines of 16 k. Sums of two k, which are int16, fit for both pairs, of codes of six bits for
+  // one. start: as int8_avx512.h.
+  template <int64_t kBits, int kPair>
+  INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
+                              const int32_t* start) {
     Short pairs, more;
     asm("vpmaddubsw %3, %2, %0\n\tvpmaddubsw %5, %4, %1\n\tvpaddw %1, %0, %0"
         : "=&x"(pairs), "=&x"(more)
         : "x"(first), "x"(x), "x"(second), "x"(next_x));
-    run = kBits == 4 ? _mm256_add_epi16(run, pairs)
-                     : _mm256_add_epi32(run, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    run = kBits == 6 || kPair == 0 ? pairs : _mm256_add_epi16(run, pairs);
+    if constexpr (kBits == 6 && kPair == 0) add_pairs(total, set_short(*start), scales);
+    if constexpr (kBits == 6 || kPair == 1) add_pairs(total, run, scales);
   }
-  template <int64_t kBits>
-  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
-    total = _mm256_add_epi32(total, kBits == 4 ? _mm256_madd_epi16(run, scales) : _mm256_mullo_epi32(run, scales));
+  // 64 x → their sums, eight by eight.
+  INGOT_INLINE void sum_eights(const int8_t* x, int16_t (&sums)[8]) {
+    const auto* from = reinterpret_cast<const __m256i*>(x);
+    for (int i = 0; i < 2; ++i) {
+      const __m256i bytes = _mm256_xor_si256(_mm256_loadu_si256(from + i), _mm256_set1_epi8(static_cast<char>(0x80)));
+      alignas(32) uint64_t raised[4];  // by 128 for each
+      _mm256_store_si256(reinterpret_cast<__m256i*>(raised), _mm256_sad_epu8(bytes, _mm256_setzero_si256()));
+      for (int j = 0; j < 4; ++j) sums[4 * i + j] = static_cast<int16_t>(static_cast<int64_t>(raised[j]) - 8 * 128);
+    }
   }
   // Pairs of 16 bits: whole numbers of two groups times sums of x.
   INGOT_INLINE Short pairs(const int8_t* p) {

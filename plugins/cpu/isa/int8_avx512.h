@@ -109,30 +109,44 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm512_storeu_si512(p, sum); }
 
   // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
-  // Those of codes of four bits fit 16 bits; their scales are not negative.
   static constexpr int kUnitRows = 6;  // their totals and the codes of two panels: 20 registers
-  // Line kQuad of the four that two lines of nibbles and one of upper bits make.
-  template <int kQuad>
-  INGOT_INLINE Short six_bits(const void* p) {
+  // Line kQuad of those that lines of nibbles and one of upper bits make.
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE Short wide_codes(const void* p) {
+    constexpr int kUpper = kBits - 4, kQuads = 8 / kUpper, kLeft = 4 - kQuad * kUpper;
     const auto* line = static_cast<const char*>(p);
-    const __m512i low = load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1), upper = _mm512_loadu_si512(line + 128);
-    constexpr unsigned kLeft = kQuad < 2 ? 4 - 2 * kQuad : 0, kRight = kQuad == 3 ? 2 : 0;
-    const __m512i moved = _mm512_srli_epi16(_mm512_slli_epi16(upper, kLeft), kRight);
-    return _mm512_ternarylogic_epi32(moved, _mm512_set1_epi8(0x30), low, 0xEA);  // (a & b) | c
+    const __m512i low = load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1);
+    const __m512i upper = _mm512_loadu_si512(line + kQuads / 2 * 64);
+    const __m512i moved = kLeft > 0 ? _mm512_slli_epi16(upper, kLeft) : _mm512_srli_epi16(upper, -kLeft);
+    const __m512i mask = _mm512_set1_epi8(((1 << kUpper) - 1) << 4);
+    return _mm512_ternarylogic_epi32(moved, mask, low, 0xEA);  // (a & b) | c
   }
-  template <int64_t>
+  // The upper half of a scale is zero: it multiplies the upper half of a sum.
+  template <int64_t kBits>
   INGOT_INLINE Short unit_scales(const int8_t* p) {
-    return columns(p);
+    return kBits == 4 ? columns(p) : _mm512_and_si512(columns(p), _mm512_set1_epi32(0xFFFF));
   }
-  template <int64_t>
-  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+  // Pair kPair of the four lines of 16 k. Sums of codes of four bits fit 16 bits for two pairs, others for one. start:
+  // int16, what the sums of the first and second pair begin at where codes of six bits stand for signed numbers.
+  template <int64_t kBits, int kPair>
+  INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
+                              const int32_t* start) {
+    if constexpr (kBits == 6) {
+      int32_t low_half;  // the upper half is anything
+      std::memcpy(&low_half, reinterpret_cast<const int16_t*>(start) + kPair, sizeof(low_half));
+      run = set_short(low_half);
+    } else if constexpr (kBits == 5 || kPair == 0) {
+      run = set_short(0);
+    }
     dot(run, first, x);
     dot(run, second, next_x);
+    if constexpr (kBits > 4 || kPair == 1) add_pairs(total, run, scales);
   }
-  template <int64_t kBits>
-  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
-    if constexpr (kBits == 4) return add_pairs(total, run, scales);  // a scale's upper half is zero
-    total = _mm512_add_epi32(total, _mm512_mullo_epi32(run, scales));
+  // 64 x → their sums, eight by eight.
+  INGOT_INLINE void sum_eights(const int8_t* x, int16_t (&sums)[8]) {
+    const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(x), _mm512_set1_epi8(static_cast<char>(0x80)));
+    const __m128i raised = _mm512_cvtepi64_epi16(_mm512_sad_epu8(bytes, _mm512_setzero_si512()));  // by 128 for each
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), _mm_sub_epi16(raised, _mm_set1_epi16(8 * 128)));
   }
   // Pairs of 16 bits: whole numbers of two groups times sums of x.
   INGOT_INLINE Short pairs(const int8_t* p) {

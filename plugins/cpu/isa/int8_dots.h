@@ -1,7 +1,8 @@
 // What products of int8 and int4 weights need where AVX2 has the dot product of bytes (AVX-VNNI) and no AVX-512. The
 // lines lie as in int8_avx2.h; the sums are those of int8_avx512.h, in two halves of eight columns.
 //
-// Dots: dot_mixed(sum, bytes, signed_bytes), VPDPBUSD. See dots_avxvnni.h and dots_avx2.h.
+// Dots: dot_mixed(sum, bytes, signed_bytes), VPDPBUSD; dot_pairs(sum, a, b), VPDPWSSD. See dots_avxvnni.h and
+// dots_avx2.h.
 #pragma once
 
 #include <cstring>
@@ -37,20 +38,25 @@ struct Int8Dots : Int8Avx2 {
   }
 
   static constexpr int kUnitRows = 6;
-  template <int64_t>
-  INGOT_INLINE Short unit_scales(const int8_t* p) {
-    return columns(p);
+  template <int64_t kBits>
+  INGOT_INLINE Short unit_scales(const int8_t* p) {  // as int8_avx512.h, and add_codes too
+    return kBits == 4 ? columns(p) : _mm256_and_si256(columns(p), _mm256_set1_epi32(0xFFFF));
   }
-  template <int64_t>
-  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+  template <int64_t kBits, int kPair>
+  INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
+                              const int32_t* start) {
+    if constexpr (kBits == 6) {
+      int32_t low_half;
+      std::memcpy(&low_half, reinterpret_cast<const int16_t*>(start) + kPair, sizeof(low_half));
+      run = set_short(low_half);
+    } else if constexpr (kBits == 5 || kPair == 0) {
+      run = set_short(0);
+    }
     Dots::dot_mixed(run, first, x);
     Dots::dot_mixed(run, second, next_x);
+    if constexpr (kBits > 4 || kPair == 1) add_pairs(total, run, scales);
   }
-  // Of a run that fits 16 bits the upper half is its sign, which a scale's upper half multiplies by zero.
-  template <int64_t kBits>
-  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
-    total = _mm256_add_epi32(total, kBits == 4 ? _mm256_madd_epi16(run, scales) : _mm256_mullo_epi32(run, scales));
-  }
+  INGOT_INLINE void add_pairs(Short& total, Short a, Short b) { Dots::dot_pairs(total, a, b); }
 
   // Sums of whole bytes. A mixed product wants one factor unsigned: x gets 128 more, and the sums begin at -128 * (sum
   // of the column's weights); they may wrap on the way.

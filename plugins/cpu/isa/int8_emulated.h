@@ -1,6 +1,8 @@
 // int8_avx512.h in plain C++, with the same bits.
 #pragma once
 
+#include <numeric>
+
 #include "isa/simd_emulated.h"
 
 namespace ingot {
@@ -66,24 +68,28 @@ struct Int8Emulated : SimdEmulated {
   INGOT_INLINE void store_short(int32_t* p, Short sum) { store_sum(p, sum); }
 
   static constexpr int kUnitRows = 3;
-  template <int kQuad>
-  INGOT_INLINE Short six_bits(const void* p) {
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE Short wide_codes(const void* p) {
+    constexpr int kUpper = kBits - 4, kQuads = 8 / kUpper;
+    constexpr uint32_t kMask = 0x01010101u * ((1 << kUpper) - 1);
     const auto* line = static_cast<const std::byte*>(p);
-    const Words upper = std::bit_cast<Words>(load_weights(line + 128)) >> (2 * kQuad) & 0x03030303u;
+    const Words upper = std::bit_cast<Words>(load_weights(line + kQuads / 2 * 64)) >> (kQuad * kUpper) & kMask;
     return load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1) | std::bit_cast<Short>(upper << 4);
   }
   template <int64_t>
   INGOT_INLINE Short unit_scales(const int8_t* p) {
     return short_multipliers(p);
   }
-  template <int64_t>
-  INGOT_INLINE void dot_codes(Short& run, Short first, Short x, Short second, Short next_x) {
+  template <int64_t kBits, int kPair>
+  INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
+                              const int32_t* start) {
+    run = set_short(kBits == 6 ? reinterpret_cast<const int16_t*>(start)[kPair] : 0);
     dot(run, first, x);
     dot(run, second, next_x);
-  }
-  template <int64_t>
-  INGOT_INLINE void add_run(Short& total, Short run, Short scales) {
     total += run * scales;
+  }
+  INGOT_INLINE void sum_eights(const int8_t* x, int16_t (&sums)[8]) {
+    for (int i = 0; i < 8; ++i) sums[i] = static_cast<int16_t>(std::accumulate(x + 8 * i, x + 8 * i + 8, 0));
   }
   INGOT_INLINE Short pairs(const int8_t* p) {
     Short all;

@@ -38,12 +38,17 @@ struct GroupProducts {
   // Runs are sums of x in this unit: what a sum of products begins at where values are biased.
   static constexpr int32_t kRunUnit = I::kValueBias == 0 ? 1 : -I::kValueBias;
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
-    constexpr int64_t kStep = RoundedRows::kShortestRun;
     std::fill_n(to.runs(first), count * to.run_stride(), 0);
     round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
-      for (int64_t i = 0; i < kTileK; i += kStep)
-        to.runs(first + row)[(k + i) / to.run_k] += kRunUnit * std::accumulate(line + i, line + i + kStep, int32_t{0});
+      add_runs(to, first + row, k, line);
     });
+  }
+  // Those of the 64 codes from k on, to runs that were zeros.
+  static void add_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
+    int16_t sums[kTileK / 8];
+    const int count = sum_codes<I>(line, std::min(to.run_k, kTileK), sums);
+    int32_t* const runs = to.runs(row) + (k >> std::countr_zero(static_cast<uint64_t>(to.run_k)));
+    for (int i = 0; i < count; ++i) runs[i] += kRunUnit * sums[i];
   }
 
   // f<r, p>() one by one: constants find their sums in registers.

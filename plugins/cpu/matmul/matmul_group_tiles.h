@@ -27,15 +27,11 @@ struct GroupTileProducts {
 
   // Tiles of 64 k of all rows, one after another.
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
-    constexpr int64_t kStep = RoundedRows::kShortestRun;
     std::fill_n(to.runs(first), count * to.run_stride(), 0);
     for (int64_t r = 0; r < count; ++r) {
       const auto place = [&](int64_t k) { return to.codes(first) + k * count + r * kTileK; };
       to.scales()[first + r] = round_row<I>(x[r], to.k, to.padded_k(), place);
-      for (int64_t k = 0; k < to.padded_k(); k += kStep) {
-        const int8_t* const codes = place(k / kTileK * kTileK) + k % kTileK;
-        to.runs(first + r)[k / to.run_k] += Vectors::kRunUnit * std::accumulate(codes, codes + kStep, int32_t{0});
-      }
+      for (int64_t k = 0; k < to.padded_k(); k += kTileK) Vectors::add_runs(to, first + r, k, place(k));
     }
   }
 

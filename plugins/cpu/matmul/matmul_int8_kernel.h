@@ -10,7 +10,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <numeric>
 
 #include "matmul/matmul_parts.h"
 #include "matmul/quantised.h"

@@ -8,15 +8,15 @@ INGOT_KERNEL("moe_gate_up.w4ksa8." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_gate_up<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W4ks>>))
 INGOT_KERNEL("moe_down.w4ksa8." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_down<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W4ks>>))
-INGOT_KERNEL("matmul.w6ka8." INGOT_LEVEL, MatmulArgs, (ingot::matmul_units<ingot::Int8, ingot::W6k<false>>),
+INGOT_KERNEL("matmul.w6ka8." INGOT_LEVEL, MatmulArgs, (ingot::matmul_units<ingot::Int8, ingot::W6k>),
              ingot::matmul_int8_scratch)
 INGOT_KERNEL("moe_gate_up.w6ka8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W6k<false>>>))
+             (ingot::moe_gate_up<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W6k>>))
 INGOT_KERNEL("moe_down.w6ka8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W6k<false>>>))
-INGOT_KERNEL("matmul.w6ksa8." INGOT_LEVEL, MatmulArgs, (ingot::matmul_units<ingot::Int8, ingot::W6k<true>>),
+             (ingot::moe_down<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W6k>>))
+INGOT_KERNEL("matmul.w5ksa8." INGOT_LEVEL, MatmulArgs, (ingot::matmul_units<ingot::Int8, ingot::W5ks>),
              ingot::matmul_int8_scratch)
-INGOT_KERNEL("moe_gate_up.w6ksa8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W6k<true>>>))
-INGOT_KERNEL("moe_down.w6ksa8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W6k<true>>>))
+INGOT_KERNEL("moe_gate_up.w5ksa8." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W5ks>>))
+INGOT_KERNEL("moe_down.w5ksa8." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::UnitProduct<ingot::Int8, ingot::W5ks>>))

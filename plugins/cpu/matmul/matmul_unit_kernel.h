@@ -1,12 +1,11 @@
-// Products of weights whose groups have whole numbers of units (w4ks, w6k, w6ks). plugins/unit_rows.py says what they
+// Products of weights whose groups have whole numbers of units (w4ks, w5ks, w6k). plugins/unit_rows.py says what they
 // mean.
 //
 // Rows that are rounded to int8: the sum over kUnitK columns of scale * code * x is exact in int32, and so is that of
 // offset * x; each joins the others in float32 by one fma, units ascending. So every blocking, instruction set and
-// number of rows gives the same bits. 16 columns are multiplied by their scale at a time: of codes of four bits such a
-// sum fits 16 bits, which CPUs multiply faster than 32. Floors: the bytes of codes and numbers over the bandwidth of
-// memory. Per 256 codes of a column, VPDPBUSD takes 64 operations for each row; scales add 16 to 48, offsets and
-// units 8.
+// number of rows gives the same bits. Scales multiply sums that fit 16 bits, which CPUs multiply faster than 32: those
+// of 16 columns, or of 8 (see add_codes). Floors: the bytes of codes and numbers over the bandwidth of memory. Per 256
+// codes of a column, VPDPBUSD takes 64 operations for each row; scales add 16 or 32, offsets and units 8.
 #pragma once
 
 #include "matmul/matmul_int8_kernel.h"
@@ -15,13 +14,15 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kUnitRun = 16;  // columns that are multiplied by their scale at a time
+constexpr int64_t kUnitRun = 16;  // columns that have one scale
 constexpr int kRunQuads = kUnitRun / 4;
+template <typename Format>
+constexpr int kRuns = Format::kLineK / kUnitRun;  // whose codes share lines
 
-// The codes of kUnitRun columns: k of quad kQuad, I::kWidth columns of the weight.
+// The codes of quad kQuad of the columns that share lines, of I::kWidth columns of the weight.
 template <typename I, int64_t kBits, int kQuad>
 [[gnu::always_inline]] inline typename I::Short unit_codes(const std::byte* line) {
-  if constexpr (kBits == 6) return I::template six_bits<kQuad>(line);
+  if constexpr (kBits > 4) return I::template wide_codes<kBits, kQuad>(line);
   if constexpr (kBits == 4) return I::load_codes(line + kQuad / 2 * kLineBytes, kQuad % 2 == 1);
 }
 
@@ -32,7 +33,7 @@ struct UnitProducts {
   using Total = float;
   using Short = typename I::Short;
   static constexpr bool kShift = Format::kValues > 1;
-  static constexpr int64_t kBits = Format::kBits;
+  static constexpr int64_t kBits = Format::kBits, kLineK = Format::kLineK, kLineQuads = kLineK / 4;
   static constexpr int kRows = I::kUnitRows, kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;
   static constexpr bool kLeaves = kMany || I::kRegisters < 32;
   static constexpr int64_t kPart = kLeaves ? 1024 : 2048;
@@ -41,29 +42,23 @@ struct UnitProducts {
   static constexpr bool kWholeOnce = true;
   static_assert(kPart % kUnitK == 0);
 
-  // Runs are what sums of kUnitRun columns begin at, -kBias * (sum of x), or pairs of int16: sums of x of two groups.
+  // Runs are pairs of int16: sums of x of two groups, or what sums of codes of two halves of a run begin at, -kBias *
+  // (sum of x).
   static int64_t run_k(int64_t group) { return kShift ? 2 * group : kUnitRun; }
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
-    std::fill_n(to.runs(first), count * to.run_stride(), 0);
+    std::fill_n(to.runs(first), count * to.run_stride(), 0);  // pairs of a unit may lie beyond the codes
     round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
-      add_runs(to, first + row, k, line);
+      store_runs(to, first + row, k, line);
     });
   }
-  // Those of the 64 codes from k on, to runs that were zeros.
-  static void add_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
-    for (int64_t i = 0; i < kTileK; i += kUnitRun) {
-      const int32_t sum = std::accumulate(line + i, line + i + kUnitRun, int32_t{0});
-      int32_t& run = to.runs(row)[(k + i) / to.run_k];
-      if constexpr (kShift) {
-        int16_t pair[2];
-        std::memcpy(pair, &run, sizeof(run));
-        int16_t& half = pair[(k + i) % to.run_k >= to.run_k / 2];
-        half = static_cast<int16_t>(half + sum);
-        std::memcpy(&run, pair, sizeof(run));
-      } else {
-        run = -Format::kBias * sum;
-      }
-    }
+  // Those of the 64 codes from k on.
+  static void store_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
+    int16_t sums[kTileK / 8];
+    const int count = sum_codes<I>(line, to.run_k / 2, sums);
+    if constexpr (!kShift)
+      for (int16_t& sum : sums) sum = static_cast<int16_t>(-Format::kBias * sum);
+    std::byte* const runs = reinterpret_cast<std::byte*>(to.runs(row)) + k / kTileK * count * int64_t{sizeof(int16_t)};
+    for (int i = 0; i < count; ++i) std::memcpy(runs + i * int64_t{sizeof(int16_t)}, sums + i, sizeof(int16_t));
   }
 
   // f<r, p>() one by one: constants find their sums in registers.
@@ -80,7 +75,6 @@ struct UnitProducts {
     constexpr bool kOnce = kCodes == kStored && kR == 1 && kP == 1;
     constexpr int kCodeLines = Format::kCodeBytes / kLineBytes;
     const int64_t unit_bytes = Format::unit_bytes(t.group_bits), end = t.tiles * kTileK;
-    const int run_shift = t.group_bits - std::countr_zero(static_cast<uint64_t>(kUnitRun));
     const std::byte *line[kP], *next[kP];
     std::byte* to[kP];
     for (int p = 0; p < kP; ++p) {
@@ -91,13 +85,14 @@ struct UnitProducts {
     }
     const int8_t* x = t.x;
     for (int64_t k = 0; k < end; k += kUnitK) {
-      const int64_t unit = k / kUnitK, runs = std::min(kUnitK, end - k) / kUnitRun;
+      const int64_t unit = k / kUnitK, columns = std::min(kUnitK, end - k);
       Short sum[kR][kP][kVectors];
       each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) sum[r][p][v] = I::set_short(0);
       });
-      for (int64_t i = 0; i < runs; ++i, x += kUnitRun * kR) {
+      for (int64_t at = 0; at < columns; at += kLineK, x += kLineK * kR) {
+        const int32_t* const starts = t.runs + (k + at) / kUnitRun;
         for_each(std::make_integer_sequence<int, kVectors>(), [&]<int v>() __attribute__((always_inline)) {
           constexpr int64_t kAt = v * I::kWidth * 4;  // bytes
           const auto made = [&]<int q>(int p) __attribute__((always_inline)) {
@@ -108,47 +103,46 @@ struct UnitProducts {
               I::store_short(reinterpret_cast<int32_t*>(to[p] + q * kLineBytes + kAt), codes);
             return codes;
           };
-          Short run[kR][kP];
-          each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-            run[r][p] = I::set_short(kShift ? 0 : t.runs[r * t.run_stride + k / kUnitRun + i]);
-          });
-          for_each(std::make_integer_sequence<int, kRunQuads / 2>(), [&]<int pair>() __attribute__((always_inline)) {
-            Short first[kP], second[kP];
+          for_each(std::make_integer_sequence<int, kRuns<Format>>(), [&]<int kRun>() __attribute__((always_inline)) {
+            Short scales[kP];
 #pragma GCC unroll 2
             for (int p = 0; p < kP; ++p) {
-              first[p] = made.template operator()<2 * pair>(p);
-              second[p] = made.template operator()<2 * pair + 1>(p);
+              const UnitNumbers<Format> numbers(t.multipliers[p] + unit * unit_bytes, t.group_bits);
+              const int64_t group = (at + kRun * kUnitRun) >> t.group_bits;
+              scales[p] = I::template unit_scales<kBits>(numbers.scales + group * kPanel + v * I::kWidth);
             }
-            each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-              I::template dot_codes<kBits>(run[r][p], first[p], I::load_x(x + (2 * pair * kR + r) * 4), second[p],
-                                           I::load_x(x + ((2 * pair + 1) * kR + r) * 4));
-            });
-          });
-          Short scales[kP];
+            Short run[kR][kP];
+            for_each(std::make_integer_sequence<int, kRunQuads / 2>(), [&]<int kPair>() __attribute__((always_inline)) {
+              constexpr int q = kRun * kRunQuads + 2 * kPair;
+              Short first[kP], second[kP];
 #pragma GCC unroll 2
-          for (int p = 0; p < kP; ++p) {
-            const UnitNumbers<Format> numbers(t.multipliers[p] + unit * unit_bytes, t.group_bits);
-            scales[p] = I::template unit_scales<kBits>(numbers.scales + (i >> run_shift) * kPanel + v * I::kWidth);
-          }
-          each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-            I::template add_run<kBits>(sum[r][p][v], run[r][p], scales[p]);
+              for (int p = 0; p < kP; ++p) {
+                first[p] = made.template operator()<q>(p);
+                second[p] = made.template operator()<q + 1>(p);
+              }
+              each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+                I::template add_codes<kBits, kPair>(sum[r][p][v], run[r][p], first[p], I::load_x(x + (q * kR + r) * 4),
+                                                    second[p], I::load_x(x + ((q + 1) * kR + r) * 4), scales[p],
+                                                    starts + r * t.run_stride + kRun);
+              });
+            });
           });
         });
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
-#pragma GCC unroll 3
+#pragma GCC unroll 5
           for (int l = 0; l < kCodeLines; ++l) {
             const std::byte* const codes = line[p] + l * kLineBytes;
             if constexpr (kOnce) {
               prefetch_codes_once<I, kR>(codes, unit * unit_bytes);
             } else {
               if constexpr (kCodes == kStored) prefetch_panel<I, kR>(codes);
-              I::prefetch_far(next[p] + l * kRunQuads * t.next_step / kCodeLines);
+              I::prefetch_far(next[p] + l * kLineQuads * t.next_step / kCodeLines);
             }
           }
-          next[p] += kRunQuads * t.next_step;
-          line[p] += kCodes == kFound ? kRunQuads * kLineBytes : Format::kCodeBytes;
-          to[p] += kRunQuads * kLineBytes;
+          next[p] += kLineQuads * t.next_step;
+          line[p] += kCodes == kFound ? kLineQuads * kLineBytes : Format::kCodeBytes;
+          to[p] += kLineQuads * kLineBytes;
         }
       }
       if constexpr (kOnce) prefetch_beside_codes<I, kR>(line[0], unit * unit_bytes);
@@ -249,20 +243,22 @@ struct UnitWeight {
     static_assert(kBlockedK % kUnitK == 0);
     const std::byte* codes = stored(panel, at);
     float* floats = reinterpret_cast<float*>(to);
-    for (int64_t k = at; k < at + part; k += kUnitRun, codes += Format::kCodeBytes, floats += kUnitRun * kPanel) {
+    constexpr int64_t kLineK = Format::kLineK, kQuads = kLineK / 4;
+    for (int64_t k = at; k < at + part; k += kLineK, codes += Format::kCodeBytes, floats += kLineK * kPanel) {
+      static_assert(kLineK == kUnitRun || Format::kBits == 5);  // whose groups have 32 columns
       const UnitNumbers<Format> numbers(format.multipliers(panel, k), format.group_bits());
       const int64_t group = k % kUnitK >> format.group_bits();
-      alignas(kLineBytes) int32_t quads[kRunQuads][kPanel];
+      alignas(kLineBytes) int32_t quads[kQuads][kPanel];
       alignas(kLineBytes) int8_t offsets[kPanel] = {};
       if constexpr (Format::kValues > 1)
         for (int64_t i = 0; i < kPanel; ++i) offsets[i] = numbers.offsets[(group / 2 * kPanel + i) * 2 + group % 2];
       for (int64_t i = 0; i < kPanel; i += I::kWidth) {
-        for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
+        for_each(std::make_integer_sequence<int, kQuads>(), [&]<int q>() __attribute__((always_inline)) {
           I::store_short(quads[q] + i, unit_codes<I, Format::kBits, q>(codes + i * 4));
         });
         const auto scale = I::mul(I::load_f16(numbers.scale + i), I::load_i8(numbers.scales + group * kPanel + i));
         const auto bias = I::set1(static_cast<float>(Format::kBias));
-        for (int64_t q = 0; q < kRunQuads; ++q)
+        for (int64_t q = 0; q < kQuads; ++q)
           for_each(std::make_integer_sequence<int, 4>(), [&]<int kByte>() __attribute__((always_inline)) {
             const auto v = I::mul(I::sub(I::template load_quads<kByte>(quads[q] + i), bias), scale);
             float* const line = floats + (q * 4 + kByte) * kPanel + i;

@@ -4,6 +4,6 @@
 INGOT_KERNEL("matmul.w4ksa8." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W4ks>), ingot::matmul_int8_scratch)
 INGOT_KERNEL("matmul.w6ka8." INGOT_LEVEL, MatmulArgs,
-             (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W6k<false>>), ingot::matmul_int8_scratch)
-INGOT_KERNEL("matmul.w6ksa8." INGOT_LEVEL, MatmulArgs,
-             (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W6k<true>>), ingot::matmul_int8_scratch)
+             (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W6k>), ingot::matmul_int8_scratch)
+INGOT_KERNEL("matmul.w5ksa8." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W5ks>), ingot::matmul_int8_scratch)

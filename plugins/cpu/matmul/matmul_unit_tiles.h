@@ -1,4 +1,4 @@
-// Weights whose groups have whole numbers of units (w4ks, w6k, w6ks) times rows of int8 on tile registers (AMX), with
+// Weights whose groups have whole numbers of units (w4ks, w5ks, w6k) times rows of int8 on tile registers (AMX), with
 // the bits of matmul_unit_kernel.h: code * scale has at most 14 bits, so it is 128 * a signed byte + a signed byte.
 // Both bytes have tiles of their own, which fill all 64 k whatever the groups are; the sums of a unit are exact in
 // int32.
@@ -32,7 +32,7 @@ struct UnitTileProducts {
     for (int64_t r = 0; r < count; ++r) {
       const auto place = [&](int64_t k) { return to.codes(first) + k * count + r * kTileK; };
       to.scales()[first + r] = round_row<I>(x[r], to.k, to.padded_k(), place);
-      for (int64_t k = 0; k < to.padded_k(); k += kTileK) Vectors::add_runs(to, first + r, k, place(k));
+      for (int64_t k = 0; k < to.padded_k(); k += kTileK) Vectors::store_runs(to, first + r, k, place(k));
     }
   }
 
@@ -40,19 +40,25 @@ struct UnitTileProducts {
     const int64_t unit_bytes = Format::unit_bytes(t.group_bits);
     std::byte *low = t.unpacked + p * kUnpackedBytes, *high = low + kHalfBytes;
     const std::byte *codes = t.lines[p], *next = t.next[p];
-    for (int64_t k = 0; k < t.tiles * kTileK; k += kUnitRun, codes += Format::kCodeBytes) {
+    for (int64_t k = 0; k < t.tiles * kTileK; k += Format::kLineK, codes += Format::kCodeBytes) {
       const UnitNumbers<Format> numbers(t.multipliers[p] + k / kUnitK * unit_bytes, t.group_bits);
-      const Short scales = I::wide_scales(numbers.scales + (k % kUnitK >> t.group_bits) * kPanel);
-      for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
+      const auto make = [&]<int q>(Short scales) __attribute__((always_inline)) {
         Short lower, upper;
         I::template split<Format::kBias>(unit_codes<I, Format::kBits, q>(codes), scales, lower, upper);
         I::store_short(reinterpret_cast<int32_t*>(low + q * kLineBytes), lower);
         I::store_short(reinterpret_cast<int32_t*>(high + q * kLineBytes), upper);
         I::prefetch_far(next + q * t.next_step);
+      };
+      for_each(std::make_integer_sequence<int, kRuns<Format>>(), [&]<int kRun>() __attribute__((always_inline)) {
+        const int64_t group = (k % kUnitK + kRun * kUnitRun) >> t.group_bits;
+        const Short scales = I::wide_scales(numbers.scales + group * kPanel);
+        for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
+          make.template operator()<kRun * kRunQuads + q>(scales);
+        });
       });
-      low += kRunQuads * kLineBytes;
-      high += kRunQuads * kLineBytes;
-      next += kRunQuads * t.next_step;
+      low += Format::kLineK * kPanel;
+      high += Format::kLineK * kPanel;
+      next += Format::kLineK / 4 * t.next_step;
     }
   }
 

@@ -14,14 +14,14 @@ INGOT_KERNEL("moe_gate_up.w4ks." INGOT_LEVEL, MoeMatmulArgs,
 INGOT_KERNEL("moe_down.w4ks." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W4ks>>))
 INGOT_KERNEL("matmul.w6k." INGOT_LEVEL, MatmulArgs,
-             (ingot::matmul<ingot::Int8, ingot::UnitWeight<ingot::Int8, ingot::W6k<false>>>))
+             (ingot::matmul<ingot::Int8, ingot::UnitWeight<ingot::Int8, ingot::W6k>>))
 INGOT_KERNEL("moe_gate_up.w6k." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W6k<false>>>))
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W6k>>))
 INGOT_KERNEL("moe_down.w6k." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W6k<false>>>))
-INGOT_KERNEL("matmul.w6ks." INGOT_LEVEL, MatmulArgs,
-             (ingot::matmul<ingot::Int8, ingot::UnitWeight<ingot::Int8, ingot::W6k<true>>>))
-INGOT_KERNEL("moe_gate_up.w6ks." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W6k<true>>>))
-INGOT_KERNEL("moe_down.w6ks." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W6k<true>>>))
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W6k>>))
+INGOT_KERNEL("matmul.w5ks." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul<ingot::Int8, ingot::UnitWeight<ingot::Int8, ingot::W5ks>>))
+INGOT_KERNEL("moe_gate_up.w5ks." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W5ks>>))
+INGOT_KERNEL("moe_down.w5ks." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W5ks>>))

@@ -155,14 +155,14 @@ using W4t = Grouped<4, kShift>;
 template <bool kShift>
 using W8t = Grouped<8, kShift>;
 
-// w4ks, w6k and w6ks: the scale of a group, and its offset, are whole numbers of units that kUnitK columns share; codes
+// w4ks, w5ks and w6k: the scale of a group, and its offset, are whole numbers of units that kUnitK columns share; codes
 // are whole numbers from 0 on, or from -kBias on where there are no offsets. The numbers of kUnitK columns lie
 // together: units, float16, of scales and of offsets; scales of each group, int8; offsets of pairs of groups, a pair of
 // each column.
 template <int64_t kCodeBits, bool kShift>
 struct InUnits {
   static constexpr int64_t kBits = kCodeBits;
-  static constexpr int64_t kLineK = 16, kCodeBytes = kLineK * kPanel * kBits / 8;
+  static constexpr int64_t kLineK = kBits == 5 ? 32 : 16, kCodeBytes = kLineK * kPanel * kBits / 8;
   static constexpr int64_t kValues = kShift ? 2 : 1;
   static constexpr int32_t kBias = kShift ? 0 : 1 << (kBits - 1);
   static constexpr bool kUnits = true;
@@ -207,9 +207,9 @@ struct UnitNumbers {
         offsets(scales + kPanel * (kUnitK >> group_bits)) {}
 };
 
-template <bool kShift>
-using W6k = InUnits<6, kShift>;
 using W4ks = InUnits<4, true>;
+using W5ks = InUnits<5, true>;
+using W6k = InUnits<6, false>;
 
 // FP8 (E4M3): lines of four k, each of 16 columns one after another, behind the scales of all groups.
 struct F8 {
@@ -249,8 +249,8 @@ constexpr bool reads(const WeightFormat& format) {
   return false;
 }
 static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W4t<false>>(kW4t) && reads<W4t<true>>(kW4ts) &&
-              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts) && reads<W4ks>(kW4ks) && reads<W6k<false>>(kW6k) &&
-              reads<W6k<true>>(kW6ks));
+              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts) && reads<W4ks>(kW4ks) && reads<W5ks>(kW5ks) &&
+              reads<W6k>(kW6k));
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
 // w4t: the values of its codes; w4ts, w8ts: whether shifts are offsets.

@@ -44,6 +44,16 @@ template <typename I>
   I::store_i8_line(to, line);
 }
 
+// 64 codes → their sums, `each` at a time, which is 8, 16, 32 or 64. Returns how many these are.
+template <typename I>
+[[gnu::always_inline]] inline int sum_codes(const int8_t* line, int64_t each, int16_t (&sums)[kTileK / 8]) {
+  I::sum_eights(line, sums);
+  int count = kTileK / 8;
+  for (; count * each > kTileK; count /= 2)
+    for (int i = 0; i < count / 2; ++i) sums[i] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
+  return count;
+}
+
 // Rounds a row, 64 codes after another to the place that place(k) names for the codes from k on. Returns its step.
 template <typename I, typename Place>
 float round_row(const float* x, int64_t k, int64_t padded_k, Place place) {

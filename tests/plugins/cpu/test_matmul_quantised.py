@@ -19,6 +19,7 @@ from ingot.plugins.quantised import MAX_K, QuantisedRows
 from ingot.plugins.target import SessionOptions
 from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
+from ingot.weight_formats import FORMATS, W4KS, WeightFormat
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
@@ -48,13 +49,17 @@ TOLERANCE = 4e-6  # of float sums, relative to the largest number of the result
 ROUNDING = 4e-7  # of activation functions
 
 
+def _format(kernel: str) -> WeightFormat:
+    return FORMATS[kernel.split(".")[1].removesuffix("a8")]
+
+
 def _normal(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def _rows(kernel: str, n: int, k: int, index: int) -> WeightRows:
     """Groups may be longer than K."""
-    return rows_of(kernel.split(".")[1].removesuffix("a8"), n, k, index)
+    return rows_of(_format(kernel).dtype, n, k, index)
 
 
 def _attrs(kernel: str, group: int, activation: str = "none", gated: bool = False) -> dict[str, Attr]:
@@ -327,16 +332,17 @@ def test_the_largest_bytes(kernel: str, group: int) -> None:
     _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
 
 
-@pytest.mark.parametrize("kernel", [name for name in EXACT if ".w4k" in name or ".w6k" in name])
-@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize(
+    ("kernel", "group"), [(name, group) for name in EXACT if _format(name).unit_bytes for group in _format(name).groups]
+)
 def test_the_largest_codes_and_numbers_of_units(kernel: str, group: int) -> None:
     """The outermost codes and counts, and the largest and smallest units, times rows of nothing but 127."""
     runnable_isa(kernel)
-    rows = random_units(kernel.split(".")[1].removesuffix("a8"), (17, 700), group)
+    rows = random_units(_format(kernel).dtype, (17, 700), group)
     low, high = rows.format.codes
     rows.codes[:] = np.where(rows.codes * 2 < low + high, low, high)
     rows.codes[:2] = [[low], [high]]
-    rows.count[::2], rows.count[1::2] = 0 if ".w4k" in kernel else -128, 127
+    rows.count[::2], rows.count[1::2] = 0 if rows.format is W4KS else -128, 127
     rows.unit[3], rows.unit[4] = 65504, 2.0**-24
     rows.unit[5] *= -1
     if rows.offset_count is not None:

@@ -53,7 +53,8 @@ def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool
         grouped = random_grouped((experts, n, k), group, shift, more_bits=more, byte_codes=whole)
         return Quantised.of(grouped, gated=gated)
     if dtype in FORMATS and FORMATS[dtype].unit_bytes:
-        return Quantised.of(random_units(dtype, (experts, n, k), min(group, 32)), gated=gated)
+        groups = FORMATS[dtype].groups
+        return Quantised.of(random_units(dtype, (experts, n, k), group if group in groups else groups[0]), gated=gated)
     if dtype == "f8":
         return Quantised.of(random_f8((experts, n, k), 0 if n % 2 else group), gated=gated)
     if dtype not in ("w8", "w4"):

@@ -73,7 +73,7 @@ def random_grouped(
 
 
 def random_units(dtype: str, shape: tuple[int, ...], group: int) -> UnitRows:
-    """A weight [N, K], or [experts, N, K], of w4ks, w6k or w6ks: all codes and all numbers of units."""
+    """A weight [N, K], or [experts, N, K], of w4ks, w5ks or w6k: all codes and all numbers of units."""
     random, described = np.random.default_rng(sum(shape) + group), FORMATS[dtype]
     groups, units = ((*shape[:-1], -(-shape[-1] // size)) for size in (group, UNIT_COLUMNS))
     low, high = described.codes
@@ -138,7 +138,8 @@ def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
     if dtype == "f8":
         return random_f8((n, k), (0, 128, 16, 64, 32)[index % 5])
     if FORMATS[dtype].unit_bytes:
-        return random_units(dtype, (n, k), (32, 16)[index % 2])
+        groups = FORMATS[dtype].groups
+        return random_units(dtype, (n, k), groups[index % len(groups)])
     shift, byte_codes = ("zero", "offset")[index % 2] if dtype.endswith("ts") else "", dtype.startswith("w8")
     more = index % 3 == 1
     return random_grouped((n, k), (16, 32, 64, 128)[index % 4], shift, more_bits=more, byte_codes=byte_codes)
