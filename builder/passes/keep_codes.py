@@ -10,7 +10,8 @@ x ─ gated(Wg, Wu) ▶ y           x ┬ Matmul(Wg) ┬ Activation ▶ y
 
 A checkpoint may have its columns in groups that are not neighbours (GPTQ's desc_act, actorder): then the weight's
 columns stay in the order of the groups, and x is put in that order. Neighbours among q, k and v whose codes one format
-holds stay one product; the others get their own, so that none takes a larger format for another's sake.
+holds stay one product; the others get their own, so that none takes a larger format for another's sake, or gives up
+units that its scales count.
 """
 
 import dataclasses
@@ -61,9 +62,12 @@ class _Member:
             return False
         alone = [kept_precision(each.weight, units=units) for each in (first, self)]
         together = kept_precision(*(each.weight for each in others), self.weight, units=units)
-        if None in alone:
-            return not any(alone)
-        return together is not None and {_bits(together)} == {_bits(each) for each in alone if each is not None}
+        found = [each for each in alone if each is not None]
+        if len(found) < len(alone):
+            return not found
+        if together is None or together.dtype.has_units != any(each.dtype.has_units for each in found):
+            return False
+        return {_bits(together)} == {_bits(each) for each in found}
 
     def is_like(self, others: Sequence["_Member"]) -> bool:
         """Whether all rows are of one kind, wherever they are divided."""

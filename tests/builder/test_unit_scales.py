@@ -30,11 +30,12 @@ from ingot.plugins.unit_rows import UnitRows
 from ingot.weight_formats import UNIT_COLUMNS
 from tests import gguf_files
 from tests.builder.engines import engine_logits
+from tests.builder.test_kept import products
 from tests.convert.gguf.test_architectures import CASES as ARCHITECTURES
 from tests.convert.gguf.test_architectures import write_case
 from tests.convert.gguf.test_blocks import IDS, write_llama
 
-Q2_K, Q4_K, Q5_K, Q6_K = 10, 12, 13, 14
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS = 10, 11, 12, 13, 14, 23
 Numbers = npt.NDArray[Any]
 
 
@@ -112,6 +113,20 @@ def test_rows_of_two_kinds_are_not_one_weight_in_units(tmp_path: Path) -> None:
     groups = {step.name: step.kernel.split(".")[1] for step in report.plan.steps if step.op == "matmul"}
     assert groups["layers.0/qk"] == "w5ks"
     assert groups["layers.0/v"] == "w6k"
+
+
+@pytest.mark.parametrize(
+    ("other", "v"), [(Q2_K, "w4ksg16"), (Q3_K, "w4tg16"), (IQ4_XS, "w4tg32")], ids=["Q2_K", "Q3_K", "IQ4_XS"]
+)
+def test_units_are_kept_beside_others_of_as_many_bits(tmp_path: Path, other: int, v: str) -> None:
+    """As in Q2_K and Q3_K_M, whose v is Q4_K: no scale of Q4_K or Q2_K is rounded for the sake of a neighbour's."""
+    checkpoint = write_checkpoint(tmp_path, Q4_K, {"attn_v": other, "ffn_up": other})
+    report = build(BuildConfig(target="ref", activations="bf16"), checkpoint, tmp_path / "engine")
+    found = products(report)
+    four = ("w4ksg32", 0.0)
+    assert (found["layers.0/qk.weight"], found["layers.0/gate.weight"]) == (four, four)
+    assert {found[f"layers.0/{name}.weight"][0] for name in ("v", "up")} == {v}
+    assert report.precision == "w4ksg32"
 
 
 @pytest.mark.parametrize(
