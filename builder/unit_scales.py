@@ -50,10 +50,11 @@ def in_units(scales: gs.Tensor) -> InUnits | None:
     if not is_op(by_unit, "Reshape") or not is_op(spread, "Unsqueeze"):
         return None
     counts, unit = by_unit.inputs[0], spread.inputs[0]
-    stored = producer(counts)
+    stored, (*units, _) = producer(counts), weight_shape(product.outputs[0])
     if not is_op(stored, "Cast") or matrix_type(stored.inputs[0]) not in _COUNTS:
         return None
-    return InUnits(counts, unit) if weight_shape(counts) == weight_shape(scales) else None
+    for_each_row = weight_shape(unit) == tuple(units) and weight_shape(spread.outputs[0]) == (*units, 1)
+    return InUnits(counts, unit) if for_each_row and weight_shape(counts) == weight_shape(scales) else None
 
 
 def unit_precision(kinds: Sequence[Kind]) -> Precision | None:

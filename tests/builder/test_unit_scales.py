@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
@@ -185,6 +186,36 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, kind: int, what: st
         kept_rows(reader, weight, [(0, 16)], precision)
     assert got in str(refused.value)
     assert "convert the model again" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("unit", "axis", "found"),
+    [((24, 8), -1, True), ((24, 8), 2, True), ((24, 8), 1, False), ((1, 8), -1, False), ((8,), -1, False)],
+)
+def test_units_of_another_form_are_others(unit: tuple[int, ...], axis: int, found: bool) -> None:
+    """In a graph of one's own, units may be spread over the numbers of groups, or shared by all rows."""
+    kinds = {"counts": (onnx.TensorProto.INT8, (24, 64)), "unit": (onnx.TensorProto.FLOAT16, unit)}
+    stored = []
+    for name, (kind, dims) in kinds.items():
+        place = [onnx.StringStringEntryProto(key="location", value="weights")]
+        stored.append(
+            onnx.TensorProto(
+                name=name, data_type=kind, dims=dims, data_location=onnx.TensorProto.EXTERNAL, external_data=place
+            )
+        )
+    integers = {"by_unit": [0, 8, 8], "axis": [axis], "groups": [0, 64]}
+    stored += [onnx.numpy_helper.from_array(np.array(each), name) for name, each in integers.items()]
+    nodes = [
+        onnx.helper.make_node("Cast", ["counts"], ["integers"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Reshape", ["integers", "by_unit"], ["counted"]),
+        onnx.helper.make_node("Cast", ["unit"], ["units"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Unsqueeze", ["units", "axis"], ["spread"]),
+        onnx.helper.make_node("Mul", ["counted", "spread"], ["product"]),
+        onnx.helper.make_node("Reshape", ["product", "groups"], ["scales"]),
+    ]
+    scales = onnx.helper.make_tensor_value_info("scales", onnx.TensorProto.FLOAT, [24, 64])
+    graph = gs.import_onnx(onnx.helper.make_model(onnx.helper.make_graph(nodes, "of scales", [], [scales], stored)))
+    assert (in_units(graph.outputs[0]) is not None) == found
 
 
 @pytest.mark.native
