@@ -141,7 +141,12 @@ def _value_of(codes: gs.Tensor) -> gs.Tensor | None:
         if len(tensor.outputs) != 1 or not tensor.outputs[0].outputs:
             break
         node = tensor.outputs[0]
-        if node.op in ("MatMul", "Transpose", "Concat"):
+        if node.op in ("MatMul", "Transpose", "Concat") or _looks_up(node, tensor):
             break
         tensor = found = node.outputs[0]
     return found
+
+
+def _looks_up(node: gs.Node, table: gs.Tensor) -> bool:
+    """Whether a node takes rows of a table for ids that it is given."""
+    return node.op == "Gather" and node.inputs[0] is table and not isinstance(node.inputs[1], gs.Constant)

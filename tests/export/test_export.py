@@ -17,6 +17,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.quantize import QuantizeOptions
 from ingot.convert.convert import convert
 from ingot.convert.family import find_family
+from ingot.convert.gguf.blocks import TYPES
 from ingot.convert.gguf.header import read_gguf_header
 from ingot.dtypes import DType, from_float32
 from ingot.errors import UnsupportedModelError, UsageError
@@ -26,15 +27,17 @@ from ingot.quickstart import SHIPPED
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.tensor_file import read_header, read_rows
 from tests import quantised as quantised_files
+from tests.convert.gguf.test_blocks import VOCAB, write_llama
 from tests.convert.quantised.test_formats import CASES as QUANTISED
 from tests.convert.test_golden import TOLERANCE
 from tests.e2e.same_bits import random_checkpoint
-from tests.gguf_files import BLOCKS
+from tests.gguf_files import BLOCKS, Stored, write_gguf
 from tests.graph_logits import logits_of_graph
 from tests.handmade import TINY_GPT2, TINY_LLAMA, random_tensors, write_model
 from tests.programs.gguf_tokens import llama_tokens
 from tests.tiny import load_model
 
+Q4_0 = 2
 TEXT = ["Once upon a time there was a fox, who lived in a wood; the fox was quick and brown. " * 6]
 LLAMA: dict[str, object] = {
     **TINY_LLAMA,
@@ -176,6 +179,25 @@ def test_bytes_with_zero_points_are_refused(tmp_path: Path, form: str) -> None:
     convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
     with pytest.raises(UnsupportedModelError, match=r"of a kind that is not exported(.|\n)*of 8 bits without"):
         export(tmp_path / "checkpoint", tmp_path / "x.gguf" if form == "gguf" else tmp_path / "x", form)
+
+
+def test_a_table_of_codes_and_an_lm_head_of_its_own(tmp_path: Path) -> None:
+    """As in most GGUF files: codes of the token table lead to a lookup of rows, those of other weights to a matmul."""
+    write_llama(tmp_path, Q4_0)
+    path = tmp_path / "model.gguf"
+    header, data = read_gguf_header(path), path.read_bytes()
+    tensors: dict[str, Stored] = {}
+    for name, each in header.tensors.items():
+        number = next(number for number, kind in TYPES.items() if kind is each.type)
+        tensors[name] = number, each.shape, data[each.offset : each.offset + each.nbytes]
+    tensors["output.weight"] = tensors["token_embd.weight"]
+    write_gguf(path, dict(header.settings), tensors)
+    convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "c"))
+    report = export(tmp_path / "c", tmp_path / "x", "compressed-tensors")
+    assert report.kinds["int4"] == 8  # all but the output of attention
+    convert(ConvertOptions(model_dir=tmp_path / "x", output_dir=tmp_path / "back"))
+    ids = IDS % VOCAB
+    np.testing.assert_array_equal(logits_of_graph(tmp_path / "back", ids), logits_of_graph(tmp_path / "c", ids))
 
 
 def test_other_families_and_names_are_refused(tmp_path: Path) -> None:
