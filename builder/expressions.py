@@ -20,7 +20,7 @@ from ingot.builder.graph import describe, is_op, producer, scalar, slice_of, wei
 from ingot.checkpoint import Checkpoint
 from ingot.chunks import CheckedFile
 from ingot.dtypes import DType, from_float32, to_float32
-from ingot.errors import BuildError
+from ingot.errors import BuildError, CheckpointError
 
 Float32 = npt.NDArray[np.float32]
 Bits = npt.NDArray[Any]
@@ -91,7 +91,8 @@ def is_copy(tensor: gs.Tensor, dtype: DType) -> bool:
 
 
 def check_sources(tensor: gs.Tensor, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if an initialiser under a weight points outside the checkpoint or at bytes not there."""
+    """Raise CheckpointError if an initialiser under a weight points outside the checkpoint, at bytes not there, or at
+    more or fewer than it has."""
     if not isinstance(tensor, gs.Constant):
         for each in tensor.inputs[0].inputs:
             check_sources(each, checkpoint)
@@ -100,7 +101,16 @@ def check_sources(tensor: gs.Tensor, checkpoint: Checkpoint) -> None:
         stored = stored_as(proto.data_type, tuple(proto.dims))
         if stored is None:
             raise _unreadable(tensor, proto.data_type)
-        checkpoint.external(tensor.name, location=location, offset=offset, dtype=stored[0], shape=stored[1])
+        found = checkpoint.external(tensor.name, location=location, offset=offset, dtype=stored[0], shape=stored[1])
+        place = {entry.key: entry.value for entry in proto.external_data}
+        if int(place.get("length", found.nbytes)) != found.nbytes:
+            raise CheckpointError(
+                "a weight of the graph has not as many bytes as its type and shape ask for",
+                where=f"{checkpoint.graph_path}: {tensor.name}",
+                expected=f"{found.nbytes:,} bytes for {list(proto.dims)}",
+                got=f"{int(place['length']):,} bytes",
+                hint="convert the model again",
+            )
 
 
 def matrix_shape(tensor: gs.Tensor) -> tuple[int, int]:

@@ -176,6 +176,18 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path, location: s
         check_sources(weight_of(graph), checkpoint)
 
 
+@pytest.mark.parametrize(("dtype", "dims"), [(TensorProto.FLOAT, [1, 5]), (TensorProto.FLOAT16, [7, 5])])
+def test_another_shape_or_type_than_was_stored_is_refused(tmp_path: Path, dtype: int, dims: list[int]) -> None:
+    g = ExternalMaker(tmp_path)
+    weight = g.node("Cast", g.external(DType.F32, 7, 5), to=TensorProto.FLOAT)
+    checkpoint = checked(tmp_path, "weights.bin")
+    (stored,) = (each for each in g._initializers if each.external_data)
+    stored.data_type, stored.dims[:] = dtype, dims
+    graph = g.finish(g.node("Add", g.input(), weight))
+    with pytest.raises(CheckpointError, match=r"not as many bytes as its type and shape(.|\n)*got: 140 bytes"):
+        check_sources(weight_of(graph), checkpoint)
+
+
 def test_a_product_of_two_weights(tmp_path: Path) -> None:
     """Near ONNX's, which sums in float32, and the same in every block."""
     g = ExternalMaker(tmp_path)
