@@ -157,7 +157,7 @@ def test_which_engines_keep_units(tmp_path: Path, options: dict[str, Any], units
     [
         (Q4_K, "counts", 128, "scales or offsets from 0 to 127"),
         (Q4_K, "counts", -1, "scales or offsets from 0 to 127"),
-        (Q5_K, "codes", 64, "codes from 0 to 63"),
+        (Q5_K, "codes", 32, "codes from 0 to 31"),
         (Q6_K, "codes", 32, "codes from -32 to 31"),
         (Q6_K, "codes", -33, "codes from -32 to 31"),
         (Q6_K, "unit", 1 + 2**-12, "units that float16 holds"),
