@@ -98,10 +98,11 @@ class Grid:
         return shift if bits == 8 else (self.signed, self.table, *shift)
 
 
-def kept_precision(*tensors: gs.Tensor, units: bool = True) -> Precision | None:
+def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
     """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does.
 
-    units  whether scales may be kept as whole numbers of units (w4ks, w6k, w6ks)
+    units  parts that sums over columns are divided into, where scales may be kept as whole numbers of units (w4ks,
+           w5ks, w6k); 0: they may not
     """
     pieces = _all_pieces(*tensors)
     grids = [read_grid(each.tensor) for each in pieces]
@@ -111,7 +112,7 @@ def kept_precision(*tensors: gs.Tensor, units: bool = True) -> Precision | None:
     if held_by_w8(*tensors):
         return None
     kinds = [grid.kind_of_units(piece) for grid, piece in zip(found, pieces, strict=True)] if units else []
-    if kinds and None not in kinds and (kept := unit_precision([each for each in kinds if each is not None])):
+    if kinds and None not in kinds and (kept := unit_precision([each for each in kinds if each], units)):
         return kept
     group = min(grid.engine_group for grid in found)
     floats = {grid.floats for grid in found}

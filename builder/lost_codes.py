@@ -19,7 +19,7 @@ from ingot.plugins.target import Target
 _PART = re.compile(r"\.part\d+$")
 
 
-def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *, units: bool) -> dict[str, str]:
+def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *, units: int) -> dict[str, str]:
     """Matmul → why the codes of its weight are not kept, of those where `auto` would have kept codes. units: as
     `takes_units`."""
     if config.precision != "auto":
@@ -36,7 +36,7 @@ def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *
     return found
 
 
-def _reason(tensor: gs.Tensor, config: BuildConfig, target: Target, units: bool) -> str:
+def _reason(tensor: gs.Tensor, config: BuildConfig, target: Target, units: int) -> str:
     """ "" of a weight that has no codes, or whose codes w8 holds."""
     parts = [each for each in _parts(tensor) if is_dequantised(each)]
     if not parts or all(w8_parts(each) for each in parts):

@@ -144,7 +144,7 @@ def _structure(checkpoint: Checkpoint, dump: Path | None) -> tuple[Graph, list[P
 
 
 def _keep_codes(
-    config: BuildConfig, checkpoint: Checkpoint, graph: Graph, first: int, target: Target, *, units: bool
+    config: BuildConfig, checkpoint: Checkpoint, graph: Graph, first: int, target: Target, *, units: int
 ) -> tuple[list[PassReport], dict[str, str]]:
     """Reports of the pass that only quantised checkpoints need; what products are parts of. A rank has only a part of
     some inputs, and new weights may come in another order: there no columns are put in order."""
@@ -185,7 +185,7 @@ def _plan_target(
     progress: Progress,
     estimate: bool,
     *,
-    units: bool,
+    units: int,
 ) -> TargetBuild:
     """The target passes set the same attributes whatever an earlier target has set there."""
     notes: list[str] = []

@@ -71,7 +71,7 @@ def _require_products(precision: Precision, target: Target) -> None:
         )
 
 
-def kept_products(config: BuildConfig, graph: Graph, target: Target, *, units: bool) -> Kept:
+def kept_products(config: BuildConfig, graph: Graph, target: Target, *, units: int) -> Kept:
     """With `auto`, the products whose codes the target can keep. units: as `takes_units`."""
     if config.precision != "auto":
         return {}
@@ -81,12 +81,12 @@ def kept_products(config: BuildConfig, graph: Graph, target: Target, *, units: b
     return {name: each for name, each in found.items() if each is not None and keeps(config, target, each)}
 
 
-def takes_units(config: BuildConfig, targets: Sequence[Target]) -> bool:
-    """Whether scales may be kept as whole numbers of units: in whole rows, and where all of an engine's targets take
-    them, so that these can share the weights."""
+def takes_units(config: BuildConfig, targets: Sequence[Target]) -> int:
+    """The parts that sums are divided into, if scales may be kept as whole numbers of units: where all of an engine's
+    targets take them, so that these can share the weights; else 0."""
     kept = {Precision.parse(each).dtype.value for each in KEPT}
     offered = [found for found in map(_offered, targets) if not found.isdisjoint(kept)]
-    return config.parts == 1 and all(DType.W6K.value in each for each in offered)
+    return config.parts if all(DType.W6K.value in each for each in offered) else 0
 
 
 def keeps(config: BuildConfig, target: Target, precision: Precision) -> bool:

@@ -95,7 +95,7 @@ def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, i
         require_plugins(graph, run_passes(graph, structure_passes()))
         name_nodes(graph)
         if apart := rearranged(made):
-            units = any(weight.dtype.has_units for weight in made.weights)
+            units = made.sum_parts if any(weight.dtype.has_units for weight in made.weights) else 0
             _keep_codes(graph, checkpoint, apart, units=units, alike=made.sum_parts > 1)
         model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts, share)
         plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
@@ -117,7 +117,7 @@ def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, i
         )
 
 
-def _keep_codes(graph: Graph, checkpoint: Checkpoint, apart: Mapping[str, bool], *, units: bool, alike: bool) -> None:
+def _keep_codes(graph: Graph, checkpoint: Checkpoint, apart: Mapping[str, bool], *, units: int, alike: bool) -> None:
     """The products that the engine has apart, or in another order of columns, are so here too."""
     with WeightReader(checkpoint) as reader:
         keep = KeepCodes(

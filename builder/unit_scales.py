@@ -57,8 +57,9 @@ def in_units(scales: gs.Tensor) -> InUnits | None:
     return InUnits(counts, unit) if for_each_row and weight_shape(counts) == weight_shape(scales) else None
 
 
-def unit_precision(kinds: Sequence[Kind]) -> Precision | None:
-    """What keeps codes and numbers of units of rows that are one weight; None where they are not all of one kind."""
+def unit_precision(kinds: Sequence[Kind], parts: int) -> Precision | None:
+    """What keeps codes and numbers of units of rows that are one weight, also where sums over its columns are divided
+    into so many parts; None where they are not all of one kind, or a part would cut a unit."""
     ((bits, signed, group, offset), *others) = {
         (each.bits, each.signed, each.group, each.offset is not None) for each in kinds
     }
@@ -66,14 +67,14 @@ def unit_precision(kinds: Sequence[Kind]) -> Precision | None:
     described = None if dtype is None else dtype.weight_format
     if dtype is None or described is None or others or group not in described.groups:
         return None
-    if not all(_fits(each) for each in kinds):
+    if not all(_fits(each, parts) for each in kinds):
         return None
     return Precision(dtype=dtype, group=group)
 
 
-def _fits(kind: Kind) -> bool:
+def _fits(kind: Kind, parts: int) -> bool:
     first, last, columns = kind.columns
-    if columns % UNIT_COLUMNS or first % UNIT_COLUMNS or last % UNIT_COLUMNS:
+    if columns % UNIT_COLUMNS or first % UNIT_COLUMNS or (last - first) % (parts * UNIT_COLUMNS):
         return False
     numbers = [in_units(each) for each in (kind.scale, kind.offset) if each is not None]
     return all(each is not None and weight_shape(each.unit)[1] * UNIT_COLUMNS == columns for each in numbers)

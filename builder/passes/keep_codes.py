@@ -51,7 +51,7 @@ class _Member:
     bias: gs.Tensor | None
     order: Order | None
 
-    def goes_with(self, others: Sequence["_Member"], *, units: bool) -> bool:
+    def goes_with(self, others: Sequence["_Member"], *, units: int) -> bool:
         """Whether one product holds all of them as well as several do."""
         first = others[0]
         if self.order is None or first.order is None:
@@ -80,7 +80,7 @@ class KeepCodes:
     precision.
 
     ordered  whether a product may get its columns in another order
-    units    whether scales may be kept as whole numbers of units
+    units    as of `kept_precision`
     alike    whether one product has rows of one kind alone: ranks divide rows anywhere
     wholes   gets the products that are taken apart: name of a part → name of the whole
     """
@@ -89,7 +89,7 @@ class KeepCodes:
     wanted: Callable[[str], bool]
     takes: Callable[[Precision], bool]
     ordered: Callable[[gs.Node], bool] = lambda node: True
-    units: bool = True
+    units: int = 1
     alike: bool = False
     wholes: dict[str, str] = dataclasses.field(default_factory=dict)
     name: str = "keep_codes"

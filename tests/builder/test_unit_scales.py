@@ -104,7 +104,7 @@ def test_a_part_of_a_unit_is_kept_in_another_format(tmp_path: Path) -> None:
         gs.Node(op="Slice", inputs=[weight, *ends], outputs=[part])
         found[begin, end] = str(kept_precision(part))
     assert list(found.values()) == ["w4ksg32", "w4ksg32", "w4tsg32", "w4tsg32"]
-    assert str(kept_precision(weight, units=False)) == "w4tsg32"
+    assert str(kept_precision(weight, units=0)) == "w4tsg32"
 
 
 def test_rows_of_two_kinds_are_not_one_weight_in_units(tmp_path: Path) -> None:
@@ -135,14 +135,13 @@ def test_units_are_kept_beside_others_of_as_many_bits(tmp_path: Path, other: int
     [
         ({"target": "ref"}, True),
         ({"target": "ref", "refit": True}, True),
-        ({"target": "ref", "sum_parts": 2}, False),
         ({"target": "ref,cuda/sm90"}, False),
         ({"target": "ref,tensorrt/sm90"}, True),
     ],
     ids=str,
 )
 def test_which_engines_keep_units(tmp_path: Path, options: dict[str, Any], units: bool) -> None:
-    """All targets of an engine share its weights, and parts of a sum may cut a unit."""
+    """All targets of an engine share its weights."""
     checkpoint = write_checkpoint(tmp_path, Q4_K)
     config = BuildConfig(**{"activations": "bf16", "kv_cache_dtype": "f32", "dry_run": True, **options})
     report = build(config, checkpoint, tmp_path / "engine")

@@ -23,6 +23,8 @@ from ingot.plugins.registry import find_target
 from ingot.plugins.target import SessionOptions
 from ingot.runtime import ModelRunner
 from tests import quantised as write
+from tests.convert.gguf.test_blocks import VOCAB as GGUF_VOCAB
+from tests.convert.gguf.test_blocks import write_llama
 from tests.convert.quantised.test_formats import CASES as FORMATS
 from tests.e2e.command import ingot
 from tests.e2e.same_bits import random_checkpoint
@@ -65,6 +67,7 @@ CASES = [
     ("lfm2", "f32", "auto"),
     ("deepseek_v3", "w8", "int8"),
 ]
+Q4_K = 12  # as GGUF numbers it
 PROMPTS = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in (1, 18)]
 
 
@@ -129,6 +132,26 @@ def test_quantised_checkpoints(name: str, precision: str, activations: str, tmp_
             found.append(bits(runner, [[token % write.VOCAB for token in prompt] for prompt in PROMPTS]))
     assert found[0] == found[1] == found[2]
     assert [read_plan(tmp_path / "e4", rank).caches[0].kv_heads for rank in range(4)] == [1] * 4
+
+
+@pytest.mark.daily(1)
+def test_units_that_no_part_cuts(tmp_path: Path) -> None:
+    """A part of 256 columns of Q4_K has whole units; parts of 128 columns would cut them."""
+    write_llama(tmp_path, Q4_K)
+    convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "c"))
+    config = BuildConfig(target="ref", activations="int8", sum_parts=2, tokens_per_block=16, autotune=False)
+    found = []
+    for ranks in (1, 2):
+        build(dataclasses.replace(config, tp_size=ranks), tmp_path / "c", tmp_path / "e")
+        dtypes = {each.name: each.dtype for rank in range(ranks) for each in read_plan(tmp_path / "e", rank).weights}
+        down = {dtype for name, dtype in dtypes.items() if name.startswith("layers.0/down")}
+        others = {dtype for name, dtype in dtypes.items() if name.startswith(("layers.0/q", "layers.0/gate"))}
+        assert (down, others) == ({DType.W4KS}, {DType.W4TS})
+        verified = ingot("verify", tmp_path / "e", "--against", tmp_path / "c", "--tokens", 8).succeeds()
+        assert "every weight, kernel and layer is within its tolerance" in verified.out
+        with ModelRunner.from_dir(tmp_path / "e") as runner:
+            found.append(bits(runner, [[token % GGUF_VOCAB for token in prompt] for prompt in PROMPTS]))
+    assert found[0] == found[1]
 
 
 @pytest.mark.daily(1)
