@@ -144,7 +144,7 @@ def test_the_error_of_offsets_is_relative_to_them(tmp_path: Path, monkeypatch: p
     write_llama(tmp_path, 12)
     found = products(built(tmp_path, tmp_path / "model.gguf", sum_parts=2))
     errors = [error for precision, error in found.values() if precision == "w4tsg32"]
-    assert len(errors) >= 3
+    assert len(errors) >= 2
     assert 3 * HALF < min(errors) <= max(errors) <= max(ratios) * HALF
 
 
