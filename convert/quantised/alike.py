@@ -54,9 +54,13 @@ def _made(part: Quantised, code: Code, group: int, *, offsets: bool) -> Quantise
     def spread(kind: str) -> Piece:
         """Numbers of groups for the parts of these."""
         piece = part.pieces[kind]
-        if kind != "zero":
-            return _changed(piece, DType.F32, shape, lambda each: np.repeat(to_float32(each, piece.dtype), times))
-        return _changed(piece, DType.U8, shape, lambda each: np.repeat(each, times))
+
+        def repeated(stored: Array) -> Array:
+            found = stored if kind == "zero" else to_float32(stored, piece.dtype)
+            of_rows = np.repeat(found.reshape(-1, piece.shape[1]), times, axis=1)
+            return of_rows[:, : shape[1]].reshape(-1)  # the last group may be smaller
+
+        return _changed(piece, DType.U8 if kind == "zero" else DType.F32, shape, repeated)
 
     pieces = {"codes": _changed(part.pieces["codes"], code.byte, (rows, columns), values), "scale": spread("scale")}
     if "zero" in part.pieces:

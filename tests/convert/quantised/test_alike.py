@@ -32,7 +32,7 @@ def weight(form: Form) -> tuple[Quantised, npt.NDArray[np.float32]]:
     code, group, table = form.code, form.group, form.table
     rng = np.random.default_rng(group + len(code.value))
     low, high = {Code.U4: (0, 16), Code.I4: (-8, 8), Code.U8: (0, 256), Code.I8: (-128, 128)}[code]
-    codes, groups = rng.integers(low, high, (ROWS, COLUMNS)), (ROWS, COLUMNS // group)
+    codes, groups = rng.integers(low, high, (ROWS, COLUMNS)), (ROWS, -(-COLUMNS // group))
     stored = codes.astype(np.int8 if low else np.uint8)
     packed = pack_nibbles(stored.view(np.uint8)) if code.packed else stored
     scale = from_float32(rng.uniform(0.01, 0.02, groups).astype(np.float32), DType.F16)
@@ -41,12 +41,12 @@ def weight(form: Form) -> tuple[Quantised, npt.NDArray[np.float32]]:
     if form.zero:
         zeros = rng.integers(0, high, groups).astype(np.uint8)
         pieces["zero"] = _piece(DType.U8, zeros)
-        values -= zeros.repeat(group, 1)
-    values *= to_float32(scale, DType.F16).repeat(group, 1)
+        values -= zeros.repeat(group, 1)[:, :COLUMNS]
+    values *= to_float32(scale, DType.F16).repeat(group, 1)[:, :COLUMNS]
     if form.offset:
         offsets = rng.uniform(-1, 1, groups).astype(np.float32)
         pieces["offset"] = _piece(DType.F32, offsets)
-        values += offsets.repeat(group, 1)
+        values += offsets.repeat(group, 1)[:, :COLUMNS]
     made = Quantised(
         name="w", format="x", file=Path("x"), shape=(ROWS, COLUMNS), code=code, group=group, pieces=pieces, table=table
     )
@@ -70,6 +70,8 @@ def _read(made: Quantised, kind: str) -> npt.NDArray[np.float32]:
         (Form(code=Code.U4, group=32, offset=True), Form(code=Code.I8, group=32)),
         (Form(code=Code.U4, group=32, table=TABLE), Form(code=Code.I4, group=64)),
         (Form(code=Code.U4, group=64, zero=True), Form(code=Code.U8, group=32, zero=True)),
+        (Form(code=Code.I4, group=48), Form(code=Code.I8, group=32)),  # the last group is smaller
+        (Form(code=Code.U4, group=32, zero=True), Form(code=Code.U8, group=48, zero=True)),
     ],
 )
 def test_values_stay(forms: tuple[Form, ...]) -> None:
