@@ -181,6 +181,20 @@ def test_bytes_with_zero_points_are_refused(tmp_path: Path, form: str) -> None:
         export(tmp_path / "checkpoint", tmp_path / "x.gguf" if form == "gguf" else tmp_path / "x", form)
 
 
+def test_zero_points_that_are_no_whole_numbers(tmp_path: Path) -> None:
+    """HQQ has such, and compressed-tensors stores four bits of each."""
+    quantised_files.write_model(tmp_path / "model", {"quant_method": "hqq"}, quantised_files.hqq(4, 32, 1))
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "c"))
+    with pytest.raises(UnsupportedModelError, match=r"attn/q/weight(.|\n)*zero points are not all whole"):
+        export(tmp_path / "c", tmp_path / "x", "compressed-tensors")
+    assert not (tmp_path / "x").exists()
+    report = export(tmp_path / "c", tmp_path / "x", "compressed-tensors", as_floats=True)
+    assert len(report.floats) == 7
+    convert(ConvertOptions(model_dir=tmp_path / "x", output_dir=tmp_path / "back"))
+    ids = IDS % quantised_files.VOCAB
+    np.testing.assert_array_equal(logits_of_graph(tmp_path / "back", ids), logits_of_graph(tmp_path / "c", ids))
+
+
 def test_a_table_of_codes_and_an_lm_head_of_its_own(tmp_path: Path) -> None:
     """As in most GGUF files: codes of the token table lead to a lookup of rows, those of other weights to a matmul."""
     write_llama(tmp_path, Q4_0)

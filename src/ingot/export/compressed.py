@@ -23,6 +23,7 @@ from ingot.tensor_file import TensorFileWriter, TensorSpec
 
 _ROWS = 256  # worked on at a time
 _MIDDLE = np.uint8(8)  # stored codes of 4 bits are so much too high
+_MOST = 15  # of 4 bits
 _WEIGHTS_FILE = "model.safetensors"
 
 Bits = npt.NDArray[np.generic]
@@ -40,6 +41,16 @@ def compressed_problem(codes: StoredCodes, columns: int) -> str:
     if codes.zero is None and not codes.signed:
         return "its codes are unsigned, without zero points"
     return "its signed codes have zero points" if codes.zero is not None and codes.signed else ""
+
+
+def zeros_problem(codes: StoredCodes, rows: int) -> str:
+    """Why the format does not hold the zero points; "": it does, or there are none."""
+    for begin in range(0, rows, _ROWS) if codes.zero is not None else ():
+        assert codes.zero is not None, "the range says so"
+        zeros = codes.zero(begin, min(begin + _ROWS, rows))
+        if not np.array_equal(zeros, np.rint(zeros).clip(0, _MOST)):
+            return f"its zero points are not all whole numbers from 0 to {_MOST}"
+    return ""
 
 
 def write_compressed(
