@@ -31,6 +31,7 @@ from ingot.plugins.quantised import Int8, QuantisedRows
 from ingot.plugins.unit_rows import UnitRows, joined_units
 
 _TOP = 15  # largest exponent of a row's scales
+_LOWEST = -126  # exponent of a power of two that float32 holds with all of its bits
 _MIDDLE = 128  # of unsigned bytes; signed ones have 0 there
 
 
@@ -216,7 +217,8 @@ def _powers(scale: Float32, offset: Float32 | None) -> Float32:
         top = np.maximum(top, np.abs(offset).max(axis=1, initial=0))
     finite = np.isfinite(top)
     _, exponent = np.frexp(np.where(finite & (top > 0), top, np.float32(1)))
-    return np.where(finite, np.ldexp(np.float32(1), exponent - _TOP), np.float32(np.nan)).astype(np.float32)
+    powers = np.ldexp(np.float32(1), np.maximum(exponent - _TOP, _LOWEST))
+    return np.where(finite, powers, np.float32(np.nan)).astype(np.float32)
 
 
 def _half(values: Float32) -> Float32:

@@ -13,6 +13,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.gguf.header import read_gguf_header
+from ingot.dtypes import DType, to_float32
 from ingot.engine import read_manifest
 from ingot.inspect import inspect
 from ingot.plan import Step
@@ -22,7 +23,7 @@ from tests.builder.engines import engine_logits
 from tests.convert.gguf.test_architectures import CASES as ARCHITECTURES
 from tests.convert.gguf.test_architectures import write_case
 from tests.convert.gguf.test_blocks import IDS, write_llama
-from tests.convert.quantised.test_formats import CASES
+from tests.convert.quantised.test_formats import CASES, compressed
 from tests.graph_logits import logits_of_graph
 from tests.spanning import often, spanning
 
@@ -158,6 +159,21 @@ def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:
     text = inspect(tmp_path / "engine").text
     assert "gguf Q4_0 i4, gguf Q4_1 u4 with offset  w4tsg128" in text
     assert "matmuls keep their codes" in " ".join(report.notes)
+
+
+def test_a_row_of_the_smallest_scales(tmp_path: Path) -> None:
+    """2^-149, the smallest of float32, is less than any power of two that a float16 fills."""
+
+    def pack(rng: np.random.Generator, n: int, k: int) -> tuple[write.Tensors, write.Array]:
+        tensors, weight = write.packed(4, 32)(rng, n, k)
+        scales = to_float32(tensors["weight_scale"][1], DType.BF16)
+        scales[0] = 2.0**-149
+        return tensors | {"weight_scale": (DType.F32, scales)}, weight
+
+    settings = compressed("pack-quantized", num_bits=4, strategy="group", group_size=32)
+    write.write_model(tmp_path / "model", settings, pack)
+    for precision, error in products(built(tmp_path, tmp_path / "model")).values():
+        assert (precision, error) == ("w4tg32", 0)
 
 
 def test_another_precision_takes_the_values(tmp_path: Path) -> None:
