@@ -241,8 +241,7 @@ def _by_groups(node: gs.Node, columns: int) -> Grid | None:
         size, step = weight_shape(node.inputs[0])[2], producer(node.inputs[0])
     for name, op in (("offset", "Add"), ("scale", "Mul"), ("zero", "Sub")):
         if is_op(step, op):
-            given[name] = _without_axis(step.inputs[1]) if grouped else step.inputs[1]
-            step = producer(step.inputs[0])
+            given[name], step = step.inputs[1], producer(step.inputs[0])
     if grouped:
         if not is_op(step, "Reshape"):
             return None
@@ -258,17 +257,22 @@ def _by_groups(node: gs.Node, columns: int) -> Grid | None:
         return None
     if table and code != _Code(bits=4, signed=False):
         return None
+    if "scale" not in given or (table and given.keys() & {"zero", "offset"}) or {"zero", "offset"} <= given.keys():
+        return None
     groups = (weight_shape(step.inputs[0])[0], -(-columns // size))
-    if "scale" not in given or any(weight_shape(each) != groups for each in given.values()):
+    found = {name: _of_groups(each) if grouped else each for name, each in given.items()}
+    known = {name: each for name, each in found.items() if each is not None and weight_shape(each) == groups}
+    if known.keys() < given.keys():
         return None
-    if (table and given.keys() & {"zero", "offset"}) or {"zero", "offset"} <= given.keys():
-        return None
-    return Grid(codes=step.inputs[0], signed=code.signed, bits=code.bits, group=size, table=table, **given)
+    return Grid(codes=step.inputs[0], signed=code.signed, bits=code.bits, group=size, table=table, **known)
 
 
-def _without_axis(tensor: gs.Tensor) -> gs.Tensor:
-    node = producer(tensor)
-    return node.inputs[0] if is_op(node, "Unsqueeze") else tensor
+def _of_groups(spread: gs.Tensor) -> gs.Tensor | None:
+    """The numbers [N, groups] that all columns of a group have; None of what is spread in another way."""
+    node = producer(spread)
+    if not is_op(node, "Unsqueeze") or weight_shape(spread) != (*weight_shape(node.inputs[0]), 1):
+        return None
+    return node.inputs[0]
 
 
 def w8_parts(tensor: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:

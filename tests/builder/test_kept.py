@@ -4,11 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
 from ingot.builder.build import BuildReport, build
-from ingot.builder.kept import Grid
+from ingot.builder.kept import Grid, read_grid
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
@@ -159,6 +160,31 @@ def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:
     text = inspect(tmp_path / "engine").text
     assert "gguf Q4_0 i4, gguf Q4_1 u4 with offset  w4tsg128" in text
     assert "matmuls keep their codes" in " ".join(report.notes)
+
+
+@pytest.mark.parametrize(("axis", "found"), [(-1, True), (2, True), (1, False), (None, False)])
+def test_scales_that_are_spread_in_another_way(axis: int | None, found: bool) -> None:
+    """In a graph of one's own, the columns of all groups may share scales; here there are as many as groups."""
+    place = [onnx.StringStringEntryProto(key="location", value="weights")]
+    stored = [
+        onnx.TensorProto(name=name, data_type=kind, dims=dims, data_location=1, external_data=place)
+        for name, kind, dims in (
+            ("codes", onnx.TensorProto.UINT4, (16, 256)),
+            ("scale", onnx.TensorProto.FLOAT, (16, 16)),
+        )
+    ]
+    integers = {"of_groups": [0, 16, 16], "axis": [axis or 0], "rows": [0, 256]}
+    stored += [onnx.numpy_helper.from_array(np.array(each), name) for name, each in integers.items()]
+    nodes = [
+        onnx.helper.make_node("Cast", ["codes"], ["values"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Reshape", ["values", "of_groups"], ["groups"]),
+        onnx.helper.make_node("Unsqueeze", ["scale", "axis"], ["spread"]),
+        onnx.helper.make_node("Mul", ["groups", "scale" if axis is None else "spread"], ["product"]),
+        onnx.helper.make_node("Reshape", ["product", "rows"], ["weight"]),
+    ]
+    weight = onnx.helper.make_tensor_value_info("weight", onnx.TensorProto.FLOAT, [16, 256])
+    graph = gs.import_onnx(onnx.helper.make_model(onnx.helper.make_graph(nodes, "of a weight", [], [weight], stored)))
+    assert (read_grid(graph.outputs[0]) is not None) == found
 
 
 def test_a_row_of_the_smallest_scales(tmp_path: Path) -> None:
