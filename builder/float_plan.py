@@ -1,7 +1,8 @@
 """A graph of plugins lowered in float32 for `ref`: the model itself, whatever an engine of it rounds."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from ingot.builder.expressions import check_sources
 from ingot.builder.graph import Graph
@@ -37,10 +38,11 @@ def lower_float(
     passes: Sequence[StepPass] = (),
     sum_parts: int = 1,
     share: tuple[int, int] = (0, 1),
+    groups: Mapping[str, int] = MappingProxyType({}),
 ) -> FloatModel:
     """Rewrites `graph`, whose nodes have their names. sum_parts: as of a BuildConfig; share: of a rank, its number and
-    how many there are. Raises CheckpointError for a weight that is not there, BuildError for a share that no rank can
-    have."""
+    how many there are; groups: of an engine with the same parts, as `groups_of_parts` says. Raises CheckpointError for
+    a weight that is not there, BuildError for a share that no rank can have."""
     choice = ProductChoice(precision=Precision(dtype=DType.F32), activations="bf16")
     products = {node.name: choice for node in products_of(graph)}
     ref = find_target("ref")
@@ -48,7 +50,7 @@ def lower_float(
     lowering = Lowering(graph)
     for use in lowering.uses:
         check_sources(use.tensor, checkpoint)
-    sums = split_passes(lowering, ref, sum_parts, *share)
+    sums = split_passes(lowering, ref, sum_parts, *share, groups)
     ranks = tuple(SplitRanks(sums=each) for each in sums if share[1] > 1)
     program = run_step_passes(lowering.program, (*sums, *ranks, *passes))
     return FloatModel(lowering=lowering, program=program, shape=own_heads(read_shape(graph), ranks))

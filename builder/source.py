@@ -22,6 +22,7 @@ from ingot.builder.graph import Graph, is_op
 from ingot.builder.names import name_nodes
 from ingot.builder.pack import WeightUse
 from ingot.builder.passes.keep_codes import KeepCodes, rearranged
+from ingot.builder.passes.split_sums import groups_of_parts
 from ingot.builder.pipeline import require_plugins, run_passes, step_passes, structure_passes
 from ingot.checkpoint import Checkpoint
 from ingot.plan import Plan
@@ -97,7 +98,7 @@ def open_source(directory: Path, made: Plan, target: Target, share: tuple[int, i
         if apart := rearranged(made):
             units = made.sum_parts if any(weight.dtype.has_units for weight in made.weights) else 0
             _keep_codes(graph, checkpoint, apart, units=units, alike=made.sum_parts > 1)
-        model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts, share)
+        model = lower_float(graph, checkpoint, step_passes(target), made.sum_parts, share, groups_of_parts(made))
         plan, uses = model.plan(made.limits, made.tokens_per_block), model.lowering.uses
     written = model.program.tensors()
     tensors = {step: tuple(name if name in names else "" for name in outputs) for step, outputs in written.items()}

@@ -18,6 +18,7 @@ such a weight's rows, and all columns of its input.
 import dataclasses
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -30,21 +31,28 @@ from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
 from ingot.builder.sum_bounds import OPTION, Whole, part_bounds
 from ingot.errors import BuildError, NoKernelError
-from ingot.plan import Attr
+from ingot.plan import Attr, Plan
 from ingot.plugins.ops import add, all_gather, all_reduce, gather_columns, take_columns
 from ingot.plugins.registry import find_op
 from ingot.plugins.target import CompilesGraph, Target
 from ingot.weight_formats import KEPT
 
 NAME = "split_sums"
+_PART = ".part"
 FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
 
 
 def split_passes(
-    lowering: Lowering, target: Target, parts: int, rank: int = 0, ranks: int = 1
+    lowering: Lowering,
+    target: Target,
+    parts: int,
+    rank: int = 0,
+    ranks: int = 1,
+    groups: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple["SplitSums", ...]:
     """The pass, where there is more than one part."""
-    return (SplitSums(lowering=lowering, target=target, parts=parts, rank=rank, ranks=ranks),) if parts > 1 else ()
+    split = SplitSums(lowering=lowering, target=target, parts=parts, rank=rank, ranks=ranks, groups=groups)
+    return (split,) if parts > 1 else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +60,7 @@ class SplitSums:
     """parts: a power of two, at least 2; lowering: gets the parts of the weights.
 
     rank, ranks  ranks divide the parts evenly; a program has those of one rank, and all of them add up what they have
+    groups       product → columns that stay together in another program, whose parts are wanted here
     shares       gets the columns, first and last and one, that this rank has of each value that is added up
     gathered     gets those of these values that ranks put together again, and do not add up
     """
@@ -61,6 +70,7 @@ class SplitSums:
     parts: int
     rank: int = 0
     ranks: int = 1
+    groups: Mapping[str, int] = dataclasses.field(default_factory=dict)
     shares: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     gathered: set[int] = dataclasses.field(default_factory=set)
 
@@ -124,7 +134,7 @@ class _Parts:
         residual = None if op.residual is None else step.inputs[op.residual]
         sums: list[int] = []
         each = parts // self._split.ranks
-        bounds = part_bounds(step.name, k, parts, whole, use.group)
+        bounds = part_bounds(step.name, k, parts, whole, self._split.groups.get(step.name, use.group))
         own = range(self._split.rank * each, (self._split.rank + 1) * each)
         low, high = bounds[own[0]][0], bounds[own[-1]][1]
         for part in own:
@@ -138,7 +148,7 @@ class _Parts:
             if op.residual is not None:
                 inputs[op.residual] = sums.pop() if joins else None
             sums.append(self._value(out))
-            name = f"{step.name}.part{part}"
+            name = f"{step.name}{_PART}{part}"
             part_step = dataclasses.replace(step, name=name, attrs=attrs, inputs=tuple(inputs), outputs=(sums[-1],))
             self.steps.append(part_step)
         self._add_up(step, sums, residual)
@@ -228,6 +238,12 @@ class _Parts:
         known = self.values[like]
         self.values.append(Value(rows=known.rows, cols=known.cols if cols is None else cols, tensor=""))
         return len(self.values) - 1
+
+
+def groups_of_parts(plan: Plan) -> dict[str, int]:
+    """Product → columns of a group, which decide where the sums of this plan have parts."""
+    parts = [step for step in plan.steps if _PART in step.name and "group" in step.attrs]
+    return {step.name.rpartition(_PART)[0]: int(step.attrs["group"]) for step in parts}
 
 
 def _require_kernels(target: Target) -> None:

@@ -69,6 +69,15 @@ def test_a_sound_engine_of_four_ranks(engine: Path, checkpoint: Path) -> None:
     assert compared["lm_head.all_gather"].model_error is not None
 
 
+def test_ranks_that_divide_columns_by_groups(tmp_path: Path) -> None:
+    """Of 96 columns in groups of 32, one rank has two groups and the other one has the third."""
+    checkpoint = random_checkpoint(tmp_path, {**find_family("llama").tiny, **SMALL, "intermediate_size": 96})
+    engine = built(tmp_path, checkpoint, (2, 1), precision="w4g32")
+    shapes = {weight.name: weight.shape for weight in read_plan(engine).weights}
+    assert shapes["layers.0/down.part0.weight"][1] == 64
+    compare(engine, checkpoint, OPTIONS).raise_if_wrong()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target", "precision", "layout"),
