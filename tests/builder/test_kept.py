@@ -167,7 +167,7 @@ def test_scales_that_are_spread_in_another_way(axis: int | None, found: bool) ->
     """In a graph of one's own, the columns of all groups may share scales; here there are as many as groups."""
     place = [onnx.StringStringEntryProto(key="location", value="weights")]
     stored = [
-        onnx.TensorProto(name=name, data_type=kind, dims=dims, data_location=1, external_data=place)
+        onnx.TensorProto(name=name, data_type=kind, dims=dims, data_location="EXTERNAL", external_data=place)
         for name, kind, dims in (
             ("codes", onnx.TensorProto.UINT4, (16, 256)),
             ("scale", onnx.TensorProto.FLOAT, (16, 16)),
