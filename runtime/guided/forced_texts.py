@@ -1,18 +1,19 @@
 """Texts of a grammar that leave the model no choice, and how long they can get.
 
 The library writes such a text to its end before it gives the next token: the tokens are then those that the model was
-trained on, and the step pays for all of it. Where such a text can be long, the library is told not to look ahead.
+trained on, and the step pays for all of it. Where such a text can be long, the library is told not to look ahead; nor
+where a grammar names an ordinary token by its id, which the library would write as digits.
 """
 
 import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.runtime.guided.reach import LarkRules, count_bytes, lark_strings, of_regex
+from ingot.runtime.guided.reach import LarkRules, count_bytes, lark_marks, lark_strings, of_regex
 
 MOST_BYTES = 16_384
 """Of one text."""
@@ -27,18 +28,24 @@ _PLAIN = re.compile(r"[^|()\[\]{}*+?.]+")
 _ESCAPED = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
-def released(kind: str, text: str) -> tuple[str, str]:
-    """The same grammar. Where it can force a long text, it is in Lark and written token by token. kind: see
-    GrammarCache.new.
+def released(kind: str, text: str, controls: Container[int]) -> tuple[str, str]:
+    """The same grammar. Where it can force a long text or an ordinary token, it is in Lark and written token by token.
+    kind: see GrammarCache.new. controls: ids of the control tokens.
     """
     with contextlib.suppress(RecursionError):
-        if len(text) <= _MEASURED and _MEASURES[kind](text) <= _LOOKED_AHEAD:
+        short = len(text) <= _MEASURED and _MEASURES[kind](text) <= _LOOKED_AHEAD
+        if short and not (kind == "lark" and _names_ordinary_tokens(text, controls)):
             return kind, text
     if kind == "json_schema":
         text = f"start: %json {text}"
     elif kind == "regex":
         text = f"start: /{_ESCAPED.sub(_in_slashes, text)}/"
     return "lark", text + _NO_LOOKING
+
+
+def _names_ordinary_tokens(text: str, controls: Container[int]) -> bool:
+    numbers = (each[1:-1] for each in lark_marks(text) if each.startswith("["))
+    return any(not each.isdecimal() or int(each) not in controls for each in numbers)
 
 
 def _in_slashes(found: re.Match[str]) -> str:

@@ -15,6 +15,7 @@ from ingot.runtime.guided.unenforced import (
     ONE_SCHEMA,
     SCHEMAS_BY_NAME,
     refuse_numbers_in,
+    refuse_open_escape,
     refuse_unenforced,
 )
 
@@ -29,6 +30,7 @@ def make_grammar(asked: StructuredOutputs, wire: Callable[[str], str]) -> Gramma
     """wire: text → how Lark spells it, with control tokens for what they read like. Raises RequestError."""
     if asked.regex is not None:
         refuse_long_in("regex", asked.regex)
+        refuse_open_escape(asked.regex, "structured_outputs.regex")
         return "regex", asked.regex
     if asked.choice is not None:
         for place, text in enumerate(asked.choice):

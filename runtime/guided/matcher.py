@@ -176,7 +176,7 @@ class GrammarCache:
             )
         if b"\0" in data:
             raise RequestError("structured_outputs: a grammar cannot hold the character U+0000")
-        kind, text = released(kind, text)
+        kind, text = released(kind, text, self.tokenizer.tokens.values())
         made = self._compile_in_time(kind.encode(), text.encode(errors="replace"))
         if isinstance(made, str):
             raise RequestError("structured_outputs: llguidance refuses this", got=made[:1000])

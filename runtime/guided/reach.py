@@ -101,11 +101,20 @@ def _again(part: Reach, sign: str) -> Reach:
 
 def lark_strings(text: str) -> Iterator[str]:
     """Quoted texts of a grammar, without those in its schemas."""
+    return (each[1:-1] for each in _pieces(text, "string"))
+
+
+def lark_marks(text: str) -> Iterator[str]:
+    """What a grammar names of tokens: `s` for <s>, `[5]` for <[5]>."""
+    return (each[1:-1] for each in _pieces(text, "mark"))
+
+
+def _pieces(text: str, kind: str) -> Iterator[str]:
     place = 0
     while (found := _LARK.search(text, place)) is not None:
         place = found.end()
-        if found.lastgroup == "string":
-            yield found[0][1:-1]
+        if found.lastgroup == kind:
+            yield found[0]
         elif found.lastgroup == "json":
             with contextlib.suppress(ValueError):
                 place = _READ.raw_decode(text, place)[1]
@@ -135,7 +144,7 @@ def rules_behind(text: str) -> dict[str, set[str]]:
 def _bodies(text: str) -> dict[str, str]:
     heads = list(_RULE.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)]
-    return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=True)}
+    return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}  # a text may have no rule
 
 
 class LarkRules:

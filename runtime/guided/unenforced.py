@@ -39,6 +39,8 @@ def _refuse(schema: Any, root: Mapping[str, Any], path: str, deep: int) -> None:
             value = list(value)  # its schemas are looked at below
         for text in _texts(value):
             refuse_long(text, f"schema {path}.{key}")
+            if key in ("pattern", "patternProperties"):
+                refuse_open_escape(text, f"schema {path}.{key}")
             if key not in ("pattern", "patternProperties") and _CONTROL.search(text):
                 raise RequestError(
                     "structured_outputs: control characters that JSON writes as \\uXXXX alone cannot be enforced",
@@ -51,6 +53,17 @@ def _refuse(schema: Any, root: Mapping[str, Any], path: str, deep: int) -> None:
             refuse_number(number, f"schema {path}.{key}")
     for name, child in _subschemas(schema):
         _refuse(child, root, path + name, deep - 1)
+
+
+def refuse_open_escape(regex: str, where: str) -> None:
+    """A backslash at the end, which the library would leave out. Raises RequestError."""
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise RequestError(
+            "structured_outputs: a regular expression ends with a backslash that escapes nothing",
+            where=where,
+            got=regex[-100:],
+            hint="write two for a backslash, or leave it out",
+        )
 
 
 def refuse_number(number: int, where: str) -> None:

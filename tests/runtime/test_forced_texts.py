@@ -50,12 +50,16 @@ def _parts(schema: dict[str, Any]) -> dict[str, Any]:
         ({"grammar": 'start: "(" start ")" | "x"'}, True),
         ({"grammar": f'root ::= [0-9] ("{LONG[:90]}"){{30}}'}, True),
         ({"grammar": "start: %json " + json.dumps({"const": LONG})}, True),
+        ({"grammar": 'start: "a" <[7]> <s>'}, False),
+        ({"grammar": 'start: "a" <[8]>'}, True),
+        ({"grammar": 'start: "a" <[7-8]>'}, True),
+        ({"grammar": 'start: "<[8]>" %json {"const": "<[8]>"}'}, False),
     ],
 )
 def test_what_can_get_long(asked: dict[str, Any], long: bool) -> None:
     pytest.importorskip("llguidance", reason="reads GBNF")
     kind, text = make_grammar(StructuredOutputs(**asked), str)
-    assert ("no_forcing" in released(kind, text)[1]) == long
+    assert ("no_forcing" in released(kind, text, {7})[1]) == long
 
 
 def test_short_texts_are_cut_into_tokens_and_long_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

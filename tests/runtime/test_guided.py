@@ -49,6 +49,7 @@ def takes(guides: Guides, text: str, **asked: Any) -> bool:
         ({"choice": ["yes", 'n"o']}, 'n"o', "no"),
         ({"grammar": 'root ::= "a" ("b" | "c")+'}, "abcb", "a"),
         ({"grammar": 'start: "a" /[0-9]/'}, "a7", "a"),
+        ({"grammar": f'start: "a" <[{ids("b")[0]}]>'}, "ab", "a6"),
         ({"json_object": True}, '{"a":[1]}', "[1]"),
         ({"json": {"type": "integer", "maximum": 12}}, "12", "13"),
         (
@@ -78,7 +79,18 @@ def test_a_refusal_names_the_place(guides: Guides) -> None:
     assert "not" in str(caught.value.got)
 
 
-@pytest.mark.parametrize("asked", [{"regex": "(["}, {"grammar": "start: other"}, {"grammar": "root ::= ("}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"regex": "(["},
+        {"regex": "a\\"},
+        {"regex": "\\\\\\"},
+        {"grammar": "start: other"},
+        {"grammar": "root ::= ("},
+        {"grammar": '{"type": "boolean"}'},
+        {"grammar": "# nothing"},
+    ],
+)
 def test_what_is_no_grammar_is_refused(guides: Guides, asked: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         guides.matcher(StructuredOutputs(**asked))
@@ -193,6 +205,8 @@ def test_white_space_is_limited_unless_said_otherwise() -> None:
         ({"items": {"enum": [1, {"\x1f": 2}]}}, "schema $.items.enum"),
         ({"properties": {"k\x0b": {}}}, "schema $.properties"),
         ({"required": ["\x01"]}, "schema $.required"),
+        ({"items": {"pattern": "^a\\"}}, "schema $.items.pattern"),
+        ({"patternProperties": {"\\": {}}}, "schema $.patternProperties"),
     ],
 )
 def test_keys_that_could_come_twice_or_be_spelled_otherwise_are_refused(schema: dict[str, Any], words: str) -> None:
@@ -200,6 +214,7 @@ def test_keys_that_could_come_twice_or_be_spelled_otherwise_are_refused(schema: 
         schema_text(schema)
     assert words in str(caught.value)
     assert schema_text({"minProperties": 2, "required": ["a"], "enum": [{"minProperties": 9}, "\b\t\n\f\r\x7f"]})
+    assert schema_text({"pattern": "a\\\\", "const": "a\\"})
 
 
 @pytest.mark.slow
