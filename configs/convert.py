@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.errors import UsageError
 
@@ -64,3 +65,5 @@ class ConvertOptions:
             size = getattr(self.build_defaults, name)
             if size is not None and size < 1:
                 raise UsageError(f"--{name} must be at least 1", got=str(size))
+        given = {name: size for name, size in dataclasses.asdict(self.build_defaults).items() if size is not None}
+        BuildConfig(**given)  # refuses what no build would take

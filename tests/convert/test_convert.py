@@ -256,6 +256,8 @@ def test_random_weights(tmp_path: Path) -> None:
         ({"config": Path("c"), "random_weights": -1}, "not be negative"),
         ({"model_dir": Path("m"), "dtype": DType.I8}, "not a weight type"),
         ({"model_dir": Path("m"), "build_defaults": BuildDefaults(tp_size=0)}, "--tp_size must be at least 1"),
+        ({"model_dir": Path("m"), "build_defaults": BuildDefaults(tp_size=3)}, "tp_size must be a power of two"),
+        ({"model_dir": Path("m"), "build_defaults": BuildDefaults(pp_size=65)}, "--pp_size 65 is out of range"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], words: str) -> None:

@@ -26,3 +26,23 @@ def test_a_value_that_does_not_fit_is_wrong_use_and_a_request_that_fails_is_fail
     done = ingot("run", "--engine_dir", shipped_engine, "--prompt", "x", "--max_output_len", 600)
     done.fails("ask for at most 511 new tokens", code=1)
     assert "build" not in done.err, "the model has no more positions: a build would refuse that, too"
+
+
+def test_the_default_length_of_an_answer_is_lowered_to_what_the_prompt_leaves(shipped_engine: Path) -> None:
+    """513 tokens in all; only a length that the user gives is refused."""
+    lines = "".join(f'{{"prompt": {[5] * length}, "ignore_eos": true}}\n' for length in (500, 512, 100))
+    run = ("run", "--engine_dir", shipped_engine, "--input_file", "-")
+    found = ingot(*run, "--json", stdin=lines).succeeds().objects()
+    assert [(len(each["token_ids"]), each["finish_reason"]) for each in found] == [
+        (13, "length"),
+        (1, "length"),
+        (128, "length"),
+    ]
+    (longer,) = ingot(*run, "--json", "--min_tokens", 140, stdin=lines.splitlines()[-1]).succeeds().objects()
+    assert len(longer["token_ids"]) == 140
+    ingot(*run, "--max_output_len", 14, stdin=lines.splitlines()[0]).fails("here 13 new ones", code=1)
+
+
+def test_a_directory_in_place_of_the_input_file_is_not_called_misspelled(shipped_engine: Path, tmp_path: Path) -> None:
+    run = ("run", "--engine_dir", shipped_engine, "--input_file", tmp_path)
+    ingot(*run).fails("the input file cannot be read", "next: give a file", code=2)

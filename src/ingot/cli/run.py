@@ -25,6 +25,7 @@ from ingot.runtime.session import join_ranks, load_engine
 from ingot.runtime.text_stream import TextEvent, TextRequest
 from ingot.runtime.tokenizer import Tokenizer
 
+_MOST_TOKENS = 128  # of an answer, unless the user says it
 _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # option → field of StructuredOutputs
 
 
@@ -39,7 +40,9 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
     help='Read prompts from JSON lines: "text" or {"prompt": ..., "max_output_len": ...}; - is stdin.',
 )
 @click.option(
-    "--max_output_len", type=positive, default=128, show_default=True, help="Generate at most this many tokens."
+    "--max_output_len",
+    type=positive,
+    help=f"Generate at most this many tokens. Default: {_MOST_TOKENS}, or what the engine's limits leave.",
 )
 @click.option(
     "--temperature",
@@ -177,7 +180,7 @@ def _request(index: int, prompt: Prompt, asked: Sampling, defaults: GenerationDe
     except RequestError as error:
         error.where = f"request {index}"
         raise
-    return TextRequest(prompt=prompt, params=params)
+    return TextRequest(prompt=prompt, params=params, default_max_tokens=max(_MOST_TOKENS, params.min_tokens))
 
 
 def _params(asked: Sampling, defaults: GenerationDefaults) -> SamplingParams:

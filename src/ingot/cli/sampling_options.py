@@ -18,7 +18,7 @@ Prompt = str | Sequence[int]
 class Sampling:
     """What a user says about one request; None: nothing."""
 
-    max_output_len: int
+    max_output_len: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -67,9 +67,8 @@ def _read(file: str) -> str:
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise UsageError(
-            "the input file cannot be read", where=file, got=error.strerror, hint=spelled(Path(file))
-        ) from error
+        hint = "give a file" if isinstance(error, IsADirectoryError) else spelled(Path(file))
+        raise UsageError("the input file cannot be read", where=file, got=error.strerror, hint=hint) from error
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
