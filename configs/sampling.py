@@ -10,7 +10,7 @@ from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.configs.unknown import named_arguments_only
 from ingot.errors import RequestError
 
-_MAX_SEED = 2**64 - 1
+MAX_SEED = 2**64 - 1
 _MIN_FLOAT32, _MAX_FLOAT32 = 1.1754944e-38, 3.4028234e38  # steps compute with float32
 _MAX_N = 1 << 16  # each completion is a request of its own
 _GUIDED = "say structured_outputs"
@@ -125,7 +125,7 @@ class SamplingParams:
                 "top_p must be above 0", got=str(self.top_p), hint="for greedy decoding use temperature=0"
             )
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, _MAX_SEED)
+            check_integer("seed", self.seed, 0, MAX_SEED)
         if getattr(self.stop_token_ids, "ndim", 0) != 1:  # numpy's arrays are lists, too
             _check_list("stop_token_ids", self.stop_token_ids, "a list of token ids")
         for token in self.stop_token_ids:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.configs.sampling import SamplingParams, check_integer
+from ingot.configs.sampling import MAX_SEED, SamplingParams, check_integer
 from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.errors import RequestError
 from ingot.plan import Limits
@@ -157,6 +157,13 @@ def params_per_prompt(num_prompts: int, config: SamplingParams | None, own: Argu
     seeds = list(seed) if _is_list(seed) else [seed] * num_prompts
     if len(seeds) != num_prompts:
         raise RequestError("random_seed must be one seed, or one per prompt", got=f"{len(seeds)} for {num_prompts}")
+    for each in seeds:
+        if each is not None:
+            check_integer("random_seed", each, 0, MAX_SEED)
+    if own.max_new_tokens is not None and (own.min_length or 0) > own.max_new_tokens:
+        raise RequestError(
+            "min_length is more than max_new_tokens", expected=f"at most {own.max_new_tokens}", got=str(own.min_length)
+        )
     greedy = own.temperature is None and own.top_k is None and own.top_p is None
     default_temperature = 0.0 if greedy else 1.0
     return [

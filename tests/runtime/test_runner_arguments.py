@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import UsageError
+from ingot.errors import RequestError, UsageError
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.outlet import Outlet
 from ingot.runtime.request import Request
@@ -49,6 +49,19 @@ def test_requests_are_as_they_were_asked(
     monkeypatch.setattr(runner.executor, "add", watched)
     runner.generate([[1, 2]], max_new_tokens=1, return_dict=True, **said)
     assert [(request.priority, request.want_log_probs) for request in seen] == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"random_seed": -1}, "random_seed must be a whole number"),
+        ({"random_seed": [3, 2**64]}, "random_seed must be a whole number"),
+        ({"min_length": 3, "max_new_tokens": 2}, "min_length is more than max_new_tokens"),
+    ],
+)
+def test_refusals_have_the_names_of_the_call(runner: ModelRunner, said: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        runner.generate([[1, 2], [3]], **said)
 
 
 @pytest.mark.parametrize("name", [None, 3, b"engine", ["engine"]])
