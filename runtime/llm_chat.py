@@ -116,6 +116,9 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
+_SPEAKING = ("system", "user", "tool")  # roles whose messages are their content
+
+
 def _read_message(message: Any, where: str) -> dict[str, Any]:
     """As templates expect it: text in one piece, `developer` under its old name."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -136,6 +139,13 @@ def _read_message(message: Any, where: str) -> dict[str, Any]:
         read["content"] = "\n".join(_read_part(part, where) for part in read["content"])
     elif not isinstance(read.get("content"), str | None):
         raise RequestError("content of a message must be text", where=where, got=repr(read["content"])[:100])
+    elif read.get("content") is None and read["role"] in _SPEAKING:
+        raise RequestError(
+            "a message has no content",
+            where=where,
+            expected='{"role": "user", "content": "Hi"}; only an assistant may have called tools instead',
+            got=repr(message)[:100],
+        )
     return read
 
 

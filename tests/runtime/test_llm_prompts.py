@@ -148,6 +148,8 @@ def test_chat_with_another_template(llm: EngineLLM, tmp_path: Path) -> None:
         ([{"content": "1"}], {}, "a dictionary with a role"),
         ([ONE, ["hi"]], {}, "a dictionary with a role"),
         ([{"role": "user", "content": 3}], {}, "content of a message must be text"),
+        ([{"role": "user", "contnet": "Hi"}], {}, "a message has no content"),
+        ([{"role": "developer", "content": None}], {}, "a message has no content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, "the engine reads nothing else"),
         ([{"role": "assistant", "tool_calls": [{"id": "x"}]}], {}, "must name its function"),
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, "must name its function"),
