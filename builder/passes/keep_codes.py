@@ -80,7 +80,7 @@ class KeepCodes:
     precision.
 
     ordered  whether a product may get its columns in another order
-    units    as of `kept_precision`
+    units    as in `kept_precision`
     alike    whether one product has rows of one kind alone: ranks divide rows anywhere
     wholes   gets the products that are taken apart: name of a part → name of the whole
     """
