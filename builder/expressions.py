@@ -101,14 +101,16 @@ def check_sources(tensor: gs.Tensor, checkpoint: Checkpoint) -> None:
         stored = stored_as(proto.data_type, tuple(proto.dims))
         if stored is None:
             raise _unreadable(tensor, proto.data_type)
-        found = checkpoint.external(tensor.name, location=location, offset=offset, dtype=stored[0], shape=stored[1])
-        place = {entry.key: entry.value for entry in proto.external_data}
-        if int(place.get("length", found.nbytes)) != found.nbytes:
+        needed = checkpoint.external(
+            tensor.name, location=location, offset=offset, dtype=stored[0], shape=stored[1]
+        ).nbytes
+        length = int(_entries(proto).get("length", needed))
+        if length != needed:
             raise CheckpointError(
-                "a weight of the graph has not as many bytes as its type and shape ask for",
+                "the graph gives a weight another number of bytes than its type and shape need",
                 where=f"{checkpoint.graph_path}: {tensor.name}",
-                expected=f"{found.nbytes:,} bytes for {list(proto.dims)}",
-                got=f"{int(place['length']):,} bytes",
+                expected=f"{needed:,} bytes for {list(proto.dims)}",
+                got=f"{length:,} bytes",
                 hint="convert the model again",
             )
 
@@ -343,8 +345,12 @@ def _external(tensor: gs.Constant) -> onnx.TensorProto | None:
 
 def _place(proto: onnx.TensorProto) -> tuple[str, int]:
     """(file, offset in bytes) of external data."""
-    entries = {entry.key: entry.value for entry in proto.external_data}
+    entries = _entries(proto)
     return entries["location"], int(entries.get("offset", 0))
+
+
+def _entries(proto: onnx.TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.external_data}
 
 
 def _dtype(tensor: gs.Constant) -> DType:

@@ -2,7 +2,6 @@
 
 import fnmatch
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 import onnx_graphsurgeon as gs
@@ -11,12 +10,11 @@ from ingot.builder.dequantise import is_dequantised
 from ingot.builder.graph import is_op, producer, weight_shape
 from ingot.builder.kept import kept_precision, pieces_of, read_grid, w8_parts
 from ingot.builder.pack import WeightUse
+from ingot.builder.passes.split_sums import whole_name
 from ingot.builder.precision import LM_HEAD, keeps
 from ingot.configs.build import BuildConfig
 from ingot.dtypes import DType
 from ingot.plugins.target import Target
-
-_PART = re.compile(r"\.part\d+$")
 
 
 def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *, units: int) -> dict[str, str]:
@@ -28,7 +26,7 @@ def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *
     head = config.screen_lm_head or config.lm_head_precision is not None
     found = {}
     for use in uses:
-        name = _PART.sub("", use.name.removesuffix(".weight"))  # of a matmul whose sums have parts
+        name = whole_name(use.name.removesuffix(".weight"))
         asked = any(fnmatch.fnmatch(name, pattern) for pattern in patterns) or (head and name == LM_HEAD)
         lost = use.panels and use.dtype is DType.W8 and not asked
         if lost and (reason := _reason(use.tensor, config, target, units)):

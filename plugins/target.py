@@ -77,7 +77,7 @@ NO_LIMIT = (1 << 62) - 1  # a limit that nothing reaches
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KernelLimits:
     """What a target's kernels can take at most, beside the types that their names say. A build refuses everything else.
-    Where no kernel takes less, the sizes of heads are what plans hold.
+    The defaults for heads are what a plan can hold.
 
     head_dim           elements of an attention head
     head_dim_multiple  what every head_dim must be a multiple of

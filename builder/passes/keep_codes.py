@@ -65,7 +65,8 @@ class _Member:
         found = [each for each in alone if each is not None]
         if len(found) < len(alone):
             return not found
-        if together is None or together.dtype.has_units != any(each.dtype.has_units for each in found):
+        units_alone = any(each.dtype.has_units for each in found)
+        if together is None or together.dtype.has_units != units_alone:
             return False
         return {_bits(together)} == {_bits(each) for each in found}
 

@@ -17,6 +17,7 @@ such a weight's rows, and all columns of its input.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -38,7 +39,7 @@ from ingot.plugins.target import CompilesGraph, Target
 from ingot.weight_formats import KEPT
 
 NAME = "split_sums"
-_PART = ".part"
+_PART = re.compile(r"\.part\d+$")  # behind the name of what has parts
 FOLLOWED = ("gather_rows", "sigmoid_gate")  # what may lie between heads and the product that adds them up
 
 
@@ -148,7 +149,7 @@ class _Parts:
             if op.residual is not None:
                 inputs[op.residual] = sums.pop() if joins else None
             sums.append(self._value(out))
-            name = f"{step.name}{_PART}{part}"
+            name = f"{step.name}.part{part}"
             part_step = dataclasses.replace(step, name=name, attrs=attrs, inputs=tuple(inputs), outputs=(sums[-1],))
             self.steps.append(part_step)
         self._add_up(step, sums, residual)
@@ -242,8 +243,13 @@ class _Parts:
 
 def groups_of_parts(plan: Plan) -> dict[str, int]:
     """Product → columns of a group, which decide where the sums of this plan have parts."""
-    parts = [step for step in plan.steps if _PART in step.name and "group" in step.attrs]
-    return {step.name.rpartition(_PART)[0]: int(step.attrs["group"]) for step in parts}
+    parts = [step for step in plan.steps if _PART.search(step.name) and "group" in step.attrs]
+    return {whole_name(step.name): int(step.attrs["group"]) for step in parts}
+
+
+def whole_name(name: str) -> str:
+    """The name of the product that a product of this name is a part of; the same where it is whole."""
+    return _PART.sub("", name)
 
 
 def _require_kernels(target: Target) -> None:

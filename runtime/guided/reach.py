@@ -143,8 +143,10 @@ def rules_behind(text: str) -> dict[str, set[str]]:
 
 def _bodies(text: str) -> dict[str, str]:
     heads = list(_RULE.finditer(text))
+    if not heads:
+        return {}
     ends = [*(head.start() for head in heads[1:]), len(text)]
-    return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}  # a text may have no rule
+    return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=True)}
 
 
 class LarkRules:

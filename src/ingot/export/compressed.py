@@ -30,8 +30,9 @@ Bits = npt.NDArray[np.generic]
 Read = Callable[[], Iterator[Bits]]
 
 
-def compressed_problem(codes: StoredCodes, columns: int) -> str:
-    """Why the format does not hold such codes; "": it does."""
+def compressed_problem(codes: StoredCodes, shape: tuple[int, ...]) -> str:
+    """Why the format does not hold such codes of a weight [rows, columns]; "": it does."""
+    rows, columns = shape
     if codes.table:
         return "its codes stand for the values of a table"
     if codes.group < columns and columns % codes.group:
@@ -40,13 +41,11 @@ def compressed_problem(codes: StoredCodes, columns: int) -> str:
         return "" if codes.group >= columns else f"its bytes have a scale for each group of {codes.group} columns"
     if codes.zero is None and not codes.signed:
         return "its codes are unsigned, without zero points"
-    return "its signed codes have zero points" if codes.zero is not None and codes.signed else ""
-
-
-def zeros_problem(codes: StoredCodes, rows: int) -> str:
-    """Why the format does not hold the zero points; "": it does, or there are none."""
-    for begin in range(0, rows, _ROWS) if codes.zero is not None else ():
-        assert codes.zero is not None, "the range says so"
+    if codes.zero is None:
+        return ""
+    if codes.signed:
+        return "its signed codes have zero points"
+    for begin in range(0, rows, _ROWS):
         zeros = codes.zero(begin, min(begin + _ROWS, rows))
         if not np.array_equal(zeros, np.rint(zeros).clip(0, _MOST)):
             return f"its zero points are not all whole numbers from 0 to {_MOST}"

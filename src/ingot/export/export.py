@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ingot import __version__
 from ingot.builder.expressions import WeightReader
-from ingot.builder.stored_codes import CheckpointWeight, CheckpointWeights, StoredCodes
+from ingot.builder.stored_codes import CheckpointWeight, CheckpointWeights
 from ingot.checkpoint import COMPANION_FILES, Checkpoint
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import read_object
@@ -29,7 +29,7 @@ from ingot.convert.gguf.source import open_gguf
 from ingot.convert.weight_shapes import weight_shapes
 from ingot.dtypes import DType
 from ingot.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError, UsageError
-from ingot.export.compressed import compressed_problem, unsaid, write_compressed, zeros_problem
+from ingot.export.compressed import compressed_problem, unsaid, write_compressed
 from ingot.export.gguf_blocks import ROWS, block_kind, blocks_of, halves_problem
 from ingot.export.gguf_file import FileTensor, Setting, write_gguf
 from ingot.export.gguf_model import (
@@ -112,7 +112,7 @@ def _to_directory(
     by_name, floats, kinds = {}, list[str](), dict[str, int]()
     for name, weight in weights.items():
         by_name[names[name]] = weight
-        reason = "" if weight.codes is None else _compressed_problem(weight, weight.codes)
+        reason = "" if weight.codes is None else compressed_problem(weight.codes, weight.shape)
         if reason and not as_floats:
             raise unsaid(name, reason, "compressed-tensors")
         floats += [names[name]] if reason else []
@@ -131,10 +131,6 @@ def _to_directory(
             shutil.copyfile(checkpoint.path / file, out.path / file)
     written = sum(each.stat().st_size for each in output.rglob("*") if each.is_file())
     return ExportReport(output=output, kinds=kinds, floats=tuple(floats), nbytes=written)
-
-
-def _compressed_problem(weight: CheckpointWeight, codes: StoredCodes) -> str:
-    return compressed_problem(codes, weight.shape[1]) or zeros_problem(codes, weight.shape[0])
 
 
 def _is_export(folder: Path) -> bool:
