@@ -25,7 +25,16 @@ def fit_limits(config: BuildConfig, positions: int, *, sparse_beyond: int = 0) -
     output = config.max_output_len or 1  # room that the default of max_input_len leaves for generated tokens
     given = config.max_seq_len
     if config.max_output_len is not None:
-        given = (config.max_input_len or max(min(DEFAULT_MAX_INPUT_LEN, longest - output), 1)) + output
+        prompt = config.max_input_len or max(min(DEFAULT_MAX_INPUT_LEN, longest - output), 1)
+        given = prompt + output
+        if given > longest:
+            raise UsageError(
+                "max_input_len and max_output_len are together more than the model allows",
+                where="--max_output_len",
+                expected=f"a sum of at most {longest}: {reason}",
+                got=f"{prompt} + {output}",
+                hint="give less of one of them",
+            )
     max_seq_len = _fit("max_seq_len", given, DEFAULT_MAX_SEQ_LEN, longest, reason, notes)
 
     longest_input = min(max_seq_len, positions)

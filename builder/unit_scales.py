@@ -15,9 +15,17 @@ from ingot.builder.graph import is_op, producer, weight_shape
 from ingot.dtypes import DType, Precision
 from ingot.errors import CheckpointError
 from ingot.plugins.quantised import Int8
-from ingot.weight_formats import UNIT_COLUMNS, W4KS, WeightFormat
+from ingot.weight_formats import UNIT_COLUMNS, W2KS, W4KS, WeightFormat
 
-_FORMATS = {(4, False, True): DType.W4KS, (8, True, True): DType.W5KS, (8, True, False): DType.W6K}
+# (bits of a stored code, whether it has a sign, whether there are offsets, columns of a group)
+_FORMATS = {
+    (4, False, True, 16): DType.W2KS,
+    (4, True, False, 16): DType.W3K,
+    (4, False, True, 32): DType.W4KS,
+    (8, True, True, 32): DType.W5KS,
+    (8, True, False, 16): DType.W6K,
+    (8, True, False, 32): DType.W6K,
+}
 _COUNTS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _LOWEST, _LARGEST = -128, 127  # of a signed byte
 
@@ -60,16 +68,11 @@ def in_units(scales: gs.Tensor) -> InUnits | None:
 def unit_precision(kinds: Sequence[Kind], parts: int) -> Precision | None:
     """What keeps codes and numbers of units of rows that are one weight, also where sums over its columns are divided
     into so many parts; None where they are not all of one kind, or a part would cut a unit."""
-    ((bits, signed, group, offset), *others) = {
-        (each.bits, each.signed, each.group, each.offset is not None) for each in kinds
-    }
-    dtype = _FORMATS.get((bits, signed, offset))
-    described = None if dtype is None else dtype.weight_format
-    if dtype is None or described is None or others or group not in described.groups:
+    (found, *others) = {(each.bits, each.signed, each.offset is not None, each.group) for each in kinds}
+    dtype = _FORMATS.get(found)
+    if dtype is None or others or not all(_fits(each, parts) for each in kinds):
         return None
-    if not all(_fits(each, parts) for each in kinds):
-        return None
-    return Precision(dtype=dtype, group=group)
+    return Precision(dtype=dtype, group=kinds[0].group)
 
 
 def _fits(kind: Kind, parts: int) -> bool:
@@ -104,7 +107,7 @@ def read_codes(reader: WeightReader, codes: gs.Tensor, begin: int, end: int, des
 
 def lowest_scale(described: WeightFormat) -> int:
     """Kernels multiply some scales as numbers without a sign."""
-    return 0 if described is W4KS else _LOWEST
+    return 0 if described in (W2KS, W4KS) else _LOWEST
 
 
 def _require(numbers: Float32 | Int8, low: int, high: int, tensor: gs.Tensor, what: str) -> None:

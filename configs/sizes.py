@@ -33,7 +33,8 @@ def parse_bytes(size: int | str, *, name: str) -> int:
             raise UsageError(f"{name} is not an amount of memory", expected="e.g. 2GiB or 512MiB", got=repr(size))
         count = int(float(match[1]) * unit)
     if count <= 0:
-        raise UsageError(f"{name} must be more than 0", got=repr(size))
+        expected = "e.g. 2GiB or 512MiB; a number without a unit counts bytes"
+        raise UsageError(f"{name} must be at least 1 byte", expected=expected, got=repr(size))
     return count
 
 

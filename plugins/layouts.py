@@ -23,15 +23,16 @@
                                        high nibble
     panel16.w8tgG the same, where zeros lie in place of the table and of more bits; 64 bytes are a line per 4 of Kp,
                   four signed bytes of each column. Kp is K rounded up to 128, with zeros
-    panel16.w4ksgG, .w5ksg32        64  scale         64  zeros
-                                    64  for each 256 of Kp: units of scales and of offsets, float16 [2][16]; then, of
+    panel16.w2ksg16, .w4ksg32,      64  scale         64  zeros
+           .w5ksg32                 64  for each 256 of Kp: units of scales and of offsets, float16 [2][16]; then, of
                                   16*g  the groups of these columns, scales in units, int8 [g][16], and offsets in
                                   16*g  units, int8 [g/2][16][2]; zeros up to a multiple of 64 bytes
-                                    64  w4: a line per 8 of Kp, as of w4t; w5: five lines per 32 of Kp: four of low
-                                       nibbles, as of w4t, and one of upper bits, those of k, k + 4 .. k + 28 in a byte,
-                                       low bits first
-    panel16.w6kgG the same, of scales alone; three lines per 16 of Kp: two of low nibbles and one of two upper bits
-                  each; a code is stored with 32 more. Kp is K rounded up to 256, with zeros
+                                    64  w4: a line per 8 of Kp, as of w4t; w2: a line per 16 of Kp, k, k + 4, k + 8 and
+                                       k + 12 in a byte, low bits first; w5: five lines per 32 of Kp: four of low
+                                       nibbles, as of w4t, and one of upper bits, those of k, k + 4 .. k + 28 in a byte
+    panel16.w3kg16, .w6kgG  the same, of scales alone. w3: three lines per 32 of Kp, two of low bits, as of w2, and one
+                  of upper bits, as of w5; w6: three lines per 16 of Kp, two of low nibbles and one of two upper bits
+                  each. A code is stored with half of their number more, 4 or 32. Kp is K rounded up to 256, with zeros
     panel16.f8    [ceil(N/16)] of   64  scale         64  zeros
                                  64*g group scales of f8gG, float32 [g][16]
                                    64  a line per 4 of Kp, byte by byte [4][16]; Kp is K rounded up to 64, with zeros

@@ -1,4 +1,4 @@
-"""Panels of rows whose groups have whole numbers of units (w4ks, w5ks, w6k), as `layouts.py` draws them.
+"""Panels of rows whose groups have whole numbers of units (w2ks, w3k, w4ks, w5ks, w6k), as `layouts.py` draws them.
 
 Scales of rows are read and written there, all that lies behind them here.
 """
@@ -14,7 +14,6 @@ from ingot.weight_formats import HEADER_BYTES, PANEL, UNIT_COLUMNS, WeightFormat
 
 Bytes = npt.NDArray[np.uint8]
 _LINE = PANEL * 4  # bytes, of four k of each column
-_LOW_BITS = 4  # of a code, in a nibble; the others lie apart
 
 
 def write_units(rows: UnitRows, panels: Bytes) -> None:
@@ -33,12 +32,12 @@ def write_units(rows: UnitRows, panels: Bytes) -> None:
     stored = (rows.codes - np.int8(rows.format.codes[0])).view(np.uint8)
     codes = _by_panel(stored, count, blocks * UNIT_COLUMNS).reshape(count, PANEL, -1, 4)
     lines = codes.transpose(0, 2, 1, 3).reshape(count, -1, _LINE)
-    packed = (lines[:, ::2] & 15) | lines[:, 1::2] << 4
-    if rows.format.bits > _LOW_BITS:
-        places = _places(rows.format)
-        by_byte = (lines >> _LOW_BITS).reshape(count, -1, len(places), _LINE) << places
-        upper = np.bitwise_or.reduce(by_byte, axis=2, keepdims=True)
-        packed = np.concatenate([packed.reshape(count, -1, len(places) // 2, _LINE), upper], axis=2)
+    low_bits, upper_bits = _bits(rows.format)
+    packed = _gathered(lines & np.uint8((1 << low_bits) - 1), low_bits)
+    if upper_bits:
+        upper = _gathered(lines >> np.uint8(low_bits), upper_bits)
+        by_upper = packed.reshape(count, -1, low_bits // upper_bits, _LINE)
+        packed = np.concatenate([by_upper, upper[:, :, None]], axis=2)
     panels[:, panels.shape[1] - packed[0].size :] = packed.reshape(count, -1)
 
 
@@ -59,13 +58,13 @@ def read_units(panels: Bytes, scale: Float32, k: int, described: WeightFormat, g
 
     code_bytes = blocks * UNIT_COLUMNS * PANEL * described.bits // 8
     lines = panels[:, panels.shape[1] - code_bytes :].reshape(count, -1, _LINE)
-    if described.bits > _LOW_BITS:
-        places = _places(described)
-        by_byte = lines.reshape(count, -1, len(places) // 2 + 1, _LINE)
-        lower, upper = by_byte[:, :, :-1], by_byte[:, :, -1:] >> places & (1 << described.bits - _LOW_BITS) - 1
-        codes = np.stack([lower & 15, lower >> 4], axis=3).reshape(upper.shape) | upper << _LOW_BITS
+    low_bits, upper_bits = _bits(described)
+    if upper_bits:
+        by_byte = lines.reshape(count, -1, low_bits // upper_bits + 1, _LINE)
+        upper = _spread(by_byte[:, :, -1:], upper_bits)
+        codes = _spread(by_byte[:, :, :-1], low_bits).reshape(upper.shape) | upper << np.uint8(low_bits)
     else:
-        codes = np.stack([lines & 15, lines >> 4], axis=2)
+        codes = _spread(lines, low_bits)
     by_row = codes.reshape(count, -1, PANEL, 4).transpose(0, 2, 1, 3).reshape(count * PANEL, -1)[: len(scale), :k]
     return UnitRows(
         scale=scale,
@@ -79,9 +78,28 @@ def read_units(panels: Bytes, scale: Float32, k: int, described: WeightFormat, g
     )
 
 
-def _places(described: WeightFormat) -> Bytes:
-    """Where the upper bits of lines that share a line of them begin in its bytes, [lines, 1]."""
-    return np.arange(0, 8, described.bits - _LOW_BITS, dtype=np.uint8)[:, None]
+def _bits(described: WeightFormat) -> tuple[int, int]:
+    """Bits of a code that lie together in lines of low bits, and those in lines of upper bits."""
+    low = 2 if described.bits < 4 else 4
+    return low, described.bits - low
+
+
+def _gathered(lines: Bytes, bits: int) -> Bytes:
+    """Lines of codes of so few bits, [panels, lines, _LINE], as many in one as bytes hold."""
+    places = _places(bits)
+    found: Bytes = np.bitwise_or.reduce(lines.reshape(len(lines), -1, len(places), _LINE) << places, axis=2)
+    return found
+
+
+def _spread(lines: Bytes, bits: int) -> Bytes:
+    """The inverse of `_gathered`."""
+    codes: Bytes = lines[..., None, :] >> _places(bits) & np.uint8((1 << bits) - 1)
+    return codes
+
+
+def _places(bits: int) -> Bytes:
+    """Where codes of so few bits begin in a byte, [codes, 1]."""
+    return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
 
 
 def _by_panel(values: npt.NDArray[Any], count: int, columns: int) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
 """Rows that keep the codes of GGUF's K-quants: scales and offsets of groups are whole numbers of a unit.
 
-    w6k          W[n, k] = scale[n] * (code[n, k] * s)
-    w4ks, w5ks   W[n, k] = scale[n] * (code[n, k] * s + o)
+    w3k, w6k           W[n, k] = scale[n] * (code[n, k] * s)
+    w2ks, w4ks, w5ks   W[n, k] = scale[n] * (code[n, k] * s + o)
     s = count[n, j] * unit[n, u], o = offset_count[n, j] * offset_unit[n, u]      j = k // group, u = k // UNIT_COLUMNS
 
 Both products are exact in float32: a unit is a float16, a count a byte. With int8 activations a product adds up count *
@@ -18,7 +18,10 @@ import numpy.typing as npt
 
 from ingot.plugins.grouped import fma
 from ingot.plugins.quantised import Float32, Int8
-from ingot.weight_formats import UNIT_COLUMNS, W4KS, W5KS, W6K, WeightFormat
+from ingot.weight_formats import FORMATS, UNIT_COLUMNS, WeightFormat
+
+# (bits of a code, whether there are offsets)
+_FORMATS = {(each.bits, each.group_bytes > 1): each for each in FORMATS.values() if each.unit_bytes}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,11 +30,11 @@ class UnitRows:
 
     scale         float32 [N]
     codes         int8 [N, K], within those of the format
-    count         int8 [N, ceil(K / group)], of scales; of w4ks none is negative
+    count         int8 [N, ceil(K / group)], of scales; of w2ks and w4ks none is negative
     unit          float32 [N, ceil(K / UNIT_COLUMNS)], numbers that float16 holds
-    offset_count  as count; None for w6k
-    offset_unit   as unit; None for w6k
-    bits          of a code, 4, 5 or 6
+    offset_count  as count; None for w3k and w6k
+    offset_unit   as unit; None for w3k and w6k
+    bits          of a code, 2 to 6
     group         columns of a group; the last one of a row may be shorter
     """
 
@@ -46,9 +49,7 @@ class UnitRows:
 
     @property
     def format(self) -> WeightFormat:
-        if self.offset_count is None:
-            return W6K
-        return W4KS if self.bits == W4KS.bits else W5KS
+        return _FORMATS[self.bits, self.offset_count is not None]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ class UnitRows:
 
     @property
     def offset(self) -> Float32 | None:
-        """o of each group, [N, groups]; None for w6k."""
+        """o of each group, [N, groups]; None for w3k and w6k."""
         if self.offset_count is None or self.offset_unit is None:
             return None
         return _in_units(self.offset_count, self.offset_unit, self.group)

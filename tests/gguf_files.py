@@ -1,10 +1,12 @@
 """Writes GGUF files, and decodes blocks one number at a time, after the format's description."""
 
+import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -143,6 +145,33 @@ def iq4_xs(b: bytes, i: int) -> float:
     return half(b, 0) * scale * IQ4[nibble(b, 8 + 16 * j, i % 32)]
 
 
+def tq1(b: bytes, i: int) -> float:
+    """Digits of fractions in base 3: five of each of 32 bytes, of 16 bytes, and four of the last four."""
+    byte, digit = (
+        (i % 32, i // 32) if i < 160 else (32 + i % 16, (i - 160) // 16) if i < 240 else (48 + i % 4, (i - 240) // 4)
+    )
+    return half(b, 52) * float((b[byte] * 3**digit % 256 * 3 >> 8) - 1)
+
+
+def nvfp4(b: bytes, i: int) -> float:
+    part, inner = divmod(i, 16)
+    exponent, fraction = b[part] >> 3 & 15, b[part] & 7
+    scale = fraction / 512 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7)
+    byte = b[4 + part * 8 + inner % 8]
+    return scale * E2M1[byte >> 4 if inner > 7 else byte & 15]
+
+
+@functools.cache
+def read_by_gguf(kind: int, block: bytes) -> Array:
+    """The numbers of a block as the package `gguf` reads them."""
+    raw = np.frombuffer(block, np.uint8)[None]
+    return np.asarray(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(kind))).reshape(-1)
+
+
+def from_gguf(kind: int) -> "Decoder":
+    return lambda b, i: float(read_by_gguf(kind, b)[i])
+
+
 Decoder = Callable[[bytes, int], float]
 # number → (name, elements of a block, bytes, float16 at these places, value of element i)
 BLOCKS: dict[int, tuple[str, int, int, tuple[int, ...], Decoder]] = {
@@ -156,22 +185,40 @@ BLOCKS: dict[int, tuple[str, int, int, tuple[int, ...], Decoder]] = {
     12: ("Q4_K", 256, 144, (0, 2), lambda b, i: q45_k(b, i, five=False)),
     13: ("Q5_K", 256, 176, (0, 2), lambda b, i: q45_k(b, i, five=True)),
     14: ("Q6_K", 256, 210, (208,), q6_k),
+    16: ("IQ2_XXS", 256, 66, (0,), from_gguf(16)),
+    17: ("IQ2_XS", 256, 74, (0,), from_gguf(17)),
+    18: ("IQ3_XXS", 256, 98, (0,), from_gguf(18)),
+    19: ("IQ1_S", 256, 50, (0,), from_gguf(19)),
     20: ("IQ4_NL", 32, 18, (0,), lambda b, i: half(b, 0) * IQ4[nibble(b, 2, i)]),
+    21: ("IQ3_S", 256, 110, (0,), from_gguf(21)),
+    22: ("IQ2_S", 256, 82, (0,), from_gguf(22)),
     23: ("IQ4_XS", 256, 136, (0,), iq4_xs),
+    29: ("IQ1_M", 256, 56, (), from_gguf(29)),
+    34: ("TQ1_0", 256, 54, (52,), tq1),
+    35: ("TQ2_0", 256, 66, (64,), lambda b, i: half(b, 64) * (q2(b, 0, i) - 1)),
     39: ("MXFP4", 32, 17, (), lambda b, i: E2M1[nibble(b, 1, i)] * 2.0 ** (b[0] - 127)),
+    40: ("NVFP4", 64, 36, (), nvfp4),
+    41: ("Q1_0", 128, 18, (0,), lambda b, i: half(b, 0) * (2 * (b[2 + i // 8] >> i % 8 & 1) - 1)),
+    42: ("Q2_0", 64, 18, (0,), lambda b, i: half(b, 0) * ((b[2 + i // 4] >> 2 * (i % 4) & 3) - 1)),
 }
 
 
 def random_blocks(rng: np.random.Generator, kind: int, shape: tuple[int, ...]) -> tuple[Stored, Array]:
     """A tensor of random bits whose scales are small numbers, and its values, rounded once."""
-    _, size, nbytes, halves, decode = BLOCKS[kind]
+    name, size, nbytes, halves, decode = BLOCKS[kind]
     count = int(np.prod(shape)) // size
     raw = rng.integers(0, 256, (count, nbytes)).astype(np.uint8)
     scale = np.float16(0.002) if size == 256 else np.float16(0.02)
     for at in halves:
         raw[:, at : at + 2] = (scale * rng.uniform(0.5, 1.5, (count, 1))).astype(np.float16).view(np.uint8)
-    if not halves:
+    if name == "MXFP4":
         raw[:, 0] = rng.integers(117, 123, count)
+    if name == "NVFP4":
+        raw[:, :4] = rng.integers(0, 24, (count, 4))
+    if name == "IQ1_M":  # the highest nibbles of four words are d
+        bits = int((scale * np.float16(1)).view(np.uint16))
+        for word in range(4):
+            raw[:, 49 + 2 * word] = raw[:, 49 + 2 * word] & 15 | (bits >> 4 * word & 15) << 4
     values = [decode(block.tobytes(), i) for block in raw for i in range(size)]
     return (kind, shape, raw.tobytes()), np.array(values).astype(np.float32).reshape(shape)
 

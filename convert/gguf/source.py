@@ -14,7 +14,7 @@ from ingot.convert.gguf.architectures import find_architecture
 from ingot.convert.gguf.header import GgufTensor, Header, read_gguf_header
 from ingot.convert.gguf.rows import expert_name, gguf_rows, is_stack
 from ingot.convert.gguf.tokenizer import GgufTokenizer, read_gguf_tokenizer
-from ingot.convert.gguf.weights import as_weight, part_of_stack
+from ingot.convert.gguf.weights import as_weight, factors_of, part_of_stack
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.weights import Row
 from ingot.errors import CheckpointError, MissingModelError, UnsupportedModelError, spelled
@@ -24,6 +24,9 @@ SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_WEIGHT, _SCALE = ".weight", "scale"
+_INPUT_SCALE = "input_scale"  # how inputs were rounded to 4 bits while the model was calibrated: nothing is made of it
+_SCALED = ("NVFP4",)  # types whose tensors may have a scale of their own
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _STILL = 1e29  # a factor of this size stands for a pair that does not turn
 _MOST_FACTORS = 1 << 16
@@ -286,12 +289,15 @@ def _drafts(main: Header, name: str, stored: Mapping[str, GgufTensor]) -> tuple[
 
 
 def _tensors(stored: Mapping[str, GgufTensor]) -> Iterator[tuple[str, StoredTensor | Quantised]]:
-    """Under llama.cpp's names, stacks of experts as one tensor for each."""
+    """Under llama.cpp's names, stacks of experts as one tensor for each. Scales of whole tensors become factors."""
+    scaled = {name.removesuffix(_WEIGHT): each for name, each in stored.items() if each.type.name in _SCALED}
     for name, tensor in stored.items():
-        if name in _FACTORS:
+        base, _, kind = name.rpartition(".")
+        if name in _FACTORS or (base in scaled and kind in (_SCALE, _INPUT_SCALE)):
             continue
+        scale = stored.get(f"{base}.{_SCALE}") if base in scaled else None
         if not is_stack(name):
-            yield name, as_weight(tensor, name)
+            yield name, as_weight(tensor, name, None if scale is None else factors_of(scale, 1)[0])
             continue
         if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
             raise CheckpointError(
@@ -300,6 +306,7 @@ def _tensors(stored: Mapping[str, GgufTensor]) -> Iterator[tuple[str, StoredTens
                 expected="[experts, rows, columns]",
                 got=str(list(tensor.shape)),
             )
-        for index in range(tensor.shape[0]):
+        factors = [None] * tensor.shape[0] if scale is None else factors_of(scale, tensor.shape[0])
+        for index, factor in enumerate(factors):
             one = expert_name(name, index)
-            yield one, as_weight(part_of_stack(tensor, index), one)
+            yield one, as_weight(part_of_stack(tensor, index), one, factor)

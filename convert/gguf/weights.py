@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.convert.gguf.blocks import Packing, Take
 from ingot.convert.gguf.header import GgufTensor
-from ingot.convert.quantised.form import Piece, Quantised, Rows, code_piece, streamed_piece, unit_of
+from ingot.convert.gguf.packing import Packing, Take
+from ingot.convert.quantised.form import Piece, Quantised, Rows, code_piece, streamed_piece, unit_of, value_piece
 from ingot.dtypes import DType
+from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, read_rows
 
 
-def as_weight(tensor: GgufTensor, name: str) -> StoredTensor | Quantised:
-    """The tensor under its Hugging Face name."""
+def as_weight(tensor: GgufTensor, name: str, factor: np.float32 | None = None) -> StoredTensor | Quantised:
+    """The tensor under its Hugging Face name. factor: of all weights of a tensor of blocks."""
     if tensor.type.packing is None:
         return StoredTensor(
             name=name,
@@ -26,7 +27,7 @@ def as_weight(tensor: GgufTensor, name: str) -> StoredTensor | Quantised:
             offset=tensor.offset,
             nbytes=tensor.nbytes,
         )
-    return _quantised(tensor, name, tensor.type.packing)
+    return _quantised(tensor, name, tensor.type.packing, factor)
 
 
 def part_of_stack(tensor: GgufTensor, index: int) -> GgufTensor:
@@ -35,7 +36,26 @@ def part_of_stack(tensor: GgufTensor, index: int) -> GgufTensor:
     return dataclasses.replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + index * size)
 
 
-def _quantised(tensor: GgufTensor, name: str, packing: Packing) -> Quantised:
+def factors_of(tensor: GgufTensor, count: int) -> npt.NDArray[np.float32]:
+    """One for each matrix of a tensor. Raises CheckpointError."""
+    stored = as_weight(tensor, tensor.name)
+    expected = f"F32, {count:,} numbers, finite and not zero"
+    if not isinstance(stored, StoredTensor) or tensor.type.dtype != "F32" or math.prod(tensor.shape) != count:
+        got = f"{tensor.type.name} {list(tensor.shape)}"
+    else:
+        values = read_rows(stored).reshape(-1).view(np.float32)
+        if np.isfinite(values).all() and values.all():
+            return values
+        got = "others"
+    raise CheckpointError(
+        "the scale of a quantised weight is not usable",
+        where=f"{tensor.file}: {tensor.name}",
+        expected=expected,
+        got=got,
+    )
+
+
+def _quantised(tensor: GgufTensor, name: str, packing: Packing, factor: np.float32 | None) -> Quantised:
     kind = tensor.type
     rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
     blocks = columns // kind.size
@@ -70,6 +90,8 @@ def _quantised(tensor: GgufTensor, name: str, packing: Packing) -> Quantised:
     for piece, take in (("scale", packing.scale_unit), ("offset", packing.offset_unit)):
         if take is not None:
             pieces[unit_of(piece)] = streamed_piece(DType.F16, (rows, blocks), rows_of(take), where)
+    if factor is not None:
+        pieces["factor"] = value_piece(DType.F32, (rows, 1), lambda: np.full((rows, 1), factor), where)
     return Quantised(
         name=name,
         format=f"gguf {kind.name}",

@@ -85,7 +85,7 @@ def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, grou
     if dtype in (DType.W4T, DType.W4TS, DType.W8T, DType.W8TS):
         kept = unpack_grouped(panels, packed_n, k, dtype, group)
         return deinterleave_quantised(kept, n // 2) if gated else kept
-    if dtype in (DType.W4KS, DType.W5KS, DType.W6K):
+    if dtype.has_units:
         in_units = unpack_units(panels, packed_n, k, dtype, group)
         return deinterleave_quantised(in_units, n // 2) if gated else in_units
     if dtype is DType.F8:

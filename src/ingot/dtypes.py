@@ -32,6 +32,8 @@ class DType(enum.Enum):
     W4TS = "w4ts"
     W8T = "w8t"
     W8TS = "w8ts"
+    W2KS = "w2ks"
+    W3K = "w3k"
     W4KS = "w4ks"
     W5KS = "w5ks"
     W6K = "w6k"

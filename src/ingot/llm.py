@@ -143,6 +143,9 @@ class LLM(EngineLLM):
         """
         refuse_unknown("LLM", others, parameters(LLM), _WAYS, UsageError)
         _refuse(tensor_parallel_size, gpu_memory_utilization)
+        _check_counts(
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
         check_formats(tool_parser, reasoning_parser)
         directory = read_path("model", model)
         build = BuildConfig(
@@ -201,6 +204,14 @@ def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> 
             got=repr(gpu_memory_utilization),
             hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
         )
+
+
+def _check_counts(**counts: int | None) -> None:
+    """Under vLLM's names: those who pass on the values have others."""
+    for name, value in counts.items():
+        least = 2 if name == "max_model_len" else 1
+        if value is not None and (type(value) is not int or value < least):
+            raise UsageError(f"{name} must be a whole number, at least {least}", got=repr(value))
 
 
 def _say(line: str) -> None:

@@ -14,8 +14,8 @@ code of 4 bits stands for a value of a table, a signed byte is the value itself:
 
 Scales of GGUF's K-quants are whole numbers of a unit, a float16 that UNIT_COLUMNS columns share:
 
-    w6kg16            q is the code times the group's scale, a signed byte of units; codes have six bits
-    w4ksgG, w5ksg32   the same, of codes from 0 on, plus the group's offset, a signed byte of units of its own
+    w3kg16, w6kgG               q is the code times the group's scale, a signed byte of units; codes have signs
+    w2ksg16, w4ksg32, w5ksg32   the same, of codes from 0 on, plus the group's offset, a signed byte of other units
 
 FP8 keeps its bytes and float32 scales:
 
@@ -94,8 +94,10 @@ W4T = dataclasses.replace(W4, dtype="w4t", codes=(0, 15), groups=(128, 64, 32, 1
 W4TS = dataclasses.replace(W4T, dtype="w4ts", group_bytes=4)
 W8T = dataclasses.replace(W4T, dtype="w8t", bits=8, codes=(-128, 127), int8_tolerance=W8.int8_tolerance)
 W8TS = dataclasses.replace(W8T, dtype="w8ts", group_bytes=4)
-W4KS = dataclasses.replace(W4TS, dtype="w4ks", groups=(32, 16), group_bytes=2, unit_bytes=4, k_block=UNIT_COLUMNS)
-W5KS = dataclasses.replace(W4KS, dtype="w5ks", bits=5, codes=(0, 31), groups=(32,), int8_tolerance=W8.int8_tolerance)
+W4KS = dataclasses.replace(W4TS, dtype="w4ks", groups=(32,), group_bytes=2, unit_bytes=4, k_block=UNIT_COLUMNS)
+W2KS = dataclasses.replace(W4KS, dtype="w2ks", bits=2, codes=(0, 3), groups=(16,))
+W3K = dataclasses.replace(W2KS, dtype="w3k", bits=3, codes=(-4, 3), group_bytes=1, unit_bytes=2)
+W5KS = dataclasses.replace(W4KS, dtype="w5ks", bits=5, codes=(0, 31), int8_tolerance=W8.int8_tolerance)
 W6K = dataclasses.replace(W5KS, dtype="w6k", bits=6, codes=(-32, 31), groups=(32, 16), group_bytes=1, unit_bytes=2)
 F8 = WeightFormat(
     dtype="f8",
@@ -108,10 +110,10 @@ F8 = WeightFormat(
     lm_head="w8",
     int8_tolerance=0,
 )
-FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, W8T, W8TS, W4KS, W5KS, W6K, F8)}
+FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, W8T, W8TS, W2KS, W3K, W4KS, W5KS, W6K, F8)}
 WITHOUT_UNITS = tuple(name for name, each in FORMATS.items() if not each.unit_bytes)  # what GPUs multiply
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
 QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
 KEPT = tuple(
-    name for each in (W4T, W4TS, W8T, W8TS, W4KS, W5KS, W6K, F8) for name in each.precisions
+    name for each in (W4T, W4TS, W8T, W8TS, W2KS, W3K, W4KS, W5KS, W6K, F8) for name in each.precisions
 )  # that only quantised checkpoints have

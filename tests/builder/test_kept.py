@@ -63,8 +63,11 @@ KEPT: dict[str, tuple[set[str], float]] = {
 }
 # type → (group of its products, what packing may change of one); one block is a row of some, whose group is 128
 GGUF: dict[int, tuple[str, float]] = {2: ("w4t", 0), 3: ("w4ts", 0), 20: ("w4t", 0), 39: ("w4t", 0)}
-GGUF |= {10: ("w4ksg16", 0), 11: ("w4tg16", HALF), 12: ("w4ksg32", 0), 23: ("w4tg32", HALF)}
+GGUF |= {10: ("w2ksg16", 0), 11: ("w3kg16", 0), 12: ("w4ksg32", 0), 23: ("w4tg32", HALF)}
 GGUF |= {6: ("w8t", 0), 7: ("w8ts", 0), 8: ("w8t", 0), 13: ("w5ksg32", 0), 14: ("w6kg16", 0)}
+GGUF |= {16: ("w4tg32", HALF), 17: ("w4tg16", HALF), 18: ("w4tg32", HALF), 19: ("w4tg32", HALF), 21: ("w4tg32", HALF)}
+GGUF |= {22: ("w4tg16", HALF), 29: ("w4tg16", HALF), 34: ("w4t", 0), 35: ("w4t", 0), 40: ("w4tg16", 0)}
+GGUF |= {41: ("w4t", 0), 42: ("w4t", 0)}
 
 
 def built(folder: Path, model: Path, sum_parts: int = 1) -> BuildReport:
@@ -156,7 +159,7 @@ def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:
     report = built(tmp_path, tmp_path / "model.gguf")
     found = products(report)
     assert found["layers.0/gate_up.weight"] == ("w4tsg128", 0)
-    assert [found[f"layers.0/{part}.weight"] for part in "qkv"] == [("w4tg128", 0)] * 3
+    assert [found[f"layers.0/{part}.weight"] for part in "qkv"] == [("w4t", 0)] * 3
     text = inspect(tmp_path / "engine").text
     assert "gguf Q4_0 i4, gguf Q4_1 u4 with offset  w4tsg128" in text
     assert "matmuls keep their codes" in " ".join(report.notes)

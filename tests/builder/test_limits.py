@@ -52,6 +52,7 @@ def test_tokens_and_requests_of_a_step_are_independent() -> None:
             r"max_seq_len [0-9]+ is more than the model allows(.|\n)*at most 513: the model has 512 positions",
         ),
         ({"max_input_len": 513}, r"max_input_len [0-9]+ is more than the model allows(.|\n)*at most 512"),
+        ({"max_output_len": 514}, r"(.|\n)*where: --max_output_len(.|\n)*at most 513(.|\n)*got: 1 \+ 514"),
         ({"max_seq_len": 50, "max_input_len": 51}, r"at most 50: max_seq_len is 50(.|\n)*raise --max_seq_len"),
     ],
 )

@@ -78,7 +78,9 @@ def unchanged(tensor: gs.Tensor, numbers: Numbers) -> Numbers:
     return numbers
 
 
-@pytest.mark.parametrize(("kind", "kept"), [(Q2_K, "w4ksg16"), (Q4_K, "w4ksg32"), (Q5_K, "w5ksg32"), (Q6_K, "w6kg16")])
+@pytest.mark.parametrize(
+    ("kind", "kept"), [(Q2_K, "w2ksg16"), (Q3_K, "w3kg16"), (Q4_K, "w4ksg32"), (Q5_K, "w5ksg32"), (Q6_K, "w6kg16")]
+)
 def test_every_number_is_kept(tmp_path: Path, kind: int, kept: str) -> None:
     """Codes, scales and offsets are those of the file, and so are all values, bit for bit."""
     checkpoint = write_checkpoint(tmp_path, kind)
@@ -117,7 +119,7 @@ def test_rows_of_two_kinds_are_not_one_weight_in_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "v"), [(Q2_K, "w4ksg16"), (Q3_K, "w4tg16"), (IQ4_XS, "w4tg32")], ids=["Q2_K", "Q3_K", "IQ4_XS"]
+    ("other", "v"), [(Q2_K, "w2ksg16"), (Q3_K, "w3kg16"), (IQ4_XS, "w4tg32")], ids=["Q2_K", "Q3_K", "IQ4_XS"]
 )
 def test_units_are_kept_beside_others_of_as_many_bits(tmp_path: Path, other: int, v: str) -> None:
     """As in Q2_K and Q3_K_M, whose v is Q4_K: no scale of Q4_K or Q2_K is rounded for the sake of a neighbour's."""
@@ -154,6 +156,9 @@ def test_which_engines_keep_units(tmp_path: Path, options: dict[str, Any], units
 @pytest.mark.parametrize(
     ("kind", "what", "change", "got"),
     [
+        (Q2_K, "codes", 4, "codes from 0 to 3"),
+        (Q2_K, "counts", -1, "scales or offsets from 0 to 127"),
+        (Q3_K, "codes", 4, "codes from -4 to 3"),
         (Q4_K, "counts", 128, "scales or offsets from 0 to 127"),
         (Q4_K, "counts", -1, "scales or offsets from 0 to 127"),
         (Q5_K, "codes", 32, "codes from 0 to 31"),
@@ -218,7 +223,7 @@ def test_units_of_another_form_are_others(unit: tuple[int, ...], axis: int, foun
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("kind", [Q4_K, Q6_K])
+@pytest.mark.parametrize("kind", [Q2_K, Q3_K, Q4_K, Q6_K])
 def test_an_engine_has_the_logits_of_the_reference(tmp_path: Path, kind: int) -> None:
     checkpoint = write_checkpoint(tmp_path, kind)
     config = BuildConfig(target="ref", activations="int8", autotune=False)

@@ -46,3 +46,13 @@ def test_the_default_length_of_an_answer_is_lowered_to_what_the_prompt_leaves(sh
 def test_a_directory_in_place_of_the_input_file_is_not_called_misspelled(shipped_engine: Path, tmp_path: Path) -> None:
     run = ("run", "--engine_dir", shipped_engine, "--input_file", tmp_path)
     ingot(*run).fails("the input file cannot be read", "next: give a file", code=2)
+
+
+def test_lines_of_the_input_file(shipped_engine: Path) -> None:
+    """Some editors begin a file with a mark of its byte order. Errors name the line and its field."""
+    run = ("run", "--engine_dir", shipped_engine, "--input_file", "-")
+    line = '\ufeff{"prompt": [5], "max_output_len": 2, "ignore_eos": true}\n'
+    (found,) = ingot(*run, "--json", stdin=line).succeeds().objects()
+    assert len(found["token_ids"]) == 2
+    refused = ingot(*run, stdin='"a"\n{"prompt": "b", "max_output_len": 0}\n')
+    refused.fails("max_output_len must be a whole number, at least 1", "where: -:2", "got: 0", code=1)

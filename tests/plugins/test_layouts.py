@@ -20,7 +20,7 @@ from ingot.plugins.layouts import (
     unpack_units,
 )
 from ingot.plugins.quantised import QuantisedRows
-from ingot.weight_formats import W4KS, W5KS, W6K
+from ingot.weight_formats import FORMATS
 from tests.plugins.ops.calls import random_f8, random_grouped, random_rows, random_units
 
 SHAPES = [(1, 1), (15, 172), (16, 64), (17, 128), (40, 300), (48, 129)]
@@ -74,7 +74,8 @@ def test_groups_come_back(group: int, shift: str, byte_codes: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "group"), [(DType(each.dtype), group) for each in (W4KS, W5KS, W6K) for group in each.groups]
+    ("dtype", "group"),
+    [(DType(each.dtype), group) for each in FORMATS.values() if each.unit_bytes for group in each.groups],
 )
 def test_units_come_back(dtype: DType, group: int) -> None:
     rows = random_units(dtype.value, (40, 300), group)
@@ -233,3 +234,25 @@ def test_the_codes_of_a_w5ks_panel() -> None:
     assert lines[:4].tolist() == [((code[2 * i] & 15) | code[2 * i + 1] << 4).tolist() for i in range(4)]
     assert lines[4].tolist() == np.bitwise_or.reduce([code[i] >> 4 << i for i in range(8)]).tolist()
     assert len(second) == 128 + 640 + 320 * 16
+
+
+def test_the_codes_of_a_w2ks_panel() -> None:
+    rows = random_units("w2ks", (17, 300), 16)
+    second = pack_quantised(rows)[1]
+    line = second[128 + 2 * 576 + 64 : 128 + 2 * 576 + 128][:4]  # k = 16 to 31
+    code = rows.codes[16, 16:32].view(np.uint8).reshape(4, 4)
+    assert line.tolist() == np.bitwise_or.reduce([code[i] << 2 * i for i in range(4)]).tolist()
+    assert len(second) == 128 + 2 * (576 + 64 * 16)
+
+
+def test_the_codes_of_a_w3k_panel() -> None:
+    rows = random_units("w3k", (17, 300), 16)
+    second = pack_quantised(rows)[1]
+    numbers = 2 * 288
+    lines = second[128 + numbers + 192 : 128 + numbers + 384].reshape(3, 64)[:, :4]  # k = 32 to 63
+    code = (rows.codes[16, 32:64] + 4).view(np.uint8).reshape(8, 4)
+    for half in range(2):
+        low = [(code[4 * half + i] & 3) << 2 * i for i in range(4)]
+        assert lines[half].tolist() == np.bitwise_or.reduce(low).tolist()
+    assert lines[2].tolist() == np.bitwise_or.reduce([code[i] >> 2 << i for i in range(8)]).tolist()
+    assert len(second) == 128 + numbers + 192 * 16

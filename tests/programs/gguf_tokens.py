@@ -33,8 +33,12 @@ from ingot.runtime import ModelRunner
 from ingot.runtime.tokenizer import Tokenizer
 from tests.programs.llama_tools import CONTEXT, Ids, LlamaTools, Prompt, request, tokens_of
 
-FILE_TYPES = {"Q4_K_M": 15, "Q4_0": 2, "Q8_0": 7, "Q6_K": 18, "IQ4_XS": 30, "F32": 0}  # general.file_type
-FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}  # where 256 does not divide the columns
+# general.file_type
+FILE_TYPES = {"Q4_K_M": 15, "Q4_0": 2, "Q8_0": 7, "Q6_K": 18, "IQ4_XS": 30, "F32": 0}
+FILE_TYPES |= {"Q2_K": 10, "Q3_K_M": 12, "IQ2_XXS": 19, "IQ2_S": 28, "IQ3_XXS": 23, "IQ3_S": 26, "IQ1_M": 31}
+FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # where 256 does not divide the columns
+# Types of values and of what ends an MLP, and those of a part of the layers.
+_MIXED = {"Q2_K": ("Q3_K", "Q3_K"), "Q3_K_M": ("Q4_K", "Q5_K"), "Q4_K_M": ("Q4_K", "Q6_K")}
 SHORTEST, LONGEST = 8, 40  # tokens of a prompt
 
 
@@ -43,15 +47,15 @@ def tensor_type(kind: str, name: str, columns: int, layers: int, *, tied: bool) 
     plain = ("norm", "conv", "ffn_gate_inp")
     if not name.endswith(".weight") or any(each in name for each in plain) or kind == "F32":
         return "F32"
-    found = kind.removesuffix("_M")
+    found = kind.removesuffix("_M") if "_K_" in kind else kind
     if kind != "Q8_0" and (name == "output.weight" or (tied and name == "token_embd.weight")):
         found = "Q6_K"
-    elif kind == "Q4_K_M" and ("attn_v" in name or "ffn_down" in name):
+    elif kind in _MIXED and ("attn_v" in name or "ffn_down" in name):
         layer = int(name.split(".")[1])
         more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
-        found = "Q6_K" if more else found
+        found = _MIXED[kind][more]
     if columns % 256:
-        found = FALLBACK.get(found, found)
+        found = "IQ4_NL" if found.startswith("IQ") else FALLBACK.get(found, found)
     return found if columns % 32 == 0 else "F16"
 
 
@@ -84,7 +88,9 @@ def write_file(plain: Path, kind: str, path: Path) -> None:
         stored = np.empty((rows, columns // size * nbytes), np.uint8)
         pointers = (ctypes.c_void_p(each.ctypes.data) for each in (values, stored))
         counts = (ctypes.c_int64(each) for each in (0, rows, columns))
-        written = pack(ctypes.c_int(int(number)), *pointers, *counts, None)
+        importance = np.ones(columns, np.float32) if own.startswith(("IQ1", "IQ2")) else None  # which these ask for
+        weights = ctypes.c_void_p(None if importance is None else importance.ctypes.data)
+        written = pack(ctypes.c_int(int(number)), *pointers, *counts, weights)
         assert written == stored.nbytes, f"{tensor.name}: {written} bytes, expected {stored.nbytes}"
         writer.add_tensor(tensor.name, stored.reshape(*values.shape[:-1], -1), raw_dtype=number)
     writer.write_header_to_file()

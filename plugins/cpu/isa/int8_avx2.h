@@ -3,6 +3,7 @@
 #pragma once
 
 #include "isa/simd_avx2.h"
+#include "isa/unit_codes.h"
 
 namespace ingot {
 
@@ -25,6 +26,15 @@ struct Int8Avx2 : SimdAvx2 {
       all.zero[i] = _mm256_sub_epi8(eight, _mm256_and_si256(negative, size));
     }
     return all;
+  }
+
+  // As int8_avx512.h, with the distances of simd_avx2.h.
+  INGOT_INLINE void prefetch_codes_once(const void* p, int64_t beside) {
+    prefetch(static_cast<const char*>(p) + ahead_of_reading(2048));
+    prefetch_beside_codes(p, beside);
+  }
+  INGOT_INLINE void prefetch_beside_codes(const void* p, int64_t beside) {
+    asm volatile("prefetcht1 (%0)" : : "r"(static_cast<const char*>(p) + ahead_of_reading(16384 + beside)));
   }
 
   INGOT_INLINE void prefetch_codes(const void* p) { prefetch(p); }
@@ -134,22 +144,27 @@ struct Int8Avx2 : SimdAvx2 {
 
   // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
   static constexpr int kUnitRows = 5;
-  // Line kQuad of those that lines of nibbles and one of upper bits make.
+  // Line kQuad of those that lines of low bits and one of upper bits make.
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE Short wide_codes(const void* p) {
-    constexpr int kUpper = kBits - 4, kQuads = 8 / kUpper, kLeft = 4 - kQuad * kUpper;
+  INGOT_INLINE Short unit_codes(const void* p) {
+    using Codes = UnitCodes<kBits>;
+    constexpr int kRight = kQuad % Codes::kLowQuads * Codes::kLow, kLeft = Codes::kLow - kQuad * Codes::kUpper;
     const auto* line = static_cast<const char*>(p);
-    const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + kQuads / 2 * 64));
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + kQuad / Codes::kLowQuads * 64));
+    const __m256i codes =
+        _mm256_and_si256(kRight > 0 ? _mm256_srli_epi16(low, kRight) : low, _mm256_set1_epi8((1 << Codes::kLow) - 1));
+    if constexpr (Codes::kUpper == 0) return codes;
+    const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + Codes::kLowLines * 64));
     const __m256i moved = kLeft > 0 ? _mm256_slli_epi16(upper, kLeft) : _mm256_srli_epi16(upper, -kLeft);
-    return _mm256_or_si256(load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1),
-                           _mm256_and_si256(moved, _mm256_set1_epi8(((1 << kUpper) - 1) << 4)));
+    const __m256i mask = _mm256_set1_epi8(((1 << Codes::kUpper) - 1) << Codes::kLow);
+    return _mm256_or_si256(codes, _mm256_and_si256(moved, mask));
   }
   template <int64_t>
   INGOT_INLINE Short unit_scales(const int8_t* p) {
     return short_multipliers(p);
   }
   // Pair kPair of the four lines of 16 k. Sums of two k, which are int16, fit for both pairs, of codes of six bits for
-  // one. start: as int8_avx512.h.
+  // one. start: as int8_avx512.h, but of both pairs at once.
   template <int64_t kBits, int kPair>
   INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
                               const int32_t* start) {
@@ -158,7 +173,7 @@ struct Int8Avx2 : SimdAvx2 {
         : "=&x"(pairs), "=&x"(more)
         : "x"(first), "x"(x), "x"(second), "x"(next_x));
     run = kBits == 6 || kPair == 0 ? pairs : _mm256_add_epi16(run, pairs);
-    if constexpr (kBits == 6 && kPair == 0) add_pairs(total, set_short(*start), scales);
+    if constexpr (UnitCodes<kBits>::kSigned && kPair == 0) add_pairs(total, set_short(*start), scales);
     if constexpr (kBits == 6 || kPair == 1) add_pairs(total, run, scales);
   }
   // 64 x → their sums, eight by eight.

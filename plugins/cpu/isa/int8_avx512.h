@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "isa/simd_avx512.h"
+#include "isa/unit_codes.h"
 
 namespace ingot {
 
@@ -110,37 +111,42 @@ struct Int8Avx512 : SimdAvx512 {
 
   // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
   static constexpr int kUnitRows = 6;  // their totals and the codes of two panels: 20 registers
-  // Line kQuad of those that lines of nibbles and one of upper bits make.
+  // Line kQuad of those that lines of low bits and one of upper bits make.
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE Short wide_codes(const void* p) {
-    constexpr int kUpper = kBits - 4, kQuads = 8 / kUpper, kLeft = 4 - kQuad * kUpper;
+  INGOT_INLINE Short unit_codes(const void* p) {
+    using Codes = UnitCodes<kBits>;
+    constexpr int kRight = kQuad % Codes::kLowQuads * Codes::kLow, kLeft = Codes::kLow - kQuad * Codes::kUpper;
     const auto* line = static_cast<const char*>(p);
-    const __m512i low = load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1);
-    const __m512i upper = _mm512_loadu_si512(line + kQuads / 2 * 64);
+    const __m512i low = _mm512_loadu_si512(line + kQuad / Codes::kLowQuads * 64);
+    const __m512i codes =
+        _mm512_and_si512(kRight > 0 ? _mm512_srli_epi16(low, kRight) : low, _mm512_set1_epi8((1 << Codes::kLow) - 1));
+    if constexpr (Codes::kUpper == 0) return codes;
+    const __m512i upper = _mm512_loadu_si512(line + Codes::kLowLines * 64);
     const __m512i moved = kLeft > 0 ? _mm512_slli_epi16(upper, kLeft) : _mm512_srli_epi16(upper, -kLeft);
-    const __m512i mask = _mm512_set1_epi8(((1 << kUpper) - 1) << 4);
-    return _mm512_ternarylogic_epi32(moved, mask, low, 0xEA);  // (a & b) | c
+    const __m512i mask = _mm512_set1_epi8(((1 << Codes::kUpper) - 1) << Codes::kLow);
+    return _mm512_ternarylogic_epi32(moved, mask, codes, 0xEA);  // (a & b) | c
   }
   // The upper half of a scale is zero: it multiplies the upper half of a sum.
   template <int64_t kBits>
   INGOT_INLINE Short unit_scales(const int8_t* p) {
-    return kBits == 4 ? columns(p) : _mm512_and_si512(columns(p), _mm512_set1_epi32(0xFFFF));
+    return UnitCodes<kBits>::kSignedScales ? _mm512_and_si512(columns(p), _mm512_set1_epi32(0xFFFF)) : columns(p);
   }
-  // Pair kPair of the four lines of 16 k. Sums of codes of four bits fit 16 bits for two pairs, others for one. start:
-  // int16, what the sums of the first and second pair begin at where codes of six bits stand for signed numbers.
+  // Pair kPair of the four lines of 16 k. Sums of codes of up to four bits fit 16 bits for two pairs, others for one.
+  // start: int16, what the sums of the first and second pair begin at where codes stand for signed numbers.
   template <int64_t kBits, int kPair>
   INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
                               const int32_t* start) {
-    if constexpr (kBits == 6) {
+    using Codes = UnitCodes<kBits>;
+    if constexpr (Codes::kSigned && (Codes::kEights || kPair == 0)) {
       int32_t low_half;  // the upper half is anything
       std::memcpy(&low_half, reinterpret_cast<const int16_t*>(start) + kPair, sizeof(low_half));
       run = set_short(low_half);
-    } else if constexpr (kBits == 5 || kPair == 0) {
+    } else if constexpr (Codes::kEights || kPair == 0) {
       run = set_short(0);
     }
     dot(run, first, x);
     dot(run, second, next_x);
-    if constexpr (kBits > 4 || kPair == 1) add_pairs(total, run, scales);
+    if constexpr (Codes::kEights || kPair == 1) add_pairs(total, run, scales);
   }
   // 64 x → their sums, eight by eight.
   INGOT_INLINE void sum_eights(const int8_t* x, int16_t (&sums)[8]) {

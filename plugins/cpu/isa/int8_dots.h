@@ -40,21 +40,22 @@ struct Int8Dots : Int8Avx2 {
   static constexpr int kUnitRows = 6;
   template <int64_t kBits>
   INGOT_INLINE Short unit_scales(const int8_t* p) {  // as int8_avx512.h, and add_codes too
-    return kBits == 4 ? columns(p) : _mm256_and_si256(columns(p), _mm256_set1_epi32(0xFFFF));
+    return UnitCodes<kBits>::kSignedScales ? _mm256_and_si256(columns(p), _mm256_set1_epi32(0xFFFF)) : columns(p);
   }
   template <int64_t kBits, int kPair>
   INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
                               const int32_t* start) {
-    if constexpr (kBits == 6) {
+    using Codes = UnitCodes<kBits>;
+    if constexpr (Codes::kSigned && (Codes::kEights || kPair == 0)) {
       int32_t low_half;
       std::memcpy(&low_half, reinterpret_cast<const int16_t*>(start) + kPair, sizeof(low_half));
       run = set_short(low_half);
-    } else if constexpr (kBits == 5 || kPair == 0) {
+    } else if constexpr (Codes::kEights || kPair == 0) {
       run = set_short(0);
     }
     Dots::dot_mixed(run, first, x);
     Dots::dot_mixed(run, second, next_x);
-    if constexpr (kBits > 4 || kPair == 1) add_pairs(total, run, scales);
+    if constexpr (Codes::kEights || kPair == 1) add_pairs(total, run, scales);
   }
   INGOT_INLINE void add_pairs(Short& total, Short a, Short b) { Dots::dot_pairs(total, a, b); }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "isa/simd_emulated.h"
+#include "isa/unit_codes.h"
 
 namespace ingot {
 
@@ -68,13 +69,18 @@ struct Int8Emulated : SimdEmulated {
   INGOT_INLINE void store_short(int32_t* p, Short sum) { store_sum(p, sum); }
 
   static constexpr int kUnitRows = 3;
+  // Number `index` of the fields of so many bits in each byte.
+  template <int kCount>
+  INGOT_INLINE Words fields(const std::byte* line, int index) {
+    return std::bit_cast<Words>(load_weights(line)) >> (index * kCount) & (0x01010101u * ((1u << kCount) - 1));
+  }
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE Short wide_codes(const void* p) {
-    constexpr int kUpper = kBits - 4, kQuads = 8 / kUpper;
-    constexpr uint32_t kMask = 0x01010101u * ((1 << kUpper) - 1);
+  INGOT_INLINE Short unit_codes(const void* p) {
+    using Codes = UnitCodes<kBits>;
     const auto* line = static_cast<const std::byte*>(p);
-    const Words upper = std::bit_cast<Words>(load_weights(line + kQuads / 2 * 64)) >> (kQuad * kUpper) & kMask;
-    return load_codes(line + kQuad / 2 * 64, kQuad % 2 == 1) | std::bit_cast<Short>(upper << 4);
+    Words codes = fields<Codes::kLow>(line + kQuad / Codes::kLowQuads * 64, kQuad % Codes::kLowQuads);
+    if constexpr (Codes::kUpper > 0) codes |= fields<Codes::kUpper>(line + Codes::kLowLines * 64, kQuad) << Codes::kLow;
+    return std::bit_cast<Short>(codes);
   }
   template <int64_t>
   INGOT_INLINE Short unit_scales(const int8_t* p) {
@@ -83,7 +89,7 @@ struct Int8Emulated : SimdEmulated {
   template <int64_t kBits, int kPair>
   INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
                               const int32_t* start) {
-    run = set_short(kBits == 6 ? reinterpret_cast<const int16_t*>(start)[kPair] : 0);
+    run = set_short(UnitCodes<kBits>::kSigned ? reinterpret_cast<const int16_t*>(start)[kPair] : 0);
     dot(run, first, x);
     dot(run, second, next_x);
     total += run * scales;

@@ -1,5 +1,5 @@
-// Products of weights whose groups have whole numbers of units (w4ks, w5ks, w6k). plugins/unit_rows.py says what they
-// mean.
+// Products of weights whose groups have whole numbers of units (w2ks, w3k, w4ks, w5ks, w6k). plugins/unit_rows.py says
+// what they mean.
 //
 // Rows that are rounded to int8: the sum over kUnitK columns of scale * code * x is exact in int32, and so is that of
 // offset * x; each joins the others in float32 by one fma, units ascending. So every blocking, instruction set and
@@ -19,13 +19,6 @@ constexpr int kRunQuads = kUnitRun / 4;
 template <typename Format>
 constexpr int kRuns = Format::kLineK / kUnitRun;  // whose codes share lines
 
-// The codes of quad kQuad of the columns that share lines, of I::kWidth columns of the weight.
-template <typename I, int64_t kBits, int kQuad>
-[[gnu::always_inline]] inline typename I::Short unit_codes(const std::byte* line) {
-  if constexpr (kBits > 4) return I::template wide_codes<kBits, kQuad>(line);
-  if constexpr (kBits == 4) return I::load_codes(line + kQuad / 2 * kLineBytes, kQuad % 2 == 1);
-}
-
 // Where registers are few, or rows many, the first of several groups of rows leaves a byte for each code to the others.
 template <typename I, typename Stored, bool kMany = false>
 struct UnitProducts {
@@ -43,7 +36,7 @@ struct UnitProducts {
   static_assert(kPart % kUnitK == 0);
 
   // Runs are pairs of int16: sums of x of two groups, or what sums of codes of two halves of a run begin at, -kBias *
-  // (sum of x).
+  // (sum of x). Where one sum has both halves, it begins at the first number, and the second is 0.
   static int64_t run_k(int64_t group) { return kShift ? 2 * group : kUnitRun; }
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     std::fill_n(to.runs(first), count * to.run_stride(), 0);  // pairs of a unit may lie beyond the codes
@@ -55,6 +48,11 @@ struct UnitProducts {
   static void store_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
     int16_t sums[kTileK / 8];
     const int count = sum_codes<I>(line, to.run_k / 2, sums);
+    if constexpr (!kShift && !UnitCodes<kBits>::kEights)
+      for (int i = 0; i < count; i += 2) {
+        sums[i] = static_cast<int16_t>(sums[i] + sums[i + 1]);
+        sums[i + 1] = 0;
+      }
     if constexpr (!kShift)
       for (int16_t& sum : sums) sum = static_cast<int16_t>(-Format::kBias * sum);
     std::byte* const runs = reinterpret_cast<std::byte*>(to.runs(row)) + k / kTileK * count * int64_t{sizeof(int16_t)};
@@ -98,7 +96,7 @@ struct UnitProducts {
           const auto made = [&]<int q>(int p) __attribute__((always_inline)) {
             if constexpr (kCodes == kFound)
               return I::load_short(reinterpret_cast<const int32_t*>(line[p] + q * kLineBytes + kAt));
-            const Short codes = unit_codes<I, kBits, q>(line[p] + kAt);
+            const Short codes = I::template unit_codes<kBits, q>(line[p] + kAt);
             if constexpr (kCodes == kLeft)
               I::store_short(reinterpret_cast<int32_t*>(to[p] + q * kLineBytes + kAt), codes);
             return codes;
@@ -145,7 +143,9 @@ struct UnitProducts {
           to[p] += kLineQuads * kLineBytes;
         }
       }
-      if constexpr (kOnce) prefetch_beside_codes<I, kR>(line[0], unit * unit_bytes);
+      if constexpr (kOnce)
+        for (int64_t l = 0; l < unit_bytes; l += kLineBytes)
+          prefetch_beside_codes<I, kR>(line[0] + l, unit * unit_bytes);
       for_each(std::make_integer_sequence<int, kVectors * kP>(), [&]<int kI>() __attribute__((always_inline)) {
         constexpr int p = kI / kVectors, v = kI % kVectors;
         join<kR, p, v>(t, unit, [&]<int r>() __attribute__((always_inline)) { return sum[r][p][v]; });
@@ -243,33 +243,41 @@ struct UnitWeight {
     static_assert(kBlockedK % kUnitK == 0);
     const std::byte* codes = stored(panel, at);
     float* floats = reinterpret_cast<float*>(to);
-    constexpr int64_t kLineK = Format::kLineK, kQuads = kLineK / 4;
-    for (int64_t k = at; k < at + part; k += kLineK, codes += Format::kCodeBytes, floats += kLineK * kPanel) {
-      static_assert(kLineK == kUnitRun || Format::kBits == 5);  // whose groups have 32 columns
-      const UnitNumbers<Format> numbers(format.multipliers(panel, k), format.group_bits());
-      const int64_t group = k % kUnitK >> format.group_bits();
-      alignas(kLineBytes) int32_t quads[kQuads][kPanel];
-      alignas(kLineBytes) int8_t offsets[kPanel] = {};
-      if constexpr (Format::kValues > 1)
-        for (int64_t i = 0; i < kPanel; ++i) offsets[i] = numbers.offsets[(group / 2 * kPanel + i) * 2 + group % 2];
-      for (int64_t i = 0; i < kPanel; i += I::kWidth) {
-        for_each(std::make_integer_sequence<int, kQuads>(), [&]<int q>() __attribute__((always_inline)) {
-          I::store_short(quads[q] + i, unit_codes<I, Format::kBits, q>(codes + i * 4));
-        });
-        const auto scale = I::mul(I::load_f16(numbers.scale + i), I::load_i8(numbers.scales + group * kPanel + i));
-        const auto bias = I::set1(static_cast<float>(Format::kBias));
-        for (int64_t q = 0; q < kQuads; ++q)
-          for_each(std::make_integer_sequence<int, 4>(), [&]<int kByte>() __attribute__((always_inline)) {
-            const auto v = I::mul(I::sub(I::template load_quads<kByte>(quads[q] + i), bias), scale);
-            float* const line = floats + (q * 4 + kByte) * kPanel + i;
-            if constexpr (Format::kValues > 1)
-              I::store(line, I::add(v, I::mul(I::load_f16(numbers.offset + i), I::load_i8(offsets + i))));
-            else
-              I::store(line, v);
-          });
-      }
-    }
+    for (int64_t k = at; k < at + part; k += Format::kLineK, codes += Format::kCodeBytes)
+      for_each(std::make_integer_sequence<int, kRuns<Format>>(), [&]<int kRun>() __attribute__((always_inline)) {
+        run_lines<kRun>(panel, k + kRun * kUnitRun, codes, floats + (k - at + kRun * kUnitRun) * kPanel);
+      });
     return to;
+  }
+
+ private:
+  // Those of the kUnitRun values from k on, run kRun of those whose codes share lines.
+  template <int kRun>
+  [[gnu::always_inline]] inline void run_lines(const std::byte* panel, int64_t k, const std::byte* codes,
+                                               float* floats) const {
+    const UnitNumbers<Format> numbers(format.multipliers(panel, k), format.group_bits());
+    const int64_t group = k % kUnitK >> format.group_bits();
+    alignas(kLineBytes) int32_t quads[kRunQuads][kPanel];
+    alignas(kLineBytes) int8_t offsets[kPanel] = {};
+    if constexpr (Format::kValues > 1)
+      for (int64_t i = 0; i < kPanel; ++i) offsets[i] = numbers.offsets[(group / 2 * kPanel + i) * 2 + group % 2];
+    for (int64_t i = 0; i < kPanel; i += I::kWidth) {
+      for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
+        constexpr int kQuad = kRun * kRunQuads + q;
+        I::store_short(quads[q] + i, I::template unit_codes<Format::kBits, kQuad>(codes + i * 4));
+      });
+      const auto scale = I::mul(I::load_f16(numbers.scale + i), I::load_i8(numbers.scales + group * kPanel + i));
+      const auto bias = I::set1(static_cast<float>(Format::kBias));
+      for (int64_t q = 0; q < kRunQuads; ++q)
+        for_each(std::make_integer_sequence<int, 4>(), [&]<int kByte>() __attribute__((always_inline)) {
+          const auto v = I::mul(I::sub(I::template load_quads<kByte>(quads[q] + i), bias), scale);
+          float* const line = floats + (q * 4 + kByte) * kPanel + i;
+          if constexpr (Format::kValues > 1)
+            I::store(line, I::add(v, I::mul(I::load_f16(numbers.offset + i), I::load_i8(offsets + i))));
+          else
+            I::store(line, v);
+        });
+    }
   }
 };
 

@@ -7,3 +7,7 @@ INGOT_KERNEL("matmul.w6ka8." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W6k>), ingot::matmul_int8_scratch)
 INGOT_KERNEL("matmul.w5ksa8." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W5ks>), ingot::matmul_int8_scratch)
+INGOT_KERNEL("matmul.w3ka8." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W3k>), ingot::matmul_int8_scratch)
+INGOT_KERNEL("matmul.w2ksa8." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul_unit_tiles<ingot::Int8, ingot::TileUnit, ingot::W2ks>), ingot::matmul_int8_scratch)

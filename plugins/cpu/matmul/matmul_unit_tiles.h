@@ -1,7 +1,7 @@
-// Weights whose groups have whole numbers of units (w4ks, w5ks, w6k) times rows of int8 on tile registers (AMX), with
-// the bits of matmul_unit_kernel.h: code * scale has at most 14 bits, so it is 128 * a signed byte + a signed byte.
-// Both bytes have tiles of their own, which fill all 64 k whatever the groups are; the sums of a unit are exact in
-// int32.
+// Weights whose groups have whole numbers of units (w2ks, w3k, w4ks, w5ks, w6k) times rows of int8 on tile registers
+// (AMX), with the bits of matmul_unit_kernel.h: code * scale has at most 14 bits, so it is 128 * a signed byte + a
+// signed byte. Both bytes have tiles of their own, which fill all 64 k whatever the groups are; the sums of a unit are
+// exact in int32.
 //
 // Floors: two products on tiles where w4 has one, and for each unit four tiles of sums that leave them.
 #pragma once
@@ -44,7 +44,7 @@ struct UnitTileProducts {
       const UnitNumbers<Format> numbers(t.multipliers[p] + k / kUnitK * unit_bytes, t.group_bits);
       const auto make = [&]<int q>(Short scales) __attribute__((always_inline)) {
         Short lower, upper;
-        I::template split<Format::kBias>(unit_codes<I, Format::kBits, q>(codes), scales, lower, upper);
+        I::template split<Format::kBias>(I::template unit_codes<Format::kBits, q>(codes), scales, lower, upper);
         I::store_short(reinterpret_cast<int32_t*>(low + q * kLineBytes), lower);
         I::store_short(reinterpret_cast<int32_t*>(high + q * kLineBytes), upper);
         I::prefetch_far(next + q * t.next_step);

@@ -25,3 +25,15 @@ INGOT_KERNEL("moe_gate_up.w5ks." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W5ks>>))
 INGOT_KERNEL("moe_down.w5ks." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W5ks>>))
+INGOT_KERNEL("matmul.w3k." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul<ingot::Int8, ingot::UnitWeight<ingot::Int8, ingot::W3k>>))
+INGOT_KERNEL("moe_gate_up.w3k." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W3k>>))
+INGOT_KERNEL("moe_down.w3k." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W3k>>))
+INGOT_KERNEL("matmul.w2ks." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul<ingot::Int8, ingot::UnitWeight<ingot::Int8, ingot::W2ks>>))
+INGOT_KERNEL("moe_gate_up.w2ks." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W2ks>>))
+INGOT_KERNEL("moe_down.w2ks." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W2ks>>))

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "ingot/kernel.h"
+#include "isa/unit_codes.h"
 #include "matmul/weight_formats.h"
 
 namespace ingot {
@@ -155,17 +156,18 @@ using W4t = Grouped<4, kShift>;
 template <bool kShift>
 using W8t = Grouped<8, kShift>;
 
-// w4ks, w5ks and w6k: the scale of a group, and its offset, are whole numbers of units that kUnitK columns share; codes
-// are whole numbers from 0 on, or from -kBias on where there are no offsets. The numbers of kUnitK columns lie
-// together: units, float16, of scales and of offsets; scales of each group, int8; offsets of pairs of groups, a pair of
-// each column.
+// w2ks, w3k, w4ks, w5ks and w6k: the scale of a group, and its offset, are whole numbers of units that kUnitK columns
+// share; codes are whole numbers from 0 on, or from -kBias on where there are no offsets. The numbers of kUnitK columns
+// lie together: units, float16, of scales and of offsets; scales of each group, int8; offsets of pairs of groups, a
+// pair of each column.
 template <int64_t kCodeBits, bool kShift>
 struct InUnits {
   static constexpr int64_t kBits = kCodeBits;
-  static constexpr int64_t kLineK = kBits == 5 ? 32 : 16, kCodeBytes = kLineK * kPanel * kBits / 8;
+  static constexpr int64_t kLineK = UnitCodes<kBits>::kQuads * 4, kCodeBytes = kLineK * kPanel * kBits / 8;
   static constexpr int64_t kValues = kShift ? 2 : 1;
   static constexpr int32_t kBias = kShift ? 0 : 1 << (kBits - 1);
   static constexpr bool kUnits = true;
+  static_assert(kShift != UnitCodes<kBits>::kSigned);
   int64_t k, group;  // 16 or 32
 
   template <typename Args>
@@ -207,6 +209,8 @@ struct UnitNumbers {
         offsets(scales + kPanel * (kUnitK >> group_bits)) {}
 };
 
+using W2ks = InUnits<2, true>;
+using W3k = InUnits<3, false>;
 using W4ks = InUnits<4, true>;
 using W5ks = InUnits<5, true>;
 using W6k = InUnits<6, false>;
@@ -249,8 +253,8 @@ constexpr bool reads(const WeightFormat& format) {
   return false;
 }
 static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W4t<false>>(kW4t) && reads<W4t<true>>(kW4ts) &&
-              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts) && reads<W4ks>(kW4ks) && reads<W5ks>(kW5ks) &&
-              reads<W6k>(kW6k));
+              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts) && reads<W2ks>(kW2ks) && reads<W3k>(kW3k) &&
+              reads<W4ks>(kW4ks) && reads<W5ks>(kW5ks) && reads<W6k>(kW6k));
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
 // w4t: the values of its codes; w4ts, w8ts: whether shifts are offsets.

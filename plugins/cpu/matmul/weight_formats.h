@@ -70,10 +70,26 @@ constexpr WeightFormat kW8ts{.dtype = "w8ts",
                              .group_bytes = 4,
                              .unit_bytes = 0,
                              .in_tables = false};
+constexpr WeightFormat kW2ks{.dtype = "w2ks",
+                             .bits = 2,
+                             .k_block = kUnitK,
+                             .groups = {16},
+                             .rows_alone = false,
+                             .group_bytes = 2,
+                             .unit_bytes = 4,
+                             .in_tables = false};
+constexpr WeightFormat kW3k{.dtype = "w3k",
+                            .bits = 3,
+                            .k_block = kUnitK,
+                            .groups = {16},
+                            .rows_alone = false,
+                            .group_bytes = 1,
+                            .unit_bytes = 2,
+                            .in_tables = false};
 constexpr WeightFormat kW4ks{.dtype = "w4ks",
                              .bits = 4,
                              .k_block = kUnitK,
-                             .groups = {32, 16},
+                             .groups = {32},
                              .rows_alone = false,
                              .group_bytes = 2,
                              .unit_bytes = 4,
@@ -103,7 +119,7 @@ constexpr WeightFormat kF8{.dtype = "f8",
                            .unit_bytes = 0,
                            .in_tables = false};
 
-constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kW8t, kW8ts, kW4ks, kW5ks, kW6k, kF8};
+constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kW8t, kW8ts, kW2ks, kW3k, kW4ks, kW5ks, kW6k, kF8};
 constexpr WeightFormat kTableFormat = kW8;
 static_assert(kTableFormat.in_tables);
 

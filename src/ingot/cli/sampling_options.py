@@ -70,7 +70,7 @@ def _read(file: str) -> str:
         hint = "give a file" if isinstance(error, IsADirectoryError) else spelled(Path(file))
         raise UsageError("the input file cannot be read", where=file, got=error.strerror, hint=hint) from error
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError("the input is not UTF-8", where=file, got=str(error)) from error
 
@@ -98,4 +98,7 @@ def _from_line(line: str, where: str, asked: Sampling) -> tuple[Prompt, Sampling
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(item) is int for item in prompt)):
         raise RequestError("a prompt is text or a list of token ids", where=where, got=json.dumps(prompt)[:80])
     given = {name: each for name, each in value.items() if each is not None}
+    count = given.get("max_output_len", 1)
+    if type(count) is not int or count < 1:
+        raise RequestError("max_output_len must be a whole number, at least 1", where=where, got=json.dumps(count)[:80])
     return prompt, dataclasses.replace(asked, **given) if given else asked

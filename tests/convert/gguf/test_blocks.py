@@ -1,5 +1,6 @@
 """Every type of blocks, bit for bit, through convert, onnxruntime and a ref engine."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.convert.convert import convert
 from ingot.convert.gguf.blocks import TYPES
 from ingot.dtypes import DType
+from ingot.errors import IngotError
 from ingot.inspect import inspect
 from tests import gguf_files as write
 from tests import quantised
@@ -53,9 +55,10 @@ def write_llama(
     vocab: int = VOCAB,
     tokenizer: Mapping[str, object] | None = None,
     kinds: Mapping[str, int] | None = None,
+    more: Mapping[str, write.Stored] | None = None,
 ) -> dict[str, np.ndarray]:
     """model.gguf whose products and token table have this type; the values by Hugging Face's names. kinds: of some
-    products others."""
+    products others. more: further tensors."""
     rng = np.random.default_rng(kind)
     size = write.BLOCKS[kind][1]
     hidden, inner = size, 2 * size
@@ -81,6 +84,7 @@ def write_llama(
     ):
         values[f"{theirs}.weight"] = rng.uniform(0.5, 1.5, hidden).astype(np.float32)
         tensors[f"{name}.weight"] = write.floats(values[f"{theirs}.weight"])
+    tensors |= more or {}
     write.write_gguf(folder / "model.gguf", {**llama_settings(hidden, inner), **(tokenizer or {})}, tensors)
     return values
 
@@ -112,6 +116,34 @@ def test_a_type(tmp_path: Path, kind: int) -> None:
     for got, expected in zip(made, [*wanted, values["model.embed_tokens.weight"]], strict=True):
         np.testing.assert_array_equal(got, expected)
     assert f"gguf {write.BLOCKS[kind][0]}" in inspect(tmp_path / "checkpoint").text
+
+
+def test_scales_of_whole_tensors(tmp_path: Path) -> None:
+    """As files of NVFP4 have them, which say how inputs were calibrated too."""
+    scales = {"attn_q": 0.75, "ffn_down": 1.7}
+    more = {f"blk.0.{name}.scale": write.floats(np.array([value])) for name, value in scales.items()}
+    values = write_llama(tmp_path, 40, more={**more, "blk.0.attn_q.input_scale": write.floats(np.array([0.3]))})
+    for name, value in scales.items():
+        values[f"model.layers.0.{PRODUCTS[name]}.weight"] *= np.float32(value)
+    convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
+    for got, name in zip(product_weights(tmp_path / "checkpoint"), PRODUCTS.values(), strict=False):
+        np.testing.assert_array_equal(got, values[f"model.layers.0.{name}.weight"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "words"),
+    [
+        (40, np.array([0.5, 0.5]), "F32, 1 numbers"),
+        (40, np.array([0.0]), "not usable"),
+        (40, np.array([np.inf]), "not usable"),
+        (2, np.array([0.5]), "blk.0.attn_q.scale"),
+    ],
+)
+def test_scales_of_whole_tensors_that_do_not_fit(tmp_path: Path, kind: int, scale: np.ndarray, words: str) -> None:
+    """No other type has them."""
+    write_llama(tmp_path, kind, more={"blk.0.attn_q.scale": write.floats(scale)})
+    with pytest.raises(IngotError, match=re.escape(words)):
+        convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from ingot.plugins.quantised import MAX_K, QuantisedRows
 from ingot.plugins.target import SessionOptions
 from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
-from ingot.weight_formats import FORMATS, W4KS, WeightFormat
+from ingot.weight_formats import FORMATS, W2KS, W4KS, WeightFormat
 from tests.plugins.cpu.one_step import (
     Input,
     Packed,
@@ -342,7 +342,7 @@ def test_the_largest_codes_and_numbers_of_units(kernel: str, group: int) -> None
     low, high = rows.format.codes
     rows.codes[:] = np.where(rows.codes * 2 < low + high, low, high)
     rows.codes[:2] = [[low], [high]]
-    rows.count[::2], rows.count[1::2] = 0 if rows.format is W4KS else -128, 127
+    rows.count[::2], rows.count[1::2] = 0 if rows.format in (W2KS, W4KS) else -128, 127
     rows.unit[3], rows.unit[4] = 65504, 2.0**-24
     rows.unit[5] *= -1
     if rows.offset_count is not None:

@@ -73,7 +73,7 @@ def random_grouped(
 
 
 def random_units(dtype: str, shape: tuple[int, ...], group: int) -> UnitRows:
-    """A weight [N, K], or [experts, N, K], of w4ks, w5ks or w6k: all codes and all numbers of units."""
+    """A weight [N, K], or [experts, N, K], of a format with units: all codes and all numbers of units."""
     random, described = np.random.default_rng(sum(shape) + group), FORMATS[dtype]
     groups, units = ((*shape[:-1], -(-shape[-1] // size)) for size in (group, UNIT_COLUMNS))
     low, high = described.codes
@@ -88,7 +88,7 @@ def random_units(dtype: str, shape: tuple[int, ...], group: int) -> UnitRows:
     return UnitRows(
         scale=random.uniform(0.001, 0.1, shape[:-1]).astype(np.float32),
         codes=random.integers(low, high + 1, shape).astype(np.int8),
-        count=counts(0 if dtype == "w4ks" else -128),
+        count=counts(0 if dtype in ("w2ks", "w4ks") else -128),
         unit=unit(),
         offset_count=counts(-128) if shifted else None,
         offset_unit=unit() if shifted else None,
