@@ -1,5 +1,5 @@
-"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of w4t, w4ts, w8t, w8ts, w4ks,
-w6k, w6ks, w8 or f8. `kept_rows.py` makes these rows.
+"""Weights whose codes an engine keeps: which expressions of codes and scales are rows of a format of
+`ingot.weight_formats`. `kept_rows.py` makes these rows.
 
 A code of 4 or 8 bits, a table of 16 values or none, scales of groups of columns, zero points or offsets, and a factor
 of each row or none can be kept. Where weights that are one have codes of 4 bits and of 8, the values of the former
@@ -22,7 +22,7 @@ from ingot.builder.graph import is_op, producer, slice_of, small_value, weight_s
 from ingot.builder.unit_scales import Kind, in_units, unit_precision
 from ingot.dtypes import DType, Precision
 from ingot.plugins.quantised import Int8
-from ingot.weight_formats import F8, PANEL, W4T
+from ingot.weight_formats import F8, PANEL, W2T, W3T, W4T
 
 Numbers = npt.NDArray[Any]
 _LARGEST = 127  # value of a table
@@ -101,8 +101,8 @@ class Grid:
 def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
     """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does.
 
-    units  parts that sums over columns are divided into, where scales may be kept as whole numbers of units (w4ks,
-           w5ks, w6k); 0: they may not
+    units  parts that sums over columns are divided into, where formats for CPUs alone may be taken: scales in whole
+           numbers of units, codes of two and three bits; 0: they may not
     """
     pieces = _all_pieces(*tensors)
     grids = [read_grid(each.tensor) for each in pieces]
@@ -121,11 +121,22 @@ def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
     if floats == {True}:
         return Precision(dtype=DType.F8, group=0 if all(grid.whole for grid in found) else group)
     shifted = any(grid.shift is not None for grid in found)
-    if _bits(found) == 4:
-        return Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group)
+    if _bits(found) == W4T.bits:
+        few = None if shifted or not units else _few_bits(found, group)
+        return few or Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group)
     if any(grid.table and table_numbers(grid.table)[1] is not None for grid in found):
         return None  # such values do not fit a byte
     return Precision(dtype=DType.W8TS if shifted else DType.W8T, group=group)
+
+
+def _few_bits(grids: Sequence[Grid], group: int) -> Precision | None:
+    """The format of the fewest bits that hold a code for each value of any table."""
+    tables = [grid.table for grid in grids]
+    if not all(tables) or any(table_numbers(table)[1] is not None for table in tables):
+        return None
+    most = max(len(set(table)) for table in tables)
+    fitting = (each for each in (W2T, W3T) if most <= each.codes[1] + 1 and group in each.groups)
+    return next((Precision(dtype=DType(each.dtype), group=group) for each in fitting), None)
 
 
 def _bits(grids: Sequence[Grid]) -> int:

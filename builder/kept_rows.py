@@ -29,6 +29,7 @@ from ingot.plugins.f8_rows import F8Rows, joined_f8
 from ingot.plugins.grouped import GroupedRows, joined
 from ingot.plugins.quantised import Int8, QuantisedRows
 from ingot.plugins.unit_rows import UnitRows, joined_units
+from ingot.weight_formats import W4T
 
 _TOP = 15  # largest exponent of a row's scales
 _LOWEST = -126  # exponent of a power of two that float32 holds with all of its bits
@@ -97,12 +98,14 @@ class _Codes:
 
     numbers  uint8 from 0 on, or int8 where there is no table
     unit     what the value 1 is worth
+    bits     of a code of a table
     """
 
     numbers: npt.NDArray[np.uint8] | Int8
     unit: float = 1.0
     table: Int8 | None = None
     more_bits: Int8 | None = None
+    bits: int = 4
 
 
 def _nibbles(grid: Grid, stored: npt.NDArray[Any]) -> _Codes:
@@ -113,6 +116,15 @@ def _nibbles(grid: Grid, stored: npt.NDArray[Any]) -> _Codes:
     lowest = np.int8(-8 if grid.signed else 0)
     numbers = (stored.view(np.int8) - lowest).view(np.uint8)
     return _Codes(numbers=numbers, table=np.arange(lowest, lowest + 16, dtype=np.int8))
+
+
+def _few(grid: Grid, stored: npt.NDArray[Any], bits: int) -> _Codes:
+    """Codes of two or three bits: places of values among those of the table."""
+    numbers, _, unit = table_numbers(grid.table)
+    _, place = np.unique(np.array(grid.table), return_inverse=True)
+    table = np.zeros_like(numbers)
+    table[place] = numbers
+    return _Codes(numbers=place.astype(np.uint8)[stored], table=table, unit=unit, bits=bits)
 
 
 def _bytes(grid: Grid, stored: npt.NDArray[Any]) -> _Codes:
@@ -133,7 +145,12 @@ def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, precision: Pre
     def numbers(each: gs.Tensor) -> Float32:
         return _by_engine_groups(reader.read_numbers(each, begin, end), grid.group, stored.shape[1], precision.group)
 
-    codes = _bytes(grid, stored) if precision.dtype in (DType.W8T, DType.W8TS) else _nibbles(grid, stored)
+    described = precision.dtype.weight_format
+    assert described is not None, "codes are kept"
+    if described.bits < W4T.bits:
+        codes = _few(grid, stored, described.bits)
+    else:
+        codes = _nibbles(grid, stored) if described.bits == W4T.bits else _bytes(grid, stored)
     scale, shift = numbers(grid.scale), None if grid.shift is None else numbers(grid.shift)
     if _is_unsigned_byte(grid):
         assert shift is not None, "kept_precision asks for a zero point"
@@ -152,6 +169,7 @@ def _rows(reader: WeightReader, grid: Grid, begin: int, end: int, precision: Pre
         more_bits=_for_each(codes.more_bits, end - begin),
         shift=None if shift is None else _half(shift),
         is_offset=np.full(end - begin, is_offset),
+        bits=codes.bits,
         group=precision.group,
     )
 

@@ -121,7 +121,7 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
     ((most, _),) = values.most_common(1)
     count = sum(node.name in kept or held_by_w8(product_weight(node)) for node in products)
     found = f"{count} of {len(products)} matmuls keep their codes" if count else "no matmul can keep its codes"
-    others = [each for each in map(Precision.parse, KEPT) if not each.dtype.has_units]  # which have a substitute
+    others = [each for each in map(Precision.parse, KEPT) if not each.dtype.for_cpus]  # which have a substitute
     lacking = sorted({each.dtype.value for each in others} - _offered(target))
     why = f"; {target.name} computes no {', '.join(lacking)}" if lacking else ""
     notes.append(f"chose --precision {most}: the checkpoint is quantised; {found}{why}")

@@ -1,13 +1,13 @@
 """Rows that keep a quantised checkpoint's codes: groups of columns with float16 scales.
 
-    w4t, w8t     W[n, k] = scale[n] * (value[n, k] * group_scale[n, k // G])
+    w2t .. w8t   W[n, k] = scale[n] * (value[n, k] * group_scale[n, k // G])
     w4ts, w8ts   W[n, k] = scale[n] * ((value[n, k] - shift[n, k // G]) * group_scale[n, k // G])    shift: a zero point
                  W[n, k] = scale[n] * (value[n, k] * group_scale[n, k // G] + shift[n, k // G])      shift: an offset
 
-The value of a code of 4 bits is table[n, code], a whole number, or one and so many 256ths (`more_bits`). A code of 8
-bits is the value. The rows of a panel share a table, and their shifts are of one kind. With int8 activations a product
-adds up value * a in int32 for each group, which is exact, and goes on in float32, groups ascending: every instruction
-set and every blocking gives the same bits.
+The value of a code of 2 to 4 bits is table[n, code], a whole number; of 4 bits it may be one and so many 256ths
+(`more_bits`). A code of 8 bits is the value. The rows of a panel share a table, and their shifts are of one kind. With
+int8 activations a product adds up value * a in int32 for each group, which is exact, and goes on in float32, groups
+ascending: every instruction set and every blocking gives the same bits.
 """
 
 import dataclasses
@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.plugins.quantised import Float32, Int8
-from ingot.weight_formats import W4T, W4TS, W8T, W8TS, WeightFormat
+from ingot.weight_formats import W2T, W3T, W4T, W4TS, W8T, W8TS, WeightFormat
 
+# (bits of a code, whether there are shifts)
+_WITH_TABLE = {(2, False): W2T, (3, False): W3T, (4, False): W4T, (4, True): W4TS}
 _MORE_UNIT = np.float32(1 / 256)  # what one of more_bits is worth
 
 
@@ -28,11 +30,12 @@ class GroupedRows:
     """Rows [N, K] of a weight; of experts [experts, N, K], and so everything else.
 
     scale        float32 [N]
-    codes        [N, K], 0 to 15 (uint8); where there is no table int8
+    codes        [N, K], from 0 on (uint8); where there is no table int8
+    bits         of a code that stands for a value of the table: 2, 3 or 4
     group_scale  float32 [N, ceil(K / group)], numbers that float16 holds
     table        int8 [N, 16], -127 to 127; None: codes are values
     more_bits    int8 [N, 16], 256ths that the table's values have beside it; None: none
-    shift        as group_scale; None for w4t and w8t
+    shift        as group_scale; None for w2t to w8t
     is_offset    bool [N], what the shift is
     group        columns of a group; the last one of a row may be shorter
     """
@@ -44,13 +47,14 @@ class GroupedRows:
     more_bits: Int8 | None = None
     shift: Float32 | None = None
     is_offset: npt.NDArray[np.bool_]
+    bits: int = 4
     group: int
 
     @property
     def format(self) -> WeightFormat:
         if self.table is None:
             return W8T if self.shift is None else W8TS
-        return W4T if self.shift is None else W4TS
+        return _WITH_TABLE[self.bits, self.shift is not None]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,5 +165,6 @@ def _together(parts: Sequence[GroupedRows], join: Callable[[Sequence[Any]], Any]
         more_bits=join(more_bits) if more_bits else None,
         shift=join(shifts) if shifts else None,
         is_offset=join([each.is_offset for each in parts]),
+        bits=parts[0].bits,
         group=parts[0].group,
     )

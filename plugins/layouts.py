@@ -21,18 +21,20 @@
                                        to a multiple of 64 bytes
                                    64  a line per 8 of Kp: four bytes of each column, k and k + 4 in the low and the
                                        high nibble
+    panel16.w2tgG, .w3tgG  as w4tgG, but their lines: of w2 a line per 16 of Kp, k, k + 4, k + 8 and k + 12 in a byte,
+                  low bits first; of w3 three lines per 32 of Kp: two of low bits, as of w2, and one of upper bits, of
+                  k, k + 4 .. k + 28 in a byte
     panel16.w8tgG the same, where zeros lie in place of the table and of more bits; 64 bytes are a line per 4 of Kp,
                   four signed bytes of each column. Kp is K rounded up to 128, with zeros
     panel16.w2ksg16, .w4ksg32,      64  scale         64  zeros
            .w5ksg32                 64  for each 256 of Kp: units of scales and of offsets, float16 [2][16]; then, of
                                   16*g  the groups of these columns, scales in units, int8 [g][16], and offsets in
                                   16*g  units, int8 [g/2][16][2]; zeros up to a multiple of 64 bytes
-                                    64  w4: a line per 8 of Kp, as of w4t; w2: a line per 16 of Kp, k, k + 4, k + 8 and
-                                       k + 12 in a byte, low bits first; w5: five lines per 32 of Kp: four of low
-                                       nibbles, as of w4t, and one of upper bits, those of k, k + 4 .. k + 28 in a byte
-    panel16.w3kg16, .w6kgG  the same, of scales alone. w3: three lines per 32 of Kp, two of low bits, as of w2, and one
-                  of upper bits, as of w5; w6: three lines per 16 of Kp, two of low nibbles and one of two upper bits
-                  each. A code is stored with half of their number more, 4 or 32. Kp is K rounded up to 256, with zeros
+                                    64  w4: a line per 8 of Kp, as of w4t; w2: as of w2t; w5: five lines per 32 of Kp:
+                                       four of low nibbles, as of w4t, and one of upper bits, as of w3t
+    panel16.w3kg16, .w6kgG  the same, of scales alone. w3: as of w3t; w6: three lines per 16 of Kp, two of low nibbles
+                  and one of two upper bits each. A code is stored with half of their number more, 4 or 32. Kp is K
+                  rounded up to 256, with zeros
     panel16.f8    [ceil(N/16)] of   64  scale         64  zeros
                                  64*g group scales of f8gG, float32 [g][16]
                                    64  a line per 4 of Kp, byte by byte [4][16]; Kp is K rounded up to 64, with zeros
@@ -50,6 +52,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.dtypes import DType
+from ingot.plugins.code_lines import gather_lines, spread_lines
 from ingot.plugins.f8_rows import F8Rows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import QuantisedRows
@@ -183,11 +186,9 @@ def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
     flat = numbers.reshape(count, -1).view(np.uint8)
     panels[:, HEADER_BYTES : HEADER_BYTES + flat.shape[1]] = flat
     codes = _padded(weight_rows.codes, count * PANEL, padded).view(np.uint8)
-    fours: npt.NDArray[np.generic] = codes.reshape(count, PANEL, padded // 4, 4)
+    lines = codes.reshape(count, PANEL, padded // 4, 4).transpose(0, 2, 1, 3).reshape(count, padded // 4, -1)
     if weight_rows.table is not None:
-        pairs = codes.reshape(count, PANEL, padded // 8, 2, 4)
-        fours = pairs[..., 0, :] | pairs[..., 1, :] << 4
-    lines = fours.transpose(0, 2, 1, 3)
+        lines = gather_lines(lines, weight_rows.bits)
     panels[:, panels.shape[1] - lines[0].size :] = lines.reshape(count, -1)
     return panels
 
@@ -204,18 +205,19 @@ def unpack_grouped(data: Bytes, n: int, k: int, dtype: DType, group: int) -> Gro
     stored = np.ascontiguousarray(panels[:, begin : begin + size]).view(np.float16)
     numbers = stored.reshape(count, groups, values, PANEL).transpose(2, 0, 3, 1)
     by_row = numbers.reshape(values, count * PANEL, groups)[:, :n].astype(np.float32)
-    lines = panels[:, panels.shape[1] - padded * PANEL * described.bits // 8 :].reshape(count, -1, PANEL, 4)
-    nibbles = described.bits == 4
-    fours = np.stack([lines & 15, lines >> 4], axis=3) if nibbles else lines[:, :, :, None].view(np.int8)
-    codes = fours.transpose(0, 2, 1, 3, 4).reshape(count * PANEL, padded)
+    lines = panels[:, panels.shape[1] - padded * PANEL * described.bits // 8 :].reshape(count, -1, 4 * PANEL)
+    few = described.bits < 8
+    fours = (spread_lines(lines, described.bits) if few else lines).reshape(count, -1, PANEL, 4)
+    codes = np.ascontiguousarray(fours.transpose(0, 2, 1, 3).reshape(count * PANEL, padded)[:n, :k])
     return GroupedRows(
         scale=scale,
-        codes=np.ascontiguousarray(codes[:n, :k]),
+        codes=codes if few else codes.view(np.int8),
         group_scale=by_row[0],
-        table=np.repeat(panels[:, 64:80].view(np.int8), PANEL, axis=0)[:n] if nibbles else None,
+        table=np.repeat(panels[:, 64:80].view(np.int8), PANEL, axis=0)[:n] if few else None,
         more_bits=np.repeat(panels[:, _MORE_BITS].view(np.int8), PANEL, axis=0)[:n] if panels[:, 81].any() else None,
         shift=by_row[1] if values > 1 else None,
         is_offset=np.repeat(panels[:, 80] != 0, PANEL)[:n],
+        bits=described.bits,
         group=group,
     )
 

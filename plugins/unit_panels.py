@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingot.plugins.code_lines import gather_lines, spread_lines
 from ingot.plugins.quantised import Float32, Int8
 from ingot.plugins.unit_rows import UnitRows
 from ingot.weight_formats import HEADER_BYTES, PANEL, UNIT_COLUMNS, WeightFormat
@@ -32,12 +33,7 @@ def write_units(rows: UnitRows, panels: Bytes) -> None:
     stored = (rows.codes - np.int8(rows.format.codes[0])).view(np.uint8)
     codes = _by_panel(stored, count, blocks * UNIT_COLUMNS).reshape(count, PANEL, -1, 4)
     lines = codes.transpose(0, 2, 1, 3).reshape(count, -1, _LINE)
-    low_bits, upper_bits = _bits(rows.format)
-    packed = _gathered(lines & np.uint8((1 << low_bits) - 1), low_bits)
-    if upper_bits:
-        upper = _gathered(lines >> np.uint8(low_bits), upper_bits)
-        by_upper = packed.reshape(count, -1, low_bits // upper_bits, _LINE)
-        packed = np.concatenate([by_upper, upper[:, :, None]], axis=2)
+    packed = gather_lines(lines, rows.format.bits)
     panels[:, panels.shape[1] - packed[0].size :] = packed.reshape(count, -1)
 
 
@@ -58,13 +54,7 @@ def read_units(panels: Bytes, scale: Float32, k: int, described: WeightFormat, g
 
     code_bytes = blocks * UNIT_COLUMNS * PANEL * described.bits // 8
     lines = panels[:, panels.shape[1] - code_bytes :].reshape(count, -1, _LINE)
-    low_bits, upper_bits = _bits(described)
-    if upper_bits:
-        by_byte = lines.reshape(count, -1, low_bits // upper_bits + 1, _LINE)
-        upper = _spread(by_byte[:, :, -1:], upper_bits)
-        codes = _spread(by_byte[:, :, :-1], low_bits).reshape(upper.shape) | upper << np.uint8(low_bits)
-    else:
-        codes = _spread(lines, low_bits)
+    codes = spread_lines(lines, described.bits)
     by_row = codes.reshape(count, -1, PANEL, 4).transpose(0, 2, 1, 3).reshape(count * PANEL, -1)[: len(scale), :k]
     return UnitRows(
         scale=scale,
@@ -76,30 +66,6 @@ def read_units(panels: Bytes, scale: Float32, k: int, described: WeightFormat, g
         bits=described.bits,
         group=group,
     )
-
-
-def _bits(described: WeightFormat) -> tuple[int, int]:
-    """Bits of a code that lie together in lines of low bits, and those in lines of upper bits."""
-    low = 2 if described.bits < 4 else 4
-    return low, described.bits - low
-
-
-def _gathered(lines: Bytes, bits: int) -> Bytes:
-    """Lines of codes of so few bits, [panels, lines, _LINE], as many in one as bytes hold."""
-    places = _places(bits)
-    found: Bytes = np.bitwise_or.reduce(lines.reshape(len(lines), -1, len(places), _LINE) << places, axis=2)
-    return found
-
-
-def _spread(lines: Bytes, bits: int) -> Bytes:
-    """The inverse of `_gathered`."""
-    codes: Bytes = lines[..., None, :] >> _places(bits) & np.uint8((1 << bits) - 1)
-    return codes
-
-
-def _places(bits: int) -> Bytes:
-    """Where codes of so few bits begin in a byte, [codes, 1]."""
-    return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
 
 
 def _by_panel(values: npt.NDArray[Any], count: int, columns: int) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ bits, and the table has the value of each. Scales are odd numbers times d, a flo
 import numpy as np
 
 from ingot.convert.gguf.codebooks import codebook
-from ingot.convert.gguf.packing import Array, Packing, Raw, Take, planes, signed, stored_half
+from ingot.convert.gguf.packing import Array, Packing, Raw, Take, planes, stored_half
 from ingot.convert.quantised.form import Code
 from ingot.convert.quantised.formats.fp4 import E2M1
 from ingot.dtypes import DType
@@ -133,17 +133,20 @@ def _trits(stream: Raw, count: int) -> Array:
     """Bytes [B, n] → digits 0 to 2, [B, count * n]: the first ones of all bytes, the second ones .. A byte is a
     fraction in base 3, over 256."""
     left = stream[:, None, :] * (3 ** np.arange(count)).astype(np.uint8)[:, None]  # modulo 256
-    return (left.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).reshape(len(stream), -1)
+    digits = left.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
+    return digits.astype(np.uint8).reshape(len(stream), -1)
 
 
 def _tq1(raw: Raw) -> Array:
     """32 B and 16 B of five digits each, 4 B of four."""
     digits = [_trits(raw[:, :32], 5), _trits(raw[:, 32:48], 5), _trits(raw[:, 48:52], 4)]
-    return signed(np.concatenate(digits, axis=1), 1)
+    return np.concatenate(digits, axis=1)
 
 
-def _small(group: int, codes: Take, at: int) -> Packing:
-    return Packing(code=Code.I4, group=group, codes=codes, scale=stored_half(at), scale_dtype=DType.F16)
+def _small(group: int, codes: Take, at: int, *values: float) -> Packing:
+    """values: of the codes. The table says that these have two bits."""
+    table = (*values, *[0.0] * (16 - len(values)))
+    return Packing(code=Code.U4, group=group, codes=codes, scale=stored_half(at), scale_dtype=DType.F16, table=table)
 
 
 def _unsigned_e4m3(raw: Raw) -> Array:
@@ -170,17 +173,17 @@ BY_256: dict[str, Packing] = {
     ),
     "IQ1_M": _in_codebook(16, _iq1_m, _iq1_m_scale, _IQ1, _iq1_m_unit),
     # 52 B, d
-    "TQ1_0": _small(256, _tq1, 52),
+    "TQ1_0": _small(256, _tq1, 52, -1, 0, 1),
     # 64 B of four digits each, d
-    "TQ2_0": _small(256, lambda raw: signed(planes(raw[:, :64], 32, 2), 1), 64),
+    "TQ2_0": _small(256, lambda raw: planes(raw[:, :64], 32, 2), 64, -1, 0, 1, 2),
 }
 BY_128: dict[str, Packing] = {
     # d, 16 B of bits: minus or plus one
-    "Q1_0": _small(128, lambda raw: signed(2 * _bits(raw[:, 2:]), 1), 0)
+    "Q1_0": _small(128, lambda raw: _bits(raw[:, 2:]), 0, -1, 1)
 }
 BY_64: dict[str, Packing] = {
     # d, 16 B of four codes each
-    "Q2_0": _small(64, lambda raw: signed(planes(raw[:, 2:], 1, 2), 1), 0),
+    "Q2_0": _small(64, lambda raw: planes(raw[:, 2:], 1, 2), 0, -1, 0, 1, 2),
     # 4 B of scales, 32 B
     "NVFP4": Packing(
         code=Code.U4,

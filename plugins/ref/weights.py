@@ -34,6 +34,7 @@ from ingot.plugins.weight_rows import WeightRows
 from ingot.weight_formats import PANEL
 
 _GATED = ".gated"
+_GROUPED = (DType.W2T, DType.W3T, DType.W4T, DType.W4TS, DType.W8T, DType.W8TS)
 
 
 def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | WeightRows:
@@ -82,7 +83,7 @@ def _unpacked(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, *, ga
 def _quantised(panels: npt.NDArray[np.uint8], n: int, k: int, dtype: DType, group: int, *, gated: bool) -> WeightRows:
     """The rows [n, k] of one matrix."""
     packed_n = PANEL * num_panels(n, gated=True) if gated else n
-    if dtype in (DType.W4T, DType.W4TS, DType.W8T, DType.W8TS):
+    if dtype in _GROUPED:
         kept = unpack_grouped(panels, packed_n, k, dtype, group)
         return deinterleave_quantised(kept, n // 2) if gated else kept
     if dtype.has_units:

@@ -28,6 +28,8 @@ class DType(enum.Enum):
     F8 = "f8"
     W8 = "w8"
     W4 = "w4"
+    W2T = "w2t"
+    W3T = "w3t"
     W4T = "w4t"
     W4TS = "w4ts"
     W8T = "w8t"
@@ -51,6 +53,11 @@ class DType(enum.Enum):
     def has_units(self) -> bool:
         """Whether scales of groups are whole numbers of units."""
         return self.weight_format is not None and self.weight_format.unit_bytes > 0
+
+    @property
+    def for_cpus(self) -> bool:
+        """Whether CPUs alone multiply weights of this type, which others keep in another."""
+        return self.weight_format is not None and self.weight_format.for_cpus
 
     @property
     def itemsize(self) -> int:

@@ -7,10 +7,10 @@ number that fits a signed byte:
     w4gG   q is the code times the multiplier of its group of G columns
 
 Formats that keep the codes and scales of a quantised checkpoint have float16 numbers for each group of G columns. A
-code of 4 bits stands for a value of a table, a signed byte is the value itself:
+code of 2 to 4 bits stands for a value of a table, a signed byte is the value itself:
 
-    w4tgG, w8tgG    q is the value times the group's scale
-    w4tsgG, w8tsgG  the same, of the value less the group's zero point; or plus the group's offset
+    w2tgG, w3tgG, w4tgG, w8tgG  q is the value times the group's scale
+    w4tsgG, w8tsgG              the same, of the value less the group's zero point; or plus the group's offset
 
 Scales of GGUF's K-quants are whole numbers of a unit, a float16 that UNIT_COLUMNS columns share:
 
@@ -71,6 +71,11 @@ class WeightFormat:
         return (*alone, *(f"{self.dtype}g{group}" for group in self.groups))
 
     @property
+    def for_cpus(self) -> bool:
+        """Whether CPUs alone multiply such weights: codes of fewer than four bits, and scales in units."""
+        return self.unit_bytes > 0 or self.bits < W4.bits
+
+    @property
     def rounds_inputs(self) -> bool:
         """Whether there are products with int8 inputs."""
         return self.int8_tolerance > 0
@@ -91,6 +96,8 @@ W4 = WeightFormat(
     int8_tolerance=0.05,
 )
 W4T = dataclasses.replace(W4, dtype="w4t", codes=(0, 15), groups=(128, 64, 32, 16), multiplier=0, group_bytes=2)
+W2T = dataclasses.replace(W4T, dtype="w2t", bits=2, codes=(0, 3))
+W3T = dataclasses.replace(W4T, dtype="w3t", bits=3, codes=(0, 7), groups=(128, 64, 32))
 W4TS = dataclasses.replace(W4T, dtype="w4ts", group_bytes=4)
 W8T = dataclasses.replace(W4T, dtype="w8t", bits=8, codes=(-128, 127), int8_tolerance=W8.int8_tolerance)
 W8TS = dataclasses.replace(W8T, dtype="w8ts", group_bytes=4)
@@ -110,10 +117,10 @@ F8 = WeightFormat(
     lm_head="w8",
     int8_tolerance=0,
 )
-FORMATS = {each.dtype: each for each in (W8, W4, W4T, W4TS, W8T, W8TS, W2KS, W3K, W4KS, W5KS, W6K, F8)}
-WITHOUT_UNITS = tuple(name for name, each in FORMATS.items() if not each.unit_bytes)  # what GPUs multiply
+FORMATS = {each.dtype: each for each in (W8, W4, W2T, W3T, W4T, W4TS, W8T, W8TS, W2KS, W3K, W4KS, W5KS, W6K, F8)}
+FOR_GPUS = tuple(name for name, each in FORMATS.items() if not each.for_cpus)  # what GPUs multiply
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
 QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
 KEPT = tuple(
-    name for each in (W4T, W4TS, W8T, W8TS, W2KS, W3K, W4KS, W5KS, W6K, F8) for name in each.precisions
+    name for each in (W2T, W3T, W4T, W4TS, W8T, W8TS, W2KS, W3K, W4KS, W5KS, W6K, F8) for name in each.precisions
 )  # that only quantised checkpoints have

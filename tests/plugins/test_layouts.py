@@ -73,6 +73,20 @@ def test_groups_come_back(group: int, shift: str, byte_codes: bool) -> None:
         np.testing.assert_array_equal(found.codes, rows.codes)
 
 
+@pytest.mark.parametrize(("bits", "group"), [(2, 16), (2, 128), (3, 32), (3, 64)])
+def test_groups_of_few_bits_come_back(bits: int, group: int) -> None:
+    rows = random_grouped((40, 150), group, bits=bits)
+    dtype = DType(f"w{bits}t")
+    assert rows.format is dtype.weight_format
+    for gated in (False, True):
+        packed = pack_quantised(rows, gated=gated)
+        assert packed.shape[1] == panel_bytes(150, dtype, group)
+        found = unpack_grouped(packed.reshape(-1), 64 if gated else 40, 150, dtype, group)
+        found = deinterleave_quantised(found, 20) if gated else found
+        np.testing.assert_array_equal(found.codes, rows.codes)
+        np.testing.assert_array_equal(found.values, rows.values)
+
+
 @pytest.mark.parametrize(
     ("dtype", "group"),
     [(DType(each.dtype), group) for each in FORMATS.values() if each.unit_bytes for group in each.groups],
@@ -256,3 +270,20 @@ def test_the_codes_of_a_w3k_panel() -> None:
         assert lines[half].tolist() == np.bitwise_or.reduce(low).tolist()
     assert lines[2].tolist() == np.bitwise_or.reduce([code[i] >> 2 << i for i in range(8)]).tolist()
     assert len(second) == 128 + numbers + 192 * 16
+
+
+def test_the_codes_of_w2t_and_w3t_panels() -> None:
+    """Behind a header and three groups of 16 scales: four with what fills them up."""
+    code = random_grouped((17, 150), 64, bits=2).codes[16, 16:32].reshape(4, 4)
+    second = pack_quantised(random_grouped((17, 150), 64, bits=2))[1]
+    line = second[128 + 128 + 64 :][:4]  # k = 16 to 31
+    assert line.tolist() == np.bitwise_or.reduce([code[i] << 2 * i for i in range(4)]).tolist()
+    assert len(second) == 128 + 128 + 64 * 16
+    code = random_grouped((17, 150), 64, bits=3).codes[16, 32:64].reshape(8, 4)
+    second = pack_quantised(random_grouped((17, 150), 64, bits=3))[1]
+    lines = second[128 + 128 + 192 :][:192].reshape(3, 64)[:, :4]  # k = 32 to 63
+    for half in range(2):
+        low = [(code[4 * half + i] & 3) << 2 * i for i in range(4)]
+        assert lines[half].tolist() == np.bitwise_or.reduce(low).tolist()
+    assert lines[2].tolist() == np.bitwise_or.reduce([code[i] >> 2 << i for i in range(8)]).tolist()
+    assert len(second) == 128 + 128 + 192 * 8

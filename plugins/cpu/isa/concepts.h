@@ -99,12 +99,12 @@ concept Int8Vector =
       // codes that stand for the 16 values of a table
       { S::table(x) } -> std::same_as<typename S::Table>;
       { S::product_table(x) } -> std::same_as<typename S::Table>;
-      { S::look_up(line, true, S::table(x)) } -> std::same_as<typename S::Weights>;
+      { S::template look_up<4, 1>(line, S::table(x)) } -> std::same_as<typename S::Weights>;
       { S::load_values(line) } -> std::same_as<typename S::Weights>;  // bytes that are values
       S::store_weights(to_line, weights);
       // codes that are numbers, whose scales are whole numbers (`UnitProducts`)
       { S::kUnitRows } -> std::convertible_to<int>;
-      { S::template unit_codes<6, 0>(line) } -> std::same_as<typename S::Short>;
+      { S::template line_codes<6, 0>(line) } -> std::same_as<typename S::Short>;
       { S::template unit_scales<4>(x) } -> std::same_as<typename S::Short>;
       { S::pairs(x) } -> std::same_as<typename S::Short>;
       S::sum_eights(x, sums_of_eight);

@@ -2,8 +2,8 @@
 // int8_emulated.h, except for the inner product (see dot below and there).
 #pragma once
 
+#include "isa/code_lines.h"
 #include "isa/simd_avx2.h"
-#include "isa/unit_codes.h"
 
 namespace ingot {
 
@@ -146,8 +146,8 @@ struct Int8Avx2 : SimdAvx2 {
   static constexpr int kUnitRows = 5;
   // Line kQuad of those that lines of low bits and one of upper bits make.
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE Short unit_codes(const void* p) {
-    using Codes = UnitCodes<kBits>;
+  INGOT_INLINE Short line_codes(const void* p) {
+    using Codes = CodeLines<kBits>;
     constexpr int kRight = kQuad % Codes::kLowQuads * Codes::kLow, kLeft = Codes::kLow - kQuad * Codes::kUpper;
     const auto* line = static_cast<const char*>(p);
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + kQuad / Codes::kLowQuads * 64));
@@ -173,7 +173,7 @@ struct Int8Avx2 : SimdAvx2 {
         : "=&x"(pairs), "=&x"(more)
         : "x"(first), "x"(x), "x"(second), "x"(next_x));
     run = kBits == 6 || kPair == 0 ? pairs : _mm256_add_epi16(run, pairs);
-    if constexpr (UnitCodes<kBits>::kSigned && kPair == 0) add_pairs(total, set_short(*start), scales);
+    if constexpr (CodeLines<kBits>::kSigned && kPair == 0) add_pairs(total, set_short(*start), scales);
     if constexpr (kBits == 6 || kPair == 1) add_pairs(total, run, scales);
   }
   // 64 x → their sums, eight by eight.
@@ -245,11 +245,12 @@ struct Int8Avx2 : SimdAvx2 {
     return {both, _mm256_abs_epi8(both)};
   }
   INGOT_INLINE Table product_table(const int8_t* values) { return table(values); }
-  INGOT_INLINE Weights look_up(const void* codes, bool high, const Table& table) {
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE Weights look_up(const void* codes, const Table& table) {
     Weights found;
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-      const __m256i code = load_codes(static_cast<const __m256i*>(codes) + i, high);
+      const __m256i code = line_codes<kBits, kQuad>(static_cast<const __m256i*>(codes) + i);
       found.line[i] = _mm256_shuffle_epi8(table.values, code);
       found.size[i] = _mm256_shuffle_epi8(table.sizes, code);
     }

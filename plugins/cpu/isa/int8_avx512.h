@@ -3,8 +3,8 @@
 
 #include <cstring>
 
+#include "isa/code_lines.h"
 #include "isa/simd_avx512.h"
-#include "isa/unit_codes.h"
 
 namespace ingot {
 
@@ -113,8 +113,8 @@ struct Int8Avx512 : SimdAvx512 {
   static constexpr int kUnitRows = 6;  // their totals and the codes of two panels: 20 registers
   // Line kQuad of those that lines of low bits and one of upper bits make.
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE Short unit_codes(const void* p) {
-    using Codes = UnitCodes<kBits>;
+  INGOT_INLINE Short line_codes(const void* p) {
+    using Codes = CodeLines<kBits>;
     constexpr int kRight = kQuad % Codes::kLowQuads * Codes::kLow, kLeft = Codes::kLow - kQuad * Codes::kUpper;
     const auto* line = static_cast<const char*>(p);
     const __m512i low = _mm512_loadu_si512(line + kQuad / Codes::kLowQuads * 64);
@@ -129,14 +129,14 @@ struct Int8Avx512 : SimdAvx512 {
   // The upper half of a scale is zero: it multiplies the upper half of a sum.
   template <int64_t kBits>
   INGOT_INLINE Short unit_scales(const int8_t* p) {
-    return UnitCodes<kBits>::kSignedScales ? _mm512_and_si512(columns(p), _mm512_set1_epi32(0xFFFF)) : columns(p);
+    return CodeLines<kBits>::kSignedScales ? _mm512_and_si512(columns(p), _mm512_set1_epi32(0xFFFF)) : columns(p);
   }
   // Pair kPair of the four lines of 16 k. Sums of codes of up to four bits fit 16 bits for two pairs, others for one.
   // start: int16, what the sums of the first and second pair begin at where codes stand for signed numbers.
   template <int64_t kBits, int kPair>
   INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
                               const int32_t* start) {
-    using Codes = UnitCodes<kBits>;
+    using Codes = CodeLines<kBits>;
     if constexpr (Codes::kSigned && (Codes::kEights || kPair == 0)) {
       int32_t low_half;  // the upper half is anything
       std::memcpy(&low_half, reinterpret_cast<const int16_t*>(start) + kPair, sizeof(low_half));
@@ -230,8 +230,9 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE Table product_table(const int8_t* values) {
     return _mm512_xor_si512(table(values), _mm512_set1_epi8(static_cast<char>(0x80)));
   }
-  INGOT_INLINE Weights look_up(const void* codes, bool high, Table values) {
-    return _mm512_shuffle_epi8(values, load_codes(codes, high));
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE Weights look_up(const void* codes, Table values) {
+    return _mm512_shuffle_epi8(values, line_codes<kBits, kQuad>(codes));
   }
   INGOT_INLINE Weights load_values(const void* p) {
     return _mm512_xor_si512(load_weights(p), _mm512_set1_epi8(static_cast<char>(0x80)));

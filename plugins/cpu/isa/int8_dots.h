@@ -40,12 +40,12 @@ struct Int8Dots : Int8Avx2 {
   static constexpr int kUnitRows = 6;
   template <int64_t kBits>
   INGOT_INLINE Short unit_scales(const int8_t* p) {  // as int8_avx512.h, and add_codes too
-    return UnitCodes<kBits>::kSignedScales ? _mm256_and_si256(columns(p), _mm256_set1_epi32(0xFFFF)) : columns(p);
+    return CodeLines<kBits>::kSignedScales ? _mm256_and_si256(columns(p), _mm256_set1_epi32(0xFFFF)) : columns(p);
   }
   template <int64_t kBits, int kPair>
   INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
                               const int32_t* start) {
-    using Codes = UnitCodes<kBits>;
+    using Codes = CodeLines<kBits>;
     if constexpr (Codes::kSigned && (Codes::kEights || kPair == 0)) {
       int32_t low_half;
       std::memcpy(&low_half, reinterpret_cast<const int16_t*>(start) + kPair, sizeof(low_half));
@@ -103,9 +103,10 @@ struct Int8Dots : Int8Avx2 {
   INGOT_INLINE Table product_table(const int8_t* values) {
     return _mm256_xor_si256(table(values), _mm256_set1_epi8(static_cast<char>(0x80)));
   }
-  INGOT_INLINE Weights look_up(const void* codes, bool high, Table values) {
-    return {{_mm256_shuffle_epi8(values, load_codes(codes, high)),
-             _mm256_shuffle_epi8(values, load_codes(second(codes), high))}};
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE Weights look_up(const void* codes, Table values) {
+    return {{_mm256_shuffle_epi8(values, line_codes<kBits, kQuad>(codes)),
+             _mm256_shuffle_epi8(values, line_codes<kBits, kQuad>(second(codes)))}};
   }
   INGOT_INLINE Weights load_values(const void* p) {
     const __m256i flip = _mm256_set1_epi8(static_cast<char>(0x80));

@@ -3,8 +3,8 @@
 
 #include <numeric>
 
+#include "isa/code_lines.h"
 #include "isa/simd_emulated.h"
-#include "isa/unit_codes.h"
 
 namespace ingot {
 
@@ -75,8 +75,8 @@ struct Int8Emulated : SimdEmulated {
     return std::bit_cast<Words>(load_weights(line)) >> (index * kCount) & (0x01010101u * ((1u << kCount) - 1));
   }
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE Short unit_codes(const void* p) {
-    using Codes = UnitCodes<kBits>;
+  INGOT_INLINE Short line_codes(const void* p) {
+    using Codes = CodeLines<kBits>;
     const auto* line = static_cast<const std::byte*>(p);
     Words codes = fields<Codes::kLow>(line + kQuad / Codes::kLowQuads * 64, kQuad % Codes::kLowQuads);
     if constexpr (Codes::kUpper > 0) codes |= fields<Codes::kUpper>(line + Codes::kLowLines * 64, kQuad) << Codes::kLow;
@@ -89,7 +89,7 @@ struct Int8Emulated : SimdEmulated {
   template <int64_t kBits, int kPair>
   INGOT_INLINE void add_codes(Short& total, Short& run, Short first, Short x, Short second, Short next_x, Short scales,
                               const int32_t* start) {
-    run = set_short(UnitCodes<kBits>::kSigned ? reinterpret_cast<const int16_t*>(start)[kPair] : 0);
+    run = set_short(CodeLines<kBits>::kSigned ? reinterpret_cast<const int16_t*>(start)[kPair] : 0);
     dot(run, first, x);
     dot(run, second, next_x);
     total += run * scales;
@@ -177,8 +177,9 @@ struct Int8Emulated : SimdEmulated {
     for (int8_t& value : all.values) value = static_cast<int8_t>(value ^ 0x80);
     return all;
   }
-  INGOT_INLINE Weights look_up(const void* codes, bool high, const Table& table) {
-    const Short found = load_codes(codes, high);
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE Weights look_up(const void* codes, const Table& table) {
+    const Short found = line_codes<kBits, kQuad>(codes);
     int8_t bytes[4 * kWidth];
     std::memcpy(bytes, &found, sizeof(bytes));
     for (int8_t& byte : bytes) byte = table.values[byte];

@@ -1,5 +1,6 @@
-// Products of weights that keep a checkpoint's codes: groups of columns have float16 scales. Codes of four bits (w4t,
-// w4ts) stand for values of a table, bytes (w8t, w8ts) are values. plugins/grouped.py says what they mean.
+// Products of weights that keep a checkpoint's codes: groups of columns have float16 scales. Codes of two to four bits
+// (w2t, w3t, w4t, w4ts) stand for values of a table, bytes (w8t, w8ts) are values. plugins/grouped.py says what they
+// mean.
 //
 // Rows that are rounded to int8: the sum of a group is exact in int32, then it joins the others in float32 by one fma
 // (with a shift two), groups ascending. So every blocking, instruction set and number of rows gives the same bits.
@@ -22,7 +23,8 @@ template <typename I, typename Stored, bool kMany = false>
 struct GroupProducts {
   using Format = Stored;
   using Total = float;
-  static constexpr bool kShift = Format::kValues > 1, kBytes = Format::kBits == 8;
+  static constexpr bool kShift = Format::kValues > 1, kBytes = Format::kBits == 8, kMore = Format::kBits == 4;
+  static constexpr int kLineQuads = Format::kLineK / 4, kCodeLines = Format::kCodeBytes / kLineBytes;
   static int64_t run_k(int64_t group) { return group; }
   static constexpr int kRows = [] {
     if constexpr (kMany) return I::kGroupRows;
@@ -67,7 +69,7 @@ struct GroupProducts {
 
   template <Values kValues, int kR, int kP>
   static void tile(const Int8Tile& t) {
-    if (!kBytes && (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]))) {
+    if (kMore && (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]))) {
       multiply_twice<kValues, kR, kP>(t);
     } else {
       multiply<kValues, kR, kP, false>(t);
@@ -75,14 +77,14 @@ struct GroupProducts {
   }
   template <Values kValues, int kR, int kP>
   [[gnu::noinline]] static void multiply_twice(const Int8Tile& t) {
-    if constexpr (!kBytes) multiply<kValues, kR, kP, true>(t);
+    if constexpr (kMore) multiply<kValues, kR, kP, true>(t);
   }
 
   template <Values kValues, int kR, int kP, bool kTwice>
   [[gnu::always_inline]] static inline void multiply(const Int8Tile& t) {
     const int64_t group = int64_t{1} << t.group_bits, lines = group / Format::kLineK;
     const int64_t groups = ceil_div(t.tiles * kTileK, group);
-    const int64_t next_step = (kBytes ? 1 : 2) * t.next_step;  // of a line of codes
+    const int64_t next_step = kLineQuads * t.next_step / kCodeLines;  // of a line of codes
     float* const totals = reinterpret_cast<float*>(t.sums);
     typename I::Table table[kP];
     const std::byte *line[kP], *next[kP];
@@ -128,33 +130,30 @@ struct GroupProducts {
       }
 #pragma GCC unroll 2
       for (int64_t l = 0; l < lines; ++l, x += Format::kLineK * kR) {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
+        for_each(std::make_integer_sequence<int, kLineQuads>(), [&]<int q>() __attribute__((always_inline)) {
           typename I::Weights weights[kP];
 #pragma GCC unroll 2
           for (int p = 0; p < kP; ++p) {
             if constexpr (kValues == kFound) {
-              weights[p] = I::load_weights(line[p] + half * kLineBytes);
-            } else if constexpr (kValues == kStored) {
-              weights[p] = I::load_values(line[p] + half * kLineBytes);
+              weights[p] = I::load_weights(line[p] + q * kLineBytes);
             } else {
               if constexpr (kBytes) {
-                weights[p] = I::load_values(line[p] + half * kLineBytes);
+                weights[p] = I::load_values(line[p] + q * kLineBytes);
               } else {
-                weights[p] = I::look_up(line[p], half == 1, table[p]);
+                weights[p] = I::template look_up<Format::kBits, q>(line[p], table[p]);
               }
               if constexpr (kMayShift && kValues == kLeft) weights[p] = I::sub_bytes(weights[p], shift[p]);
-              if constexpr (kValues == kLeft) I::store_weights(to[p] + half * kLineBytes, weights[p]);
+              if constexpr (kValues == kLeft) I::store_weights(to[p] + q * kLineBytes, weights[p]);
             }
           }
           each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-            I::dot_values(sum[r][p], weights[p], I::load_x(x + (half * kR + r) * 4));
+            I::dot_values(sum[r][p], weights[p], I::load_x(x + (q * kR + r) * 4));
           });
-        }
+        });
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
-#pragma GCC unroll 2
-          for (int i = 0; i < (kBytes ? 2 : 1); ++i) {  // lines of codes
+#pragma GCC unroll 3
+          for (int i = 0; i < kCodeLines; ++i) {
             const std::byte* const codes = line[p] + i * kLineBytes;
             if constexpr (kOnce) {
               prefetch_codes_once<I, kR>(codes, g * kGroupBytes);
@@ -164,8 +163,8 @@ struct GroupProducts {
             }
             next[p] += next_step;
           }
-          line[p] += kBytes || kValues == kFound ? 2 * kLineBytes : kLineBytes;
-          to[p] += 2 * kLineBytes;
+          line[p] += kValues == kFound ? kLineQuads * kLineBytes : Format::kCodeBytes;
+          to[p] += kLineQuads * kLineBytes;
         }
       }
       if constexpr (kOnce) prefetch_beside_codes<I, kR>(line[0], g * kGroupBytes);
@@ -189,7 +188,7 @@ struct GroupProducts {
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
           table[p] = I::product_table(more ? panel_more_bits(t.panels[p]) : panel_table(t.panels[p]));
-          if (more && kValues != kFound) line[p] -= lines * kLineBytes;
+          if (more && kValues != kFound) line[p] -= lines * Format::kCodeBytes;
         }
         if (more) x -= group * kR;
       }
@@ -301,7 +300,8 @@ struct GroupedWeight {
   static constexpr bool kScaled = true;
   static constexpr int64_t kStreamRows = INT64_MAX, kStreamPart = kBlockedK;
   static constexpr int64_t kStreamBytes = kBlockedK * kLineBytes, kBlockedBytes = 0;
-  static constexpr bool kShift = Format::kValues > 1, kBytes = Format::kBits == 8;
+  static constexpr bool kShift = Format::kValues > 1, kBytes = Format::kBits == 8, kMore = Format::kBits == 4;
+  static constexpr int kLineQuads = Format::kLineK / 4;
   Format format;
 
   template <typename Args>
@@ -317,8 +317,8 @@ struct GroupedWeight {
 
   // The lines of `part` values of k from `at` on, which begins a group.
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t part, std::byte* to) const {
-    return !kBytes && panel_has_more_bits(panel) ? lines_of<!kBytes>(panel, at, part, to)
-                                                 : lines_of<false>(panel, at, part, to);
+    return kMore && panel_has_more_bits(panel) ? lines_of<kMore>(panel, at, part, to)
+                                               : lines_of<false>(panel, at, part, to);
   }
 
  private:
@@ -330,31 +330,28 @@ struct GroupedWeight {
     const std::byte* codes = stored(panel, at);
     float* floats = reinterpret_cast<float*>(to);
     for (int64_t k = at; k < at + part; k += kLineK, codes += Format::kCodeBytes, floats += kLineK * kPanel) {
-      alignas(kLineBytes) std::byte looked_up[2 * kLineBytes], rest[2 * kLineBytes];
+      alignas(kLineBytes) std::byte looked_up[kLineQuads * kLineBytes], rest[kLineQuads * kLineBytes];
       const std::byte* const values = kBytes ? codes : looked_up;
-      if constexpr (!kBytes) {
-        I::store_weights(looked_up, I::look_up(codes, false, table));
-        I::store_weights(looked_up + kLineBytes, I::look_up(codes, true, table));
-      }
-      if constexpr (kTwice) {
-        I::store_weights(rest, I::look_up(codes, false, more));
-        I::store_weights(rest + kLineBytes, I::look_up(codes, true, more));
-      }
+      for_each(std::make_integer_sequence<int, kBytes ? 0 : kLineQuads>(), [&]<int q>() __attribute__((always_inline)) {
+        I::store_weights(looked_up + q * kLineBytes, I::template look_up<Format::kBits, q>(codes, table));
+        if constexpr (kTwice)
+          I::store_weights(rest + q * kLineBytes, I::template look_up<Format::kBits, q>(codes, more));
+      });
       const auto* numbers = reinterpret_cast<const uint16_t*>(format.multipliers(panel, k));
       for (int64_t i = 0; i < kPanel; i += I::kWidth) {
         const auto scale = I::load_f16(numbers + i), shift = I::load_f16(numbers + (kShift ? kPanel : 0) + i);
-        const auto store = [&]<int kByte>(int64_t half) __attribute__((always_inline)) {
-          const int64_t quads = half * kLineBytes + i * 4;
+        const auto store = [&]<int kByte>(int64_t q) __attribute__((always_inline)) {
+          const int64_t quads = q * kLineBytes + i * 4;
           auto v = I::template load_quads<kByte>(values + quads);
           if constexpr (kTwice) v = I::fma(I::template load_quads<kByte>(rest + quads), I::set1(kMoreUnit), v);
           if (kShift && !offset) v = I::sub(v, shift);
           v = I::mul(v, scale);
           if (kShift && offset) v = I::add(v, shift);
-          I::store(floats + (half * 4 + kByte) * kPanel + i, v);
+          I::store(floats + (q * 4 + kByte) * kPanel + i, v);
         };
-        for (int64_t half = 0; half < 2; ++half)
+        for (int64_t q = 0; q < kLineQuads; ++q)
           for_each(std::make_integer_sequence<int, 4>(),
-                   [&]<int kByte>() __attribute__((always_inline)) { store.template operator()<kByte>(half); });
+                   [&]<int kByte>() __attribute__((always_inline)) { store.template operator()<kByte>(q); });
       }
     }
     return to;

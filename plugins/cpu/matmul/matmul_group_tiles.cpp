@@ -9,3 +9,7 @@ INGOT_KERNEL("matmul.w8ta8." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_group_tiles<ingot::Int8, ingot::TileUnit, ingot::W8t<false>>), ingot::matmul_int8_scratch)
 INGOT_KERNEL("matmul.w8tsa8." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_group_tiles<ingot::Int8, ingot::TileUnit, ingot::W8t<true>>), ingot::matmul_int8_scratch)
+INGOT_KERNEL("matmul.w2ta8." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul_group_tiles<ingot::Int8, ingot::TileUnit, ingot::W2t>), ingot::matmul_int8_scratch)
+INGOT_KERNEL("matmul.w3ta8." INGOT_LEVEL, MatmulArgs,
+             (ingot::matmul_group_tiles<ingot::Int8, ingot::TileUnit, ingot::W3t>), ingot::matmul_int8_scratch)

@@ -1,4 +1,4 @@
-// Weights in groups (w4t, w4ts, w8t, w8ts) times rows of int8 on tile registers (AMX), with the bits of
+// Weights in groups (w2t, w3t, w4t, w4ts, w8t, w8ts) times rows of int8 on tile registers (AMX), with the bits of
 // matmul_group_kernel.h: a tile's sums are those of one group, exact in int32; then they leave it and join the others
 // in float32. Groups of less than the 64 k of a tile have tiles of their own, whose other lines are zeros.
 //
@@ -48,7 +48,7 @@ struct GroupTileProducts {
 
   template <int kP>
   static bool has_more_bits(const Int8Tile& t) {
-    return !Vectors::kBytes && (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]));
+    return Vectors::kMore && (panel_has_more_bits(t.panels[0]) || panel_has_more_bits(t.panels[kP - 1]));
   }
 
   template <int kP>
@@ -69,15 +69,15 @@ struct GroupTileProducts {
       // where the line's k lie among the 64 of their tile
       const int64_t at = l * Format::kLineK % kTileK / 4 * kLineBytes;
       std::byte* const line = to + l / lines * kTileBytes + at;
-      if constexpr (Vectors::kBytes) {
-        I::store_weights(line, I::load_weights(codes));
-        I::store_weights(line + kLineBytes, I::load_weights(codes + kLineBytes));
-        I::prefetch_far(t.next[p] + (2 * l + 1) * t.next_step);
-      } else {
-        I::store_weights(line, I::look_up(codes, false, table));
-        I::store_weights(line + kLineBytes, I::look_up(codes, true, table));
-      }
-      I::prefetch_far(t.next[p] + 2 * l * t.next_step);
+      for_each(std::make_integer_sequence<int, Vectors::kLineQuads>(), [&]<int q>() __attribute__((always_inline)) {
+        if constexpr (Vectors::kBytes)
+          I::store_weights(line + q * kLineBytes, I::load_weights(codes + q * kLineBytes));
+        else
+          I::store_weights(line + q * kLineBytes, I::template look_up<Format::kBits, q>(codes, table));
+      });
+      for (int i = 0; i < Vectors::kCodeLines; ++i)
+        I::prefetch_far(t.next[p] +
+                        (l * Vectors::kLineQuads + i * Vectors::kLineQuads / Vectors::kCodeLines) * t.next_step);
     }
   }
 

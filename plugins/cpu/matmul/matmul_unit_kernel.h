@@ -48,7 +48,7 @@ struct UnitProducts {
   static void store_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
     int16_t sums[kTileK / 8];
     const int count = sum_codes<I>(line, to.run_k / 2, sums);
-    if constexpr (!kShift && !UnitCodes<kBits>::kEights)
+    if constexpr (!kShift && !CodeLines<kBits>::kEights)
       for (int i = 0; i < count; i += 2) {
         sums[i] = static_cast<int16_t>(sums[i] + sums[i + 1]);
         sums[i + 1] = 0;
@@ -96,7 +96,7 @@ struct UnitProducts {
           const auto made = [&]<int q>(int p) __attribute__((always_inline)) {
             if constexpr (kCodes == kFound)
               return I::load_short(reinterpret_cast<const int32_t*>(line[p] + q * kLineBytes + kAt));
-            const Short codes = I::template unit_codes<kBits, q>(line[p] + kAt);
+            const Short codes = I::template line_codes<kBits, q>(line[p] + kAt);
             if constexpr (kCodes == kLeft)
               I::store_short(reinterpret_cast<int32_t*>(to[p] + q * kLineBytes + kAt), codes);
             return codes;
@@ -264,7 +264,7 @@ struct UnitWeight {
     for (int64_t i = 0; i < kPanel; i += I::kWidth) {
       for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
         constexpr int kQuad = kRun * kRunQuads + q;
-        I::store_short(quads[q] + i, I::template unit_codes<Format::kBits, kQuad>(codes + i * 4));
+        I::store_short(quads[q] + i, I::template line_codes<Format::kBits, kQuad>(codes + i * 4));
       });
       const auto scale = I::mul(I::load_f16(numbers.scale + i), I::load_i8(numbers.scales + group * kPanel + i));
       const auto bias = I::set1(static_cast<float>(Format::kBias));

@@ -44,7 +44,7 @@ struct UnitTileProducts {
       const UnitNumbers<Format> numbers(t.multipliers[p] + k / kUnitK * unit_bytes, t.group_bits);
       const auto make = [&]<int q>(Short scales) __attribute__((always_inline)) {
         Short lower, upper;
-        I::template split<Format::kBias>(I::template unit_codes<Format::kBits, q>(codes), scales, lower, upper);
+        I::template split<Format::kBias>(I::template line_codes<Format::kBits, q>(codes), scales, lower, upper);
         I::store_short(reinterpret_cast<int32_t*>(low + q * kLineBytes), lower);
         I::store_short(reinterpret_cast<int32_t*>(high + q * kLineBytes), upper);
         I::prefetch_far(next + q * t.next_step);

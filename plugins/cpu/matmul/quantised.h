@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "ingot/kernel.h"
-#include "isa/unit_codes.h"
+#include "isa/code_lines.h"
 #include "matmul/weight_formats.h"
 
 namespace ingot {
@@ -117,12 +117,13 @@ struct W4 {
   int64_t data_offset_;
 };
 
-// w4t and w8t, and w4ts and w8ts with a shift beside each scale.
+// w2t, w3t, w4t and w8t, and w4ts and w8ts with a shift beside each scale.
 template <int64_t kCodeBits, bool kShift>
 struct Grouped {
   static constexpr int64_t kBits = kCodeBits;
-  static constexpr int64_t kLineK = 8,
-                           kCodeBytes = kLineK * kPanel * kBits / 8;  // k of a line of nibbles, of two lines
+  // k of codes that share lines: those of a line of nibbles, and of two lines of bytes
+  static constexpr int64_t kLineK = kBits < 4 ? CodeLines<kBits>::kQuads * 4 : 8;
+  static constexpr int64_t kCodeBytes = kLineK * kPanel * kBits / 8;
   static constexpr int64_t kValues = kShift ? 2 : 1;
   static constexpr bool kUnits = false;
   int64_t k, group;  // a power of two, at least 16
@@ -155,6 +156,8 @@ template <bool kShift>
 using W4t = Grouped<4, kShift>;
 template <bool kShift>
 using W8t = Grouped<8, kShift>;
+using W2t = Grouped<2, false>;
+using W3t = Grouped<3, false>;
 
 // w2ks, w3k, w4ks, w5ks and w6k: the scale of a group, and its offset, are whole numbers of units that kUnitK columns
 // share; codes are whole numbers from 0 on, or from -kBias on where there are no offsets. The numbers of kUnitK columns
@@ -163,11 +166,11 @@ using W8t = Grouped<8, kShift>;
 template <int64_t kCodeBits, bool kShift>
 struct InUnits {
   static constexpr int64_t kBits = kCodeBits;
-  static constexpr int64_t kLineK = UnitCodes<kBits>::kQuads * 4, kCodeBytes = kLineK * kPanel * kBits / 8;
+  static constexpr int64_t kLineK = CodeLines<kBits>::kQuads * 4, kCodeBytes = kLineK * kPanel * kBits / 8;
   static constexpr int64_t kValues = kShift ? 2 : 1;
   static constexpr int32_t kBias = kShift ? 0 : 1 << (kBits - 1);
   static constexpr bool kUnits = true;
-  static_assert(kShift != UnitCodes<kBits>::kSigned);
+  static_assert(kShift != CodeLines<kBits>::kSigned);
   int64_t k, group;  // 16 or 32
 
   template <typename Args>
@@ -252,9 +255,9 @@ constexpr bool reads(const WeightFormat& format) {
   if constexpr (requires { Format::kTiles; }) return format.k_block == Format::kTiles * kTileK;
   return false;
 }
-static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W4t<false>>(kW4t) && reads<W4t<true>>(kW4ts) &&
-              reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts) && reads<W2ks>(kW2ks) && reads<W3k>(kW3k) &&
-              reads<W4ks>(kW4ks) && reads<W5ks>(kW5ks) && reads<W6k>(kW6k));
+static_assert(reads<W8>(kW8) && reads<W4>(kW4) && reads<W2t>(kW2t) && reads<W3t>(kW3t) && reads<W4t<false>>(kW4t) &&
+              reads<W4t<true>>(kW4ts) && reads<W8t<false>>(kW8t) && reads<W8t<true>>(kW8ts) && reads<W2ks>(kW2ks) &&
+              reads<W3k>(kW3k) && reads<W4ks>(kW4ks) && reads<W5ks>(kW5ks) && reads<W6k>(kW6k));
 
 inline const float* panel_scales(const std::byte* panel) { return reinterpret_cast<const float*>(panel); }
 // w4t: the values of its codes; w4ts, w8ts: whether shifts are offsets.

@@ -38,6 +38,22 @@ constexpr WeightFormat kW4{.dtype = "w4",
                            .group_bytes = 1,
                            .unit_bytes = 0,
                            .in_tables = false};
+constexpr WeightFormat kW2t{.dtype = "w2t",
+                            .bits = 2,
+                            .k_block = 128,
+                            .groups = {128, 64, 32, 16},
+                            .rows_alone = false,
+                            .group_bytes = 2,
+                            .unit_bytes = 0,
+                            .in_tables = false};
+constexpr WeightFormat kW3t{.dtype = "w3t",
+                            .bits = 3,
+                            .k_block = 128,
+                            .groups = {128, 64, 32},
+                            .rows_alone = false,
+                            .group_bytes = 2,
+                            .unit_bytes = 0,
+                            .in_tables = false};
 constexpr WeightFormat kW4t{.dtype = "w4t",
                             .bits = 4,
                             .k_block = 128,
@@ -119,7 +135,8 @@ constexpr WeightFormat kF8{.dtype = "f8",
                            .unit_bytes = 0,
                            .in_tables = false};
 
-constexpr WeightFormat kWeightFormats[] = {kW8, kW4, kW4t, kW4ts, kW8t, kW8ts, kW2ks, kW3k, kW4ks, kW5ks, kW6k, kF8};
+constexpr WeightFormat kWeightFormats[] = {kW8,   kW4,   kW2t, kW3t,  kW4t,  kW4ts, kW8t,
+                                           kW8ts, kW2ks, kW3k, kW4ks, kW5ks, kW6k,  kF8};
 constexpr WeightFormat kTableFormat = kW8;
 static_assert(kTableFormat.in_tables);
 

@@ -23,3 +23,11 @@ INGOT_KERNEL("moe_gate_up.w8ts." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W8t<true>>>))
 INGOT_KERNEL("moe_down.w8ts." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W8t<true>>>))
+INGOT_KERNEL("moe_gate_up.w2t." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W2t>>))
+INGOT_KERNEL("moe_down.w2t." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W2t>>))
+INGOT_KERNEL("moe_gate_up.w3t." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Int8, ingot::FloatProduct<ingot::W3t>>))
+INGOT_KERNEL("moe_down.w3t." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_down<ingot::Int8, ingot::FloatProduct<ingot::W3t>>))

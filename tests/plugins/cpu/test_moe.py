@@ -48,9 +48,11 @@ def _ids(seed: int, rows: int, experts: int, slots: int) -> Array:
 
 
 def _weight(dtype: str, group: int, experts: int, n: int, k: int, *, gated: bool) -> Packed:
-    if dtype in ("w4t", "w4ts", "w8t", "w8ts"):
-        shift, more, whole = ("zero", "offset")[k % 2] if dtype.endswith("ts") else "", group == 64, dtype[1] == "8"
-        grouped = random_grouped((experts, n, k), group, shift, more_bits=more, byte_codes=whole)
+    if dtype in ("w2t", "w3t", "w4t", "w4ts", "w8t", "w8ts"):
+        shift, bits = ("zero", "offset")[k % 2] if dtype.endswith("ts") else "", int(dtype[1])
+        more, fitting = group == 64 and bits == 4, group if group in FORMATS[dtype].groups else 32
+        shape = experts, n, k
+        grouped = random_grouped(shape, fitting, shift, more_bits=more, byte_codes=bits == 8, bits=bits)
         return Quantised.of(grouped, gated=gated)
     if dtype in FORMATS and FORMATS[dtype].unit_bytes:
         groups = FORMATS[dtype].groups

@@ -48,16 +48,22 @@ def random_rows(n: int, k: int, group: int = 0) -> QuantisedRows:
 
 
 def random_grouped(
-    shape: tuple[int, ...], group: int, shift: str = "", *, more_bits: bool = False, byte_codes: bool = False
+    shape: tuple[int, ...],
+    group: int,
+    shift: str = "",
+    *,
+    more_bits: bool = False,
+    byte_codes: bool = False,
+    bits: int = 4,
 ) -> GroupedRows:
     """A weight [N, K], or [experts, N, K], in groups. shift: "zero", "offset" or none; then codes are of a table.
-    byte_codes: values of all bytes in place of codes of four bits."""
+    byte_codes: values of all bytes in place of codes of so many bits."""
     random = np.random.default_rng(sum(shape) + group)
     groups = (*shape[:-1], -(-shape[-1] // group))
     table = (np.arange(16) if shift else random.integers(-127, 128, 16)).astype(np.int8)
     more = np.random.default_rng(group).integers(-128, 128, 16).astype(np.int8)
     numbers = random.uniform(-9, 9, groups) if shift == "offset" else random.integers(0, 16, groups)
-    codes = random.integers(0, 16, shape).astype(np.uint8)
+    codes = random.integers(0, 1 << bits, shape).astype(np.uint8)
     if byte_codes:
         codes = random.integers(-128, 128, shape).astype(np.int8)
     return GroupedRows(
@@ -68,6 +74,7 @@ def random_grouped(
         more_bits=np.broadcast_to(more, (*shape[:-1], 16)).copy() if more_bits and not byte_codes else None,
         shift=_halves(numbers) if shift else None,
         is_offset=np.full(shape[:-1], shift == "offset"),
+        bits=bits,
         group=group,
     )
 
@@ -120,8 +127,10 @@ def random_weight(dtype: str, n: int, k: int, group: int) -> WeightRows:
     """A weight of a quantised type as the names of kernels have it: w8, w4a8, w4tsa8, f8."""
     if dtype == "f8":
         return random_f8((n, k), group)
-    if dtype.startswith(("w4t", "w8t")):
-        return random_grouped((n, k), group, "zero" if dtype[3:4] == "s" else "", byte_codes=dtype.startswith("w8"))
+    if dtype.startswith(("w2t", "w3t", "w4t", "w8t")):
+        return random_grouped(
+            (n, k), group, "zero" if dtype[3:4] == "s" else "", byte_codes=dtype[1] == "8", bits=int(dtype[1])
+        )
     name = dtype.removesuffix("a8")
     return random_units(name, (n, k), group) if FORMATS[name].unit_bytes else random_rows(n, k, group)
 
@@ -141,8 +150,9 @@ def rows_of(dtype: str, n: int, k: int, index: int) -> WeightRows:
         groups = FORMATS[dtype].groups
         return random_units(dtype, (n, k), groups[index % len(groups)])
     shift, byte_codes = ("zero", "offset")[index % 2] if dtype.endswith("ts") else "", dtype.startswith("w8")
-    more = index % 3 == 1
-    return random_grouped((n, k), (16, 32, 64, 128)[index % 4], shift, more_bits=more, byte_codes=byte_codes)
+    groups, bits = FORMATS[dtype].groups[::-1], FORMATS[dtype].bits
+    more, group = bits == 4 and index % 3 == 1, groups[index % len(groups)]
+    return random_grouped((n, k), group, shift, more_bits=more, byte_codes=byte_codes, bits=bits)
 
 
 def make_batch(

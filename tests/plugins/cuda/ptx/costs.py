@@ -18,7 +18,7 @@ from ingot.plugins.cuda.fp8_products import FP8_KERNELS, fp8_shared_bytes, fp8_t
 from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
-from ingot.weight_formats import WITHOUT_UNITS
+from ingot.weight_formats import FOR_GPUS
 from tests.plugins.cuda.emulated.units import unit_of
 from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
 from tests.plugins.cuda.ptx.machine import Machine
@@ -100,14 +100,14 @@ def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[
 
 
 PRODUCTS = {  # kernel → rows of x in a block
-    f"product_{kind}{rows}": rows for kind in ("", *(f"{each}_" for each in WITHOUT_UNITS)) for rows in (8, 16, 64, 128)
+    f"product_{kind}{rows}": rows for kind in ("", *(f"{each}_" for each in FOR_GPUS)) for rows in (8, 16, 64, 128)
 }
 
 
 def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
     (many)."""
-    codes = tuple(DType(each) for each in WITHOUT_UNITS if kernel.startswith(f"product_{each}_"))
+    codes = tuple(DType(each) for each in FOR_GPUS if kernel.startswith(f"product_{each}_"))
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes)
     entry, rows = kernel_of(nvcc, types, kernel), PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
@@ -121,7 +121,7 @@ def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
 WIDE_PRODUCTS = {  # kernel of warpgroups → type of the weight, rows of x in a block
     f"{what}_{'' if dtype is DType.BF16 else f'{dtype.value}_'}wide_{rows}": (dtype, rows)
     for what in ("product", "experts")
-    for dtype in (DType.BF16, *map(DType, WITHOUT_UNITS))
+    for dtype in (DType.BF16, *map(DType, FOR_GPUS))
     for rows in (64, 128, 256)
     if rows < 256 or (what == "product" and dtype is not DType.BF16)
 }

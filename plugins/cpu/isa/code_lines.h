@@ -1,5 +1,5 @@
-// Codes of kBits bits whose scales are whole numbers of units: where their bits lie in lines of panels
-// (plugins/layouts.py), and which sums of them fit 16 bits.
+// Codes of kBits bits: where their bits lie in lines of panels (plugins/layouts.py); and where their scales are whole
+// numbers of units, which sums of them fit 16 bits.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace ingot {
 
 template <int64_t kBits>
-struct UnitCodes {
+struct CodeLines {
   static constexpr int kLow = kBits < 4 ? 2 : 4;  // bits that lie together
   static constexpr int kUpper = static_cast<int>(kBits) - kLow;
   static constexpr int kLowQuads = 8 / kLow;                   // quads of columns in a line of low bits
