@@ -75,7 +75,7 @@ def _of_kept_codes(dtype: DType) -> tuple[_Kernel, ...]:
 
 
 _KEPT_TYPES = tuple(
-    DType(name) for name, each in FORMATS.items() if not each.unit_bytes and set(each.precisions) <= set(KEPT)
+    DType(name) for name, each in FORMATS.items() if not each.for_cpus and set(each.precisions) <= set(KEPT)
 )
 _KERNELS = {
     DType.BF16: _of_floats(),

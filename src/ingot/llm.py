@@ -85,6 +85,7 @@ _METHODS = {
     "get_metrics": "LLM.stats() has the same figures",
 }
 """Methods of other libraries' `LLM` → why there is none here, and ingot's way."""
+_COUNTS = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1}  # and the least that they may be
 
 
 class LLM(EngineLLM):
@@ -142,10 +143,7 @@ class LLM(EngineLLM):
         CapacityError (memory), and what `convert` and `build` raise.
         """
         refuse_unknown("LLM", others, parameters(LLM), _WAYS, UsageError)
-        _refuse(tensor_parallel_size, gpu_memory_utilization)
-        _check_counts(
-            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
-        )
+        _refuse(tensor_parallel_size, gpu_memory_utilization, max_model_len, max_num_seqs, max_num_batched_tokens)
         check_formats(tool_parser, reasoning_parser)
         directory = read_path("model", model)
         build = BuildConfig(
@@ -190,7 +188,8 @@ class LLM(EngineLLM):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> None:
+def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None, *counts: int | None) -> None:
+    """Under vLLM's names: those who pass on the counts have others."""
     if not isinstance(tensor_parallel_size, int) or tensor_parallel_size != 1:
         raise UsageError(
             "tensor_parallel_size is not supported: an engine gets its ranks when it is built",
@@ -204,12 +203,7 @@ def _refuse(tensor_parallel_size: int, gpu_memory_utilization: float | None) -> 
             got=repr(gpu_memory_utilization),
             hint='say how much memory the KV cache may take: kv_cache_memory="4GiB"',
         )
-
-
-def _check_counts(**counts: int | None) -> None:
-    """Under vLLM's names: those who pass on the values have others."""
-    for name, value in counts.items():
-        least = 2 if name == "max_model_len" else 1
+    for (name, least), value in zip(_COUNTS.items(), counts, strict=True):
         if value is not None and (type(value) is not int or value < least):
             raise UsageError(f"{name} must be a whole number, at least {least}", got=repr(value))
 

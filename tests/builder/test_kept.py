@@ -160,7 +160,7 @@ def test_members_of_a_product_in_different_formats(tmp_path: Path) -> None:
     report = built(tmp_path, tmp_path / "model.gguf")
     found = products(report)
     assert found["layers.0/gate_up.weight"] == ("w4tsg128", 0)
-    assert [found[f"layers.0/{part}.weight"] for part in "qkv"] == [("w4t", 0)] * 3
+    assert [found[f"layers.0/{part}.weight"] for part in "qkv"] == [("w4tg128", 0)] * 3
     text = inspect(tmp_path / "engine").text
     assert "gguf Q4_0 i4, gguf Q4_1 u4 with offset  w4tsg128" in text
     assert "matmuls keep their codes" in " ".join(report.notes)

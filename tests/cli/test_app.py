@@ -121,7 +121,7 @@ def test_underscores_and_hyphens_are_the_same(option: str, capsys: pytest.Captur
     assert "does-not-exist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("given", "words"), [("0", "more than 0"), ("much", "amount of memory")])
+@pytest.mark.parametrize(("given", "words"), [("0", "at least 1 byte"), ("much", "amount of memory")])
 def test_sizes_name_their_option(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["build", "--checkpoint_dir", "c", "--output_dir", "e", "--max_mem", given]) == 2
     said = capsys.readouterr().err

@@ -28,7 +28,7 @@ def _found(pattern: str, text: str) -> str:
 def test_kernels_have_the_same_table() -> None:
     text = (ROOT / "plugins/cpu/matmul/weight_formats.h").read_text()
     rows = dict(re.findall(r"constexpr WeightFormat (\w+)\{(.*?)\};", text, flags=re.DOTALL))
-    assert list(rows) == _found(r"kWeightFormats\[\] = \{(.*?)\};", text).split(", ")
+    assert list(rows) == re.split(r",\s+", _found(r"kWeightFormats\[\] =\s+\{([^}]*)\};", text))
     for row, described in zip(rows.values(), FORMATS.values(), strict=True):
         assert _found(r'\.dtype = "(\w+)"', row) == described.dtype
         assert int(_found(r"\.bits = (\d+)", row)) == described.bits

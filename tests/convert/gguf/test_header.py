@@ -83,7 +83,7 @@ def test_settings_that_are_not_usable(tmp_path: Path, settings: dict[str, object
         ((0, (1 << 40, 1 << 40), b""), "a wrong size"),
         ((0, (0, 3), b""), "a wrong size"),
         ((0, (1, 1, 1, 1, 1), bytes(4)), "dimensions"),
-        ((16, (1, 256), bytes(66)), "IQ2_XXS(.|\n)*Q4_K_M"),
+        ((15, (1, 256), bytes(292)), "Q8_K(.|\n)*Q4_K_M"),
         ((1000, (1, 256), bytes(66)), "type 1000"),
     ],
 )
