@@ -36,6 +36,7 @@ from tests.programs.llama_tools import CONTEXT, Ids, LlamaTools, Prompt, request
 # general.file_type
 FILE_TYPES = {"Q4_K_M": 15, "Q4_0": 2, "Q8_0": 7, "Q6_K": 18, "IQ4_XS": 30, "F32": 0}
 FILE_TYPES |= {"Q2_K": 10, "Q3_K_M": 12, "IQ2_XXS": 19, "IQ2_S": 28, "IQ3_XXS": 23, "IQ3_S": 26, "IQ1_M": 31}
+FILE_TYPES |= {"TQ2_0": 37, "Q1_0": 40}
 FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # where 256 does not divide the columns
 # Types of values and of what ends an MLP, and those of a part of the layers.
 _MIXED = {"Q2_K": ("Q3_K", "Q3_K"), "Q3_K_M": ("Q4_K", "Q5_K"), "Q4_K_M": ("Q4_K", "Q6_K")}
