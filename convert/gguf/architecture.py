@@ -28,6 +28,7 @@ class Architecture:
     rows     weights of the Graph that are made in another way
     adapt    the configuration of what llama.cpp's converter has prepared
     choosers a part of the names of tensors that only choose tokens for sparse attention. "": there are no such tensors
+    scales   ends of names of scales that are weights of the model, whatever type stands beside them
     """
 
     config: Callable[[Section, Stored], Config]
@@ -36,3 +37,4 @@ class Architecture:
     rows: Callable[[ModelConfig], Mapping[str, Expr]] = _no_rows
     adapt: Callable[[ModelConfig, Stored], ModelConfig] = _as_it_is
     choosers: str = ""
+    scales: tuple[str, ...] = ()

@@ -296,5 +296,7 @@ MIXTURES: dict[str, Architecture] = {
     "minimax-m2": Architecture(config=_minimax_m2),
     "hy_v3": Architecture(config=_hy_v3),
     "ernie4_5-moe": Architecture(config=_ernie4_5_moe),
-    "gemma4": Architecture(config=_gemma4, names=_OF_FULL_LAYERS, rows=lambda model: _OF_GEMMA4),
+    "gemma4": Architecture(
+        config=_gemma4, names=_OF_FULL_LAYERS, rows=lambda model: _OF_GEMMA4, scales=(".ffn_down_exps.scale",)
+    ),
 }

@@ -114,7 +114,8 @@ def open_gguf(path: Path) -> GgufSource:
     drafts = _drafts(main, name, stored)
     part = architecture.choosers
     choosers = tuple(key for key in stored if part and part in key and key not in drafts)
-    tensors = dict(_tensors({key: each for key, each in stored.items() if key not in (*drafts, *choosers)}))
+    weights = {key: each for key, each in stored.items() if key not in (*drafts, *choosers)}
+    tensors = dict(_tensors(weights, architecture.scales))
     return GgufSource(
         path=main.path,
         config=Section(config, str(main.path)),
@@ -288,16 +289,22 @@ def _drafts(main: Header, name: str, stored: Mapping[str, GgufTensor]) -> tuple[
     return tuple(key for key in stored if (match := _BLOCK.match(key)) and int(match[1]) >= layers - count)
 
 
-def _tensors(stored: Mapping[str, GgufTensor]) -> Iterator[tuple[str, StoredTensor | Quantised]]:
-    """Under llama.cpp's names, stacks of experts as one tensor for each. Scales of whole tensors become factors."""
-    scaled = {name.removesuffix(_WEIGHT): each for name, each in stored.items() if each.type.name in _SCALED}
+def _tensors(stored: Mapping[str, GgufTensor], kept: tuple[str, ...]) -> Iterator[tuple[str, StoredTensor | Quantised]]:
+    """Under llama.cpp's names, stacks of experts as one tensor for each. Scales of whole tensors become factors.
+
+    kept: ends of names of other scales
+    """
+    scaled = {name.removesuffix(_WEIGHT) for name, each in stored.items() if each.type.name in _SCALED}
     for name, tensor in stored.items():
         base, _, kind = name.rpartition(".")
-        if name in _FACTORS or (base in scaled and kind in (_SCALE, _INPUT_SCALE)):
+        is_factor = base in scaled and kind in (_SCALE, _INPUT_SCALE) and not name.endswith(kept)
+        if name in _FACTORS or is_factor:
             continue
-        scale = stored.get(f"{base}.{_SCALE}") if base in scaled else None
+        beside = f"{base}.{_SCALE}"
+        scale = stored.get(beside) if base in scaled and not beside.endswith(kept) else None
         if not is_stack(name):
-            yield name, as_weight(tensor, name, None if scale is None else factors_of(scale, 1)[0])
+            matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
+            yield name, as_weight(tensor, name, None if scale is None else factors_of(scale, matrices))
             continue
         if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
             raise CheckpointError(
@@ -306,7 +313,7 @@ def _tensors(stored: Mapping[str, GgufTensor]) -> Iterator[tuple[str, StoredTens
                 expected="[experts, rows, columns]",
                 got=str(list(tensor.shape)),
             )
-        factors = [None] * tensor.shape[0] if scale is None else factors_of(scale, tensor.shape[0])
-        for index, factor in enumerate(factors):
-            one = expert_name(name, index)
-            yield one, as_weight(part_of_stack(tensor, index), one, factor)
+        factors = None if scale is None else factors_of(scale, tensor.shape[0])
+        for index in range(tensor.shape[0]):
+            one, own = expert_name(name, index), None if factors is None else factors[index : index + 1]
+            yield one, as_weight(part_of_stack(tensor, index), one, own)

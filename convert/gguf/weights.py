@@ -16,8 +16,10 @@ from ingot.errors import CheckpointError
 from ingot.tensor_file import StoredTensor, read_rows
 
 
-def as_weight(tensor: GgufTensor, name: str, factor: np.float32 | None = None) -> StoredTensor | Quantised:
-    """The tensor under its Hugging Face name. factor: of all weights of a tensor of blocks."""
+def as_weight(
+    tensor: GgufTensor, name: str, factors: npt.NDArray[np.float32] | None = None
+) -> StoredTensor | Quantised:
+    """The tensor under its Hugging Face name. factors: of a tensor of blocks, one for each of its matrices."""
     if tensor.type.packing is None:
         return StoredTensor(
             name=name,
@@ -27,7 +29,7 @@ def as_weight(tensor: GgufTensor, name: str, factor: np.float32 | None = None) -
             offset=tensor.offset,
             nbytes=tensor.nbytes,
         )
-    return _quantised(tensor, name, tensor.type.packing, factor)
+    return _quantised(tensor, name, tensor.type.packing, factors)
 
 
 def part_of_stack(tensor: GgufTensor, index: int) -> GgufTensor:
@@ -55,7 +57,7 @@ def factors_of(tensor: GgufTensor, count: int) -> npt.NDArray[np.float32]:
     )
 
 
-def _quantised(tensor: GgufTensor, name: str, packing: Packing, factor: np.float32 | None) -> Quantised:
+def _quantised(tensor: GgufTensor, name: str, packing: Packing, factors: npt.NDArray[np.float32] | None) -> Quantised:
     kind = tensor.type
     rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
     blocks = columns // kind.size
@@ -90,8 +92,9 @@ def _quantised(tensor: GgufTensor, name: str, packing: Packing, factor: np.float
     for piece, take in (("scale", packing.scale_unit), ("offset", packing.offset_unit)):
         if take is not None:
             pieces[unit_of(piece)] = streamed_piece(DType.F16, (rows, blocks), rows_of(take), where)
-    if factor is not None:
-        pieces["factor"] = value_piece(DType.F32, (rows, 1), lambda: np.full((rows, 1), factor), where)
+    if factors is not None:
+        of_rows = np.repeat(factors, rows // len(factors)).reshape(rows, 1)
+        pieces["factor"] = value_piece(DType.F32, (rows, 1), lambda: of_rows, where)
     return Quantised(
         name=name,
         format=f"gguf {kind.name}",

@@ -1,6 +1,7 @@
 """Weights that become one but are stored in different forms, such as experts of 4 bits beside others of 8.
 
-Their codes become whole bytes, and a scale of many columns becomes several equal ones. No value changes.
+Their codes become whole bytes, and a scale of many columns becomes several equal ones. Where values of a table are
+fractions, such as 3.125, the bytes count eighths of them. No value changes.
 """
 
 import dataclasses
@@ -12,20 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.convert.quantised.bits import nibbles, signed_bytes
-from ingot.convert.quantised.form import Bits, Code, Piece, Quantised, without_units
+from ingot.convert.quantised.form import Bits, Code, Piece, Quantised, same_form, without_units
 from ingot.dtypes import DType, to_float32
 
 Array = npt.NDArray[Any]
 _LARGEST = 127
+_MOST_PARTS = 8  # of the number 1 that values of a table may be divided into
 
 
 def made_alike(parts: Sequence[Quantised]) -> list[Quantised] | None:
     """The same weights in one form; None where there is none for all of them."""
+    parts = _with_factors(parts)
+    if all(same_form(parts[0], part) for part in parts):
+        return parts
     parts = [without_units(part) for part in parts]
     group = math.gcd(*(part.group for part in parts))
     zeros = {"zero" in part.pieces for part in parts}
-    known = {"codes", "scale", "zero"} if zeros == {True} else {"codes", "scale", "offset"}
-    whole = all(float(value).is_integer() and abs(value) <= _LARGEST for part in parts for value in part.table)
+    known = {"codes", "scale", "factor", "zero" if zeros == {True} else "offset"}
+    whole = all(_parts_of_one(part.table) for part in parts)
     fits = all(part.shape[-1] % group == 0 and not part.pieces.keys() - known for part in parts)
     unsigned = {part.code in (Code.U4, Code.U8) and not part.table for part in parts}
     if not (whole and fits) or any(part.code is Code.F8 or part.divides for part in parts):
@@ -39,10 +44,31 @@ def made_alike(parts: Sequence[Quantised]) -> list[Quantised] | None:
     return [_made(part, code, group, offsets=offsets) for part in parts]
 
 
+def _parts_of_one(table: tuple[float, ...]) -> int:
+    """The power of two that makes all values of a table whole numbers of a byte; 0 where none does."""
+    for count in (1, 2, 4, _MOST_PARTS):
+        if all(float(value * count).is_integer() and abs(value * count) <= _LARGEST for value in table):
+            return count
+    return 0
+
+
+def _with_factors(parts: Sequence[Quantised]) -> list[Quantised]:
+    """Those without a factor of rows get one of 1 where others have one."""
+    if not any("factor" in part.pieces for part in parts) or any(part.divides for part in parts):
+        return list(parts)
+    return [
+        part
+        if "factor" in part.pieces
+        else dataclasses.replace(part, pieces={**part.pieces, "factor": _constant((part.rows, 1), 1)})
+        for part in parts
+    ]
+
+
 def _made(part: Quantised, code: Code, group: int, *, offsets: bool) -> Quantised:
     rows, columns = part.rows, part.shape[-1]
     times, shape = part.group // group, (rows, columns // group)
-    table = np.array(part.table, np.int8)
+    parts_of_one = _parts_of_one(part.table)
+    table = (np.array(part.table) * parts_of_one).astype(np.int8)
 
     def values(stored: Array) -> Array:
         """Codes as they are read → bytes."""
@@ -57,6 +83,8 @@ def _made(part: Quantised, code: Code, group: int, *, offsets: bool) -> Quantise
 
         def repeated(stored: Array) -> Array:
             found = stored if kind == "zero" else to_float32(stored, piece.dtype)
+            if kind == "scale":
+                found = found / np.float32(parts_of_one)
             of_rows = np.repeat(found.reshape(-1, piece.shape[1]), times, axis=1)
             return of_rows[:, : shape[1]].reshape(-1)  # the last group may be smaller
 
@@ -68,7 +96,9 @@ def _made(part: Quantised, code: Code, group: int, *, offsets: bool) -> Quantise
     if "offset" in part.pieces:
         pieces["offset"] = spread("offset")
     elif offsets:
-        pieces["offset"] = _zeros(shape)
+        pieces["offset"] = _constant(shape, 0)
+    if "factor" in part.pieces:
+        pieces["factor"] = part.pieces["factor"]
     return dataclasses.replace(part, code=code, group=group, pieces=pieces, table=())
 
 
@@ -81,5 +111,6 @@ def _changed(piece: Piece, dtype: DType, shape: tuple[int, ...], change: Callabl
     return Piece(dtype=dtype, shape=shape, read=read, memory=piece.memory)
 
 
-def _zeros(shape: tuple[int, int]) -> Piece:
-    return Piece(dtype=DType.F32, shape=shape, read=lambda: (np.zeros(shape[1], np.float32) for _ in range(shape[0])))
+def _constant(shape: tuple[int, int], value: float) -> Piece:
+    row = np.full(shape[1], value, np.float32)
+    return Piece(dtype=DType.F32, shape=shape, read=lambda: (row for _ in range(shape[0])))

@@ -327,8 +327,10 @@ def _by_number(item: tuple[str, np.ndarray]) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in item[0].split(".")]
 
 
-def write_case(folder: Path, name: str, case: Case, extra: Mapping[str, np.ndarray] | None = None) -> tuple[Path, Any]:
-    """(the GGUF file, the model)"""
+def write_case(
+    folder: Path, name: str, case: Case, extra: Mapping[str, np.ndarray | write.Stored] | None = None
+) -> tuple[Path, Any]:
+    """(the GGUF file, the model). extra: tensors that are added, or come in place of those of the same name"""
     config = {**find_family(case.family).tiny, **case.change}
     absent = [key for key, value in case.change.items() if value is None and key != "sliding_window"]
     model = tiny_model(folder / "model", {key: value for key, value in config.items() if key not in absent})
@@ -342,7 +344,7 @@ def write_case(folder: Path, name: str, case: Case, extra: Mapping[str, np.ndarr
         for name, value in sorted(load_file(folder / "model" / "model.safetensors").items(), key=_by_number)
     }
     made = {**gguf_tensors(full, tensors, case), **case.extra, **(extra or {})}
-    stored = {key: write.floats(value) for key, value in made.items()}
+    stored = {key: value if isinstance(value, tuple) else write.floats(value) for key, value in made.items()}
     return write.write_gguf(folder / "m.gguf", document, stored), model
 
 

@@ -14,16 +14,19 @@ from ingot.dtypes import DType, from_float32, to_float32
 
 ROWS, COLUMNS = 6, 64
 TABLE = tuple(float(each) for each in range(-120, 40, 10))
+IQ2 = (1, 3.125, 5.375, *[0.0] * 5, -1, -3.125, -5.375, *[0.0] * 5)
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a weight is stored; zero, offset: whether groups have them."""
+    """How a weight is stored; zero, offset: whether groups have them; factor: whether rows have one."""
 
     code: Code
     group: int
     zero: bool = False
     offset: bool = False
+    factor: bool = False
     table: tuple[float, ...] = ()
 
 
@@ -47,6 +50,10 @@ def weight(form: Form) -> tuple[Quantised, npt.NDArray[np.float32]]:
         offsets = rng.uniform(-1, 1, groups).astype(np.float32)
         pieces["offset"] = _piece(DType.F32, offsets)
         values += offsets.repeat(group, 1)[:, :COLUMNS]
+    if form.factor:
+        factors = rng.uniform(0.5, 2, (ROWS, 1)).astype(np.float32)
+        pieces["factor"] = _piece(DType.F32, factors)
+        values *= factors
     made = Quantised(
         name="w", format="x", file=Path("x"), shape=(ROWS, COLUMNS), code=code, group=group, pieces=pieces, table=table
     )
@@ -72,6 +79,8 @@ def _read(made: Quantised, kind: str) -> npt.NDArray[np.float32]:
         (Form(code=Code.U4, group=64, zero=True), Form(code=Code.U8, group=32, zero=True)),
         (Form(code=Code.I4, group=48), Form(code=Code.I8, group=32)),  # the last group is smaller
         (Form(code=Code.U4, group=32, zero=True), Form(code=Code.U8, group=48, zero=True)),
+        (Form(code=Code.U4, group=32, table=IQ2), Form(code=Code.U4, group=16, offset=True)),
+        (Form(code=Code.U4, group=16, table=E2M1, factor=True), Form(code=Code.U4, group=32, table=IQ2)),
     ],
 )
 def test_values_stay(forms: tuple[Form, ...]) -> None:
@@ -84,7 +93,18 @@ def test_values_stay(forms: tuple[Form, ...]) -> None:
         numbers -= _read(found, "zero") if "zero" in found.pieces else 0
         numbers *= _read(found, "scale")
         numbers += _read(found, "offset") if "offset" in found.pieces else 0
+        numbers *= _read(found, "factor") if "factor" in found.pieces else 1
         np.testing.assert_array_equal(numbers, values)
+
+
+def test_a_factor_that_only_one_has() -> None:
+    """Codes stay as they are."""
+    given = [weight(Form(code=Code.U4, group=16, table=E2M1, factor=factor))[0] for factor in (True, False)]
+    made = made_alike(given)
+    assert made is not None
+    assert same_form(made[0], made[1])
+    assert made[1].code is Code.U4
+    assert (_read(made[1], "factor") == 1).all()
 
 
 @pytest.mark.parametrize(
