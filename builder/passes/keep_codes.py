@@ -15,6 +15,7 @@ units that its scales count.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -101,13 +102,14 @@ class KeepCodes:
 
     def _apply(self, graph: Graph) -> int:
         gathered: _Gathered = {}
+        taken = {node.name for node in graph.nodes}
         return sum(
-            self._rewrite(graph, node, gathered)
+            self._rewrite(graph, node, gathered, taken)
             for node in graph.nodes
             if ours(node, "Matmul") and self.wanted(node.name)
         )
 
-    def _rewrite(self, graph: Graph, node: gs.Node, gathered: _Gathered) -> bool:
+    def _rewrite(self, graph: Graph, node: gs.Node, gathered: _Gathered, taken: set[str]) -> bool:
         members = self._members(node)
         runs = self._runs(members)
         precisions = [kept_precision(*(each.weight for each in run), units=self.units) for run in runs]
@@ -122,7 +124,7 @@ class KeepCodes:
             return True
         if len(runs) > MOST or optional_input(node, 3) is not None:
             return False
-        self._split(graph, node, runs, gathered)
+        self._split(graph, node, runs, gathered, taken)
         return True
 
     def _members(self, node: gs.Node) -> list[_Member]:
@@ -169,9 +171,11 @@ class KeepCodes:
         order: Order = np.argsort(found, kind="stable")
         return order if np.array_equal(found[order], np.arange(columns)) else None
 
-    def _split(self, graph: Graph, node: gs.Node, runs: Sequence[Sequence[_Member]], gathered: _Gathered) -> None:
+    def _split(
+        self, graph: Graph, node: gs.Node, runs: Sequence[Sequence[_Member]], gathered: _Gathered, taken: set[str]
+    ) -> None:
         gated = bool(node.attrs["gated"])
-        names = _names(node.name, [len(run) for run in runs])
+        names = [_free(name, taken) for name in _names(node.name, [len(run) for run in runs])]
         self.wholes.update(dict.fromkeys(names, node.name))
         made = []
         for run, name in zip(runs, names, strict=True):
@@ -253,10 +257,21 @@ def _joined(graph: Graph, parts: Sequence[gs.Tensor]) -> gs.Tensor:
 
 
 def _names(name: str, counts: Sequence[int]) -> list[str]:
-    """layers.0/qkv becomes layers.0/qk and layers.0/v, gate_up gate and up; others get numbers."""
+    """layers.0/qkv becomes layers.0/qk and layers.0/v, gate_up.2 gate.2 and up.2; others get numbers."""
     path, slash, last = name.rpartition("/")
+    last, dot, number = last.partition(".")
     parts = list(last) if last == "qkv" else last.split("_")
     if len(parts) != sum(counts):
-        return [f"{name}.{number}" for number in range(1, len(counts) + 1)]
+        return [f"{name}.{place}" for place in range(1, len(counts) + 1)]
     begins = [sum(counts[:i]) for i in range(len(counts))]
-    return [path + slash + "".join(parts[at : at + count]) for at, count in zip(begins, counts, strict=True)]
+    return [
+        path + slash + "".join(parts[at : at + count]) + dot + number for at, count in zip(begins, counts, strict=True)
+    ]
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with a number where another step has it: a layer may have more than one `up`."""
+    numbered = (f"{name}.{number}" for number in itertools.count(2))
+    found = name if name not in taken else next(each for each in numbered if each not in taken)
+    taken.add(found)
+    return found

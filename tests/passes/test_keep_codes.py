@@ -1,5 +1,6 @@
 """Products are taken apart, and columns put in order, where codes are kept only so."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from ingot.errors import UsageError
 from tests import quantised as write
 from tests.builder.engines import engine_logits
 from tests.builder.test_kept import products
+from tests.convert.gguf.test_architectures import CASES, write_case
 from tests.convert.gguf.test_blocks import IDS, write_llama
 from tests.convert.quantised.test_formats import GPTQ
+from tests.gguf_files import random_blocks
 from tests.graph_logits import logits_of_graph
 
 Q4_K, Q6_K = 12, 14
@@ -90,6 +93,26 @@ def test_an_order_of_codes_that_are_not_kept_stays(tmp_path: Path) -> None:
     report = built(tmp_path)
     assert {precision for precision, _ in products(report).values()} == {"w8"}
     assert not fired(report)
+
+
+def test_two_gates_of_one_name(tmp_path: Path) -> None:
+    """Both MLPs of this model count as its first layer's."""
+    rng, kinds = np.random.default_rng(0), {"gate": 8, "up": 2}
+    given = {
+        f"blk.{layer}.ffn_{name}.weight": random_blocks(rng, kind, (64, 64))[0]
+        for layer in range(2)
+        for name, kind in kinds.items()
+    }
+    case = dataclasses.replace(
+        CASES["command-r"],
+        change={"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2},
+    )
+    path, _ = write_case(tmp_path, "command-r", case, given)
+    convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
+    report = built(tmp_path)
+    names = [name for name in inputs_of(report, "matmul") if "gate" in name or "up" in name]
+    assert names == ["layers.0/gate", "layers.0/up", "layers.0/gate.2", "layers.0/up.2"]
+    assert error(tmp_path, IDS % 61) < 0.02
 
 
 @pytest.mark.parametrize(
