@@ -15,6 +15,7 @@ from tests.graph_logits import logits_of_graph
 
 IDS = np.random.default_rng(1).integers(0, 61, (2, 9))
 EXPERTS = 3
+Extra = dict[str, np.ndarray | write.Stored]
 NUMBERS = {name: number for number, (name, *_) in write.BLOCKS.items()}
 
 
@@ -30,11 +31,11 @@ def assert_logits(
     tensors: type and shape, by the name in the first layer. scales: of tensors of NVFP4
     """
     case = dataclasses.replace(CASES[name], change={**CASES[name].change, **change})
-    rng, stored, floats = np.random.default_rng(2), {}, {}
+    rng, stored, floats = np.random.default_rng(2), Extra(), Extra()
     for each, (kind, shape) in tensors.items():
         stored[f"blk.0.{each}.weight"], values = write.random_blocks(rng, NUMBERS[kind], shape)
         floats[f"blk.0.{each}.weight"] = values * scales.get(each, np.float32(1)).reshape(-1, 1, 1)
-    beside = {f"blk.0.{each}.scale": values for each, values in scales.items()}
+    beside: Extra = {f"blk.0.{each}.scale": values for each, values in scales.items()}
     logits = []
     for number, extra in enumerate(({**stored, **beside}, floats)):
         (folder / str(number)).mkdir()
