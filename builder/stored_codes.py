@@ -52,6 +52,7 @@ class CheckpointWeight:
     dtype   of stored floats; None where there are codes
     read    (begin, end) -> float32 values [rows, columns]; a vector is one column
     bits    the same as they are stored, of floats
+    others  what its codes are, if they are of another kind than `StoredCodes`
     """
 
     name: str
@@ -60,6 +61,7 @@ class CheckpointWeight:
     read: Callable[[int, int], Float32]
     bits: Rows
     codes: StoredCodes | None = None
+    others: str = ""
 
 
 class CheckpointWeights:
@@ -70,21 +72,21 @@ class CheckpointWeights:
         self._tensors = Graph.load(checkpoint.graph_path).surgeon.tensors()
 
     def find(self, name: str) -> CheckpointWeight:
-        """By its name in the Checkpoint. Raises UnsupportedModelError for codes of another kind than `StoredCodes`."""
+        """By its name in the Checkpoint. Raises UnsupportedModelError for one that is not there."""
         for stored in (f"{name}/folded", name):
             if isinstance(self._tensors.get(stored), gs.Constant):
                 return self._floats(name, self._tensors[stored])
         codes = self._tensors.get(f"{name}/codes")
         value = None if codes is None else _value_of(codes)
-        found = None if value is None else self._codes(value)
-        if value is None or found is None:
+        kind = self._checkpoint.config.quantised.get(name, "")
+        if value is None:
             raise UnsupportedModelError(
-                "the codes of a weight are of a kind that is not exported",
+                "the graph does not have a weight of the model",
                 where=f"{self._checkpoint.graph_path}: {name}",
-                expected="codes of 4 bits, with whole zero points or none, or of 8 bits without; and scales of groups",
-                got=self._checkpoint.config.quantised.get(name, "no such weight"),
-                hint="quantise the original model with ingot quantize, and export that",
+                got=kind,
+                hint="convert the model again",
             )
+        found = self._codes(value)
         return CheckpointWeight(
             name=name,
             shape=weight_shape(value),
@@ -92,6 +94,7 @@ class CheckpointWeights:
             read=lambda begin, end: self._reader.read_rows(value, begin, end),
             bits=lambda begin, end: self._reader.read_rows(value, begin, end),
             codes=found,
+            others="" if found is not None else kind or "codes of another kind",
         )
 
     def _floats(self, name: str, tensor: gs.Constant) -> CheckpointWeight:

@@ -26,7 +26,6 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _WEIGHT, _SCALE = ".weight", "scale"
 _INPUT_SCALE = "input_scale"  # how inputs were rounded to 4 bits while the model was calibrated: nothing is made of it
-_SCALED = ("NVFP4",)  # types whose tensors may have a scale of their own
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _STILL = 1e29  # a factor of this size stands for a pair that does not turn
 _MOST_FACTORS = 1 << 16
@@ -294,7 +293,7 @@ def _tensors(stored: Mapping[str, GgufTensor], kept: tuple[str, ...]) -> Iterato
 
     kept: ends of names of other scales
     """
-    scaled = {name.removesuffix(_WEIGHT) for name, each in stored.items() if each.type.name in _SCALED}
+    scaled = {name.removesuffix(_WEIGHT) for name, each in stored.items() if each.type.packing is not None}
     for name, tensor in stored.items():
         base, _, kind = name.rpartition(".")
         is_factor = base in scaled and kind in (_SCALE, _INPUT_SCALE) and not name.endswith(kept)

@@ -41,7 +41,7 @@ def part_of_stack(tensor: GgufTensor, index: int) -> GgufTensor:
 def factors_of(tensor: GgufTensor, count: int) -> npt.NDArray[np.float32]:
     """One for each matrix of a tensor. Raises CheckpointError."""
     stored = as_weight(tensor, tensor.name)
-    expected = f"F32, {count:,} numbers, finite and not zero"
+    expected = f"F32, {'a finite number' if count == 1 else f'{count:,} finite numbers'} other than 0"
     if not isinstance(stored, StoredTensor) or tensor.type.dtype != "F32" or math.prod(tensor.shape) != count:
         got = f"{tensor.type.name} {list(tensor.shape)}"
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from ingot.builder.calibrated.quantize import quantize
 from ingot.builder.expressions import WeightReader
@@ -37,7 +38,7 @@ from tests.handmade import TINY_GPT2, TINY_LLAMA, random_tensors, write_model
 from tests.programs.gguf_tokens import llama_tokens
 from tests.tiny import load_model
 
-Q4_0 = 2
+Q4_0, Q2_K, Q5_K, IQ2_XXS = 2, 10, 13, 16
 TEXT = ["Once upon a time there was a fox, who lived in a wood; the fox was quick and brown. " * 6]
 LLAMA: dict[str, object] = {
     **TINY_LLAMA,
@@ -172,13 +173,30 @@ def test_what_a_format_cannot_say_is_refused_by_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["gguf", "compressed-tensors"])
-def test_bytes_with_zero_points_are_refused(tmp_path: Path, form: str) -> None:
+def test_bytes_with_zero_points_are_refused_or_floats(tmp_path: Path, form: str) -> None:
     """No format has such codes, which are those of GPTQ in 8 bits."""
     settings, packer, _ = QUANTISED["gptq 8 bits"]
     quantised_files.write_model(tmp_path / "model", settings, packer)
     convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
-    with pytest.raises(UnsupportedModelError, match=r"of a kind that is not exported(.|\n)*of 8 bits without"):
-        export(tmp_path / "checkpoint", tmp_path / "x.gguf" if form == "gguf" else tmp_path / "x", form)
+    output = tmp_path / ("x.gguf" if form == "gguf" else "x")
+    with pytest.raises(UnsupportedModelError, match=r"cannot hold the codes(.|\n)*of 8 bits without(.|\n)*gptq"):
+        export(tmp_path / "checkpoint", output, form)
+    assert len(export(tmp_path / "checkpoint", output, form, as_floats=True).floats) == 7
+    convert(ConvertOptions(model_dir=output, output_dir=tmp_path / "back"))
+    ids = IDS % quantised_files.VOCAB
+    wanted, got = (logits_of_graph(tmp_path / each, ids) for each in ("checkpoint", "back"))
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.ptp(wanted))
+
+
+@pytest.mark.parametrize("kind", [Q2_K, Q5_K, IQ2_XXS], ids=["Q2_K", "Q5_K", "IQ2_XXS"])
+def test_scales_in_units_as_floats(tmp_path: Path, kind: int) -> None:
+    """As `--as_floats` says, of whatever codes."""
+    values = write_llama(tmp_path, kind)
+    convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
+    export(tmp_path / "checkpoint", tmp_path / "x", "compressed-tensors", as_floats=True)
+    got = load_file(tmp_path / "x/model.safetensors")
+    for name, wanted in values.items():
+        np.testing.assert_array_equal(got[name], wanted, err_msg=name)
 
 
 def test_zero_points_that_are_no_whole_numbers(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def unsaid(name: str, reason: str, form: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"the format {form} cannot hold the codes of a weight",
         where=name,
+        expected="codes of 4 bits, with whole zero points or none, or of 8 bits without; and scales of groups",
         got=reason,
         hint="--as_floats writes such weights as float32 numbers of the same values; `ingot quantize --codes "
         "symmetric` makes codes that every format holds",

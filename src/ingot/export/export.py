@@ -112,7 +112,7 @@ def _to_directory(
     by_name, floats, kinds = {}, list[str](), dict[str, int]()
     for name, weight in weights.items():
         by_name[names[name]] = weight
-        reason = "" if weight.codes is None else compressed_problem(weight.codes, weight.shape)
+        reason = weight.others if weight.codes is None else compressed_problem(weight.codes, weight.shape)
         if reason and not as_floats:
             raise unsaid(name, reason, "compressed-tensors")
         floats += [names[name]] if reason else []
@@ -248,7 +248,8 @@ def _publish_gguf(
 def _gguf_kind(weight: CheckpointWeight) -> tuple[str, str]:
     """(type, why its codes are not blocks)"""
     if weight.codes is None:
-        assert weight.dtype is not None, "floats have a type"
+        if weight.dtype is None:
+            return "F32", weight.others
         return (weight.dtype.safetensors if len(weight.shape) > 1 else "F32"), ""
     kind, reason = block_kind(weight.codes, weight.shape[-1])
     reason = reason or halves_problem(weight.codes, _rows_of(weight))

@@ -118,11 +118,12 @@ def test_a_type(tmp_path: Path, kind: int) -> None:
     assert f"gguf {write.BLOCKS[kind][0]}" in inspect(tmp_path / "checkpoint").text
 
 
-def test_scales_of_whole_tensors(tmp_path: Path) -> None:
-    """As files of NVFP4 have them, which say how inputs were calibrated too."""
+@pytest.mark.parametrize("kind", [2, 40])
+def test_scales_of_whole_tensors(tmp_path: Path, kind: int) -> None:
+    """As files of NVFP4 have them, which say how inputs were calibrated too. llama.cpp takes them beside any type."""
     scales = {"attn_q": 0.75, "ffn_down": 1.7}
     more = {f"blk.0.{name}.scale": write.floats(np.array([value])) for name, value in scales.items()}
-    values = write_llama(tmp_path, 40, more={**more, "blk.0.attn_q.input_scale": write.floats(np.array([0.3]))})
+    values = write_llama(tmp_path, kind, more={**more, "blk.0.attn_q.input_scale": write.floats(np.array([0.3]))})
     for name, value in scales.items():
         values[f"model.layers.0.{PRODUCTS[name]}.weight"] *= np.float32(value)
     convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
@@ -131,17 +132,17 @@ def test_scales_of_whole_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "scale", "words"),
+    ("name", "scale", "words"),
     [
-        (40, np.array([0.5, 0.5]), "F32, 1 numbers"),
-        (40, np.array([0.0]), "not usable"),
-        (40, np.array([np.inf]), "not usable"),
-        (2, np.array([0.5]), "blk.0.attn_q.scale"),
+        ("attn_q", np.array([0.5, 0.5]), "F32, a finite number other than 0"),
+        ("attn_q", np.array([0.0]), "not usable"),
+        ("attn_q", np.array([np.inf]), "not usable"),
+        ("attn_output", np.array([0.5]), "blk.0.attn_output.scale"),
     ],
 )
-def test_scales_of_whole_tensors_that_do_not_fit(tmp_path: Path, kind: int, scale: np.ndarray, words: str) -> None:
-    """No other type has them."""
-    write_llama(tmp_path, kind, more={"blk.0.attn_q.scale": write.floats(scale)})
+def test_scales_of_whole_tensors_that_do_not_fit(tmp_path: Path, name: str, scale: np.ndarray, words: str) -> None:
+    """Tensors of floats have none."""
+    write_llama(tmp_path, 40, more={f"blk.0.{name}.scale": write.floats(scale)})
     with pytest.raises(IngotError, match=re.escape(words)):
         convert(ConvertOptions(model_dir=tmp_path / "model.gguf", output_dir=tmp_path / "checkpoint"))
 
