@@ -322,6 +322,17 @@ def torchao(group: int) -> Packer:
     return pack
 
 
+def bitnet(*, divides: bool) -> Packer:
+    def pack(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
+        codes, (stored, scale) = rng.integers(0, 3, (n, k)), floats(rng, (1,), DType.BF16)
+        quarters = codes.reshape(4, n // 4, k).astype(np.uint8)
+        packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        factor = 1 / scale.astype(np.float64) if divides else scale
+        return {"weight": (DType.U8, packed), "weight_scale": (DType.BF16, stored)}, (codes - 1) * factor
+
+    return pack
+
+
 def as_floats(rng: np.random.Generator, n: int, k: int) -> tuple[Tensors, Array]:
     """Of a product that is not quantised."""
     weight = (rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32)

@@ -40,12 +40,17 @@ class Format:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
-    """name: without the name of a tensor. parts: name within the module → tensor. used: parts that were asked for."""
+    """name  without the name of a tensor
+    parts  name within the module → tensor
+    bias   whether there is one beside them
+    used   parts that were asked for
+    """
 
     name: str
     format: str
     parts: Mapping[str, StoredTensor]
     settings: Section
+    bias: bool = False
     used: set[str] = dataclasses.field(default_factory=set)
 
     def where(self, part: str = "") -> str:

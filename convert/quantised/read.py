@@ -28,7 +28,6 @@ _ORIGINAL = "convert the model's original weights, or a version of it in AWQ, GP
 # What ingot does not read, by quant_method: why.
 REFUSED = {
     "aqlm": "AQLM's codes stand for vectors of a codebook",
-    "bitnet": "BitNet's ternary weights have products of their own",
     "eetq": "EETQ's int8 weights are laid out for its GPU kernels",
     "exl2": "EXL2 mixes bits within a weight",
     "exl3": "EXL3's codes stand for paths of a trellis",
@@ -110,7 +109,7 @@ def read_quantised(config: Section, folder: Path, tensors: Mapping[str, StoredTe
                 got=", ".join(sorted(parts)),
                 hint="correct the list of modules that are not quantised",
             )
-        read = Module(name=module, format=name, parts=parts, settings=settings)
+        read = Module(name=module, format=name, parts=parts, settings=settings, bias=f"{module}.bias" in plain)
         weight = form.read(read)
         _refuse_unused(form, read)
         quantised[weight.name] = weight

@@ -53,6 +53,7 @@ KEPT: dict[str, tuple[set[str], float]] = {
     **dict.fromkeys(("bnb nf4", "bnb fp4"), ({"w4tg32", "w4tg128"}, HALF)),
     "hqq 4 bits": ({"w4tsg32", "w4tsg128"}, HALF),
     "hqq 3 bits": ({"w4tsg32"}, HALF),
+    "bitnet": ({"w2tg128"}, 0),
     "gptq 8 bits": ({"w8tsg128"}, 0),
     "gptq, bits by module": ({"w8tg32"}, 0),
     "ct 8 bits": ({"w8"}, 0),

@@ -164,6 +164,7 @@ CASES: dict[str, tuple[dict[str, object], write.Packer, bool]] = {
     "hqq 4 bits": ({"quant_method": "hqq"}, write.hqq(4, 64, 1), True),
     "hqq 3 bits": ({"quant_method": "hqq"}, write.hqq(3, 32, 1), True),
     "hqq 2 bits along axis 0": ({"quant_method": "hqq"}, write.hqq(2, 16, 0), True),
+    "bitnet": ({"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}, write.bitnet(divides=True), False),
     "torchao int4": ({"quant_method": "torchao"}, write.torchao(32), False),
     "torchao fp8": (
         {"quant_method": "torchao"},
@@ -210,6 +211,16 @@ def test_a_format(tmp_path: Path, name: str) -> None:
     )
     build(BuildConfig(target="ref", precision="f32"), tmp_path / "checkpoint", tmp_path / "engine")
     np.testing.assert_allclose(engine_logits(tmp_path / "engine", IDS), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+def test_scales_of_bitnet_that_multiply(tmp_path: Path) -> None:
+    """transformers has them in layers without biases."""
+    settings = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
+    config = {"attention_bias": False}
+    weights = write.write_model(tmp_path / "model", settings, write.bitnet(divides=False), config=config)
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
+    for product, got in zip(write.PRODUCTS, product_weights(tmp_path / "checkpoint"), strict=False):
+        np.testing.assert_array_equal(got, weights[f"model.layers.0.{product}.weight"])
 
 
 @pytest.mark.parametrize("bits", [3, 5])

@@ -29,6 +29,7 @@ from tests.graph_logits import logits_of_graph
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "checkpoint_format": "gptq"}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+BITNET = {"quant_method": "bitnet"}
 CT = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -187,6 +188,21 @@ def as_they_are(tensors: write.Tensors) -> None:
         ({"quant_method": "awq", "version": "gemv"}, write.awq(32), as_they_are, "of this version(.|\n)*gemv"),
         ({"quant_method": "hqq"}, write.hqq(4, 64, 1), changed("shape", lambda x: x * 7), "do not fit its shape"),
         ({"quant_method": "torchao"}, write.torchao(32), without("_weight_scale"), "lacks its _weight_scale"),
+        (
+            {"quant_method": "bitnet", "quantization_mode": "online"},
+            write.as_floats,
+            as_they_are,
+            "variant of BitNet(.|\n)*quantization_mode online",
+        ),
+        (
+            {**BITNET, "linear_class": "autobitlinear"},
+            write.bitnet(divides=False),
+            lambda tensors: tensors.update({f"{Q}.bias": (DType.F32, np.ones(write.HIDDEN, np.float32))}),
+            "bias beside BitNet(.|\n)*q_proj.bias",
+        ),
+        ({**BITNET, "use_rms_norm": True}, write.bitnet(divides=True), as_they_are, "use_rms_norm True"),
+        (BITNET, write.bitnet(divides=True), changed("weight_scale", lambda x: 0 * x), "zero, NaN or infinite"),
+        (BITNET, write.bitnet(divides=True), without("weight_scale"), "q_proj.weight(.|\n)*(type|U8|dtype)"),
     ],
 )
 def test_what_does_not_fit(
