@@ -23,7 +23,7 @@ from tests.plugins.ops.calls import random_f8, random_grouped, rows_of
 
 ROWS = (1, 7, 9, 17, 65)  # each kernel computes some
 KEPT_TYPES = tuple(
-    name for name in dict.fromkeys(each.partition("g")[0] for each in KEPT) if not FORMATS[name].unit_bytes
+    name for name in dict.fromkeys(each.partition("g")[0] for each in KEPT) if not FORMATS[name].for_cpus
 )
 SHAPES = ((33, 8, 0), (70, 300, 0), (66, 172, 1), (300, 520, 0), (2, 1000, 1))  # n, k, gated
 
