@@ -301,9 +301,10 @@ def _tensors(stored: Mapping[str, GgufTensor], kept: tuple[str, ...]) -> Iterato
             continue
         beside = f"{base}.{_SCALE}"
         scale = stored.get(beside) if base in scaled and not beside.endswith(kept) else None
+        matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
+        factors = None if scale is None else factors_of(scale, matrices)
         if not is_stack(name):
-            matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
-            yield name, as_weight(tensor, name, None if scale is None else factors_of(scale, matrices))
+            yield name, as_weight(tensor, name, factors)
             continue
         if len(tensor.shape) != 3 or tensor.shape[0] > _MOST_EXPERTS:
             raise CheckpointError(
@@ -312,7 +313,6 @@ def _tensors(stored: Mapping[str, GgufTensor], kept: tuple[str, ...]) -> Iterato
                 expected="[experts, rows, columns]",
                 got=str(list(tensor.shape)),
             )
-        factors = None if scale is None else factors_of(scale, tensor.shape[0])
-        for index in range(tensor.shape[0]):
-            one, own = expert_name(name, index), None if factors is None else factors[index : index + 1]
+        for index, own in enumerate([None] * matrices if factors is None else np.split(factors, matrices)):
+            one = expert_name(name, index)
             yield one, as_weight(part_of_stack(tensor, index), one, own)

@@ -48,7 +48,7 @@ def factors_of(tensor: GgufTensor, count: int) -> npt.NDArray[np.float32]:
         values = read_rows(stored).reshape(-1).view(np.float32)
         if np.isfinite(values).all() and values.all():
             return values
-        got = "others"
+        got = ", ".join(map(str, values[:4].tolist()))
     raise CheckpointError(
         "the scale of a quantised weight is not usable",
         where=f"{tensor.file}: {tensor.name}",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ingot.configs.read import Section
 from ingot.convert.quantised.bits import exponents_as_bf16
 from ingot.convert.quantised.form import Bits, Code, Piece, Quantised, Rows, code_piece, value_piece
-from ingot.dtypes import DType
+from ingot.dtypes import DType, to_float32
 from ingot.errors import CheckpointError, ConfigError, UnsupportedModelError
 from ingot.tensor_file import StoredTensor, read_rows
 
@@ -171,21 +171,21 @@ class Module:
         shape = (rows, -(-columns // wide))
         return self.scale_piece(part, shape, lambda bits: np.repeat(bits, high, axis=0)[:rows]), wide
 
-    def number(self, part: str) -> float:
-        """The one value of a float32 tensor, finite and not zero."""
-        tensor = self.part(part, ("F32",))
+    def number(self, part: str, dtypes: Sequence[str] = ("F32",)) -> float:
+        """The one value of a tensor of one of these types, finite and not zero."""
+        tensor = self.part(part, dtypes)
         if math.prod(tensor.shape) != 1:
             self.require(part, (1,))
-        value = float(read_rows(tensor).reshape(-1)[0])
+        value = float(to_float32(read_rows(tensor), _SCALE_TYPES[tensor.dtype_name]).reshape(-1)[0])
         if not math.isfinite(value) or value == 0:
             raise CheckpointError(
                 "a scale of a quantised weight is zero, NaN or infinite", where=self.where(part), got=str(value)
             )
         return value
 
-    def factor_piece(self, part: str, rows: int) -> Piece:
+    def factor_piece(self, part: str, rows: int, dtypes: Sequence[str] = ("F32",)) -> Piece:
         """One number for all rows."""
-        value = np.float32(self.number(part))
+        value = np.float32(self.number(part, dtypes))
         return value_piece(DType.F32, (rows, 1), lambda: np.full((rows, 1), value), self.where(part))
 
 

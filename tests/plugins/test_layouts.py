@@ -1,9 +1,14 @@
 """Packed layouts of quantised weights: what is packed comes back, and every byte lies where the drawing says."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ingot.dtypes import DType
+from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.layouts import (
     deinterleave_quantised,
     group_of,
@@ -20,9 +25,11 @@ from ingot.plugins.layouts import (
     unpack_units,
 )
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.unit_rows import UnitRows
 from ingot.weight_formats import FORMATS
 from tests.plugins.ops.calls import random_f8, random_grouped, random_rows, random_units
 
+Kept = TypeVar("Kept", GroupedRows, UnitRows)
 SHAPES = [(1, 1), (15, 172), (16, 64), (17, 128), (40, 300), (48, 129)]
 
 
@@ -57,6 +64,18 @@ def test_gated_rows_come_back(half: int, group: int) -> None:
     assert mixed.multipliers is None or (mixed.multipliers != 0).all()
 
 
+def assert_come_back(rows: Kept, unpack: Callable[[npt.NDArray[np.uint8], int, int, DType, int], Kept]) -> None:
+    """40 rows, plain and gated."""
+    dtype, columns = DType(rows.format.dtype), rows.shape[1]
+    for gated in (False, True):
+        packed = pack_quantised(rows, gated=gated)
+        assert packed.shape[1] == panel_bytes(columns, dtype, rows.group)
+        found = unpack(packed.reshape(-1), 64 if gated else 40, columns, dtype, rows.group)
+        found = deinterleave_quantised(found, 20) if gated else found
+        np.testing.assert_array_equal(found.codes, rows.codes)
+        np.testing.assert_array_equal(found.values, rows.values)
+
+
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 @pytest.mark.parametrize("shift", ["", "zero", "offset"])
 @pytest.mark.parametrize("byte_codes", [False, True])
@@ -64,13 +83,7 @@ def test_groups_come_back(group: int, shift: str, byte_codes: bool) -> None:
     rows = random_grouped((40, 150), group, shift, more_bits=group == 64, byte_codes=byte_codes)
     dtype = DType(rows.format.dtype)
     assert str(dtype.value) == ("w8" if byte_codes else "w4") + ("ts" if shift else "t")
-    for gated in (False, True):
-        packed = pack_quantised(rows, gated=gated)
-        assert packed.shape[1] == panel_bytes(150, dtype, group)
-        found = unpack_grouped(packed.reshape(-1), 64 if gated else 40, 150, dtype, group)
-        found = deinterleave_quantised(found, 20) if gated else found
-        np.testing.assert_array_equal(found.values, rows.values)
-        np.testing.assert_array_equal(found.codes, rows.codes)
+    assert_come_back(rows, unpack_grouped)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(2, 16), (2, 128), (3, 32), (3, 64)])
@@ -78,13 +91,7 @@ def test_groups_of_few_bits_come_back(bits: int, group: int) -> None:
     rows = random_grouped((40, 150), group, bits=bits)
     dtype = DType(f"w{bits}t")
     assert rows.format is dtype.weight_format
-    for gated in (False, True):
-        packed = pack_quantised(rows, gated=gated)
-        assert packed.shape[1] == panel_bytes(150, dtype, group)
-        found = unpack_grouped(packed.reshape(-1), 64 if gated else 40, 150, dtype, group)
-        found = deinterleave_quantised(found, 20) if gated else found
-        np.testing.assert_array_equal(found.codes, rows.codes)
-        np.testing.assert_array_equal(found.values, rows.values)
+    assert_come_back(rows, unpack_grouped)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +101,7 @@ def test_groups_of_few_bits_come_back(bits: int, group: int) -> None:
 def test_units_come_back(dtype: DType, group: int) -> None:
     rows = random_units(dtype.value, (40, 300), group)
     assert rows.format is dtype.weight_format
-    for gated in (False, True):
-        packed = pack_quantised(rows, gated=gated)
-        assert packed.shape[1] == panel_bytes(300, dtype, group)
-        found = unpack_units(packed.reshape(-1), 64 if gated else 40, 300, dtype, group)
-        found = deinterleave_quantised(found, 20) if gated else found
-        np.testing.assert_array_equal(found.codes, rows.codes)
-        np.testing.assert_array_equal(found.values, rows.values)
+    assert_come_back(rows, unpack_units)
 
 
 def test_every_byte_of_a_w4ks_panel() -> None:

@@ -4,21 +4,18 @@ weight U8 [N / 4, K]: row n + i * N / 4 in bits 2i and 2i + 1 of row n, a code f
 weight_scale [1]: `bitlinear` divides by it, `autobitlinear` multiplies by it
 """
 
-import math
-
 import numpy as np
 
 from ingot.configs.read import Section
 from ingot.convert.quantised.bits import Bytes
 from ingot.convert.quantised.form import Code, Quantised, Rows, value_piece
 from ingot.convert.quantised.module import FLOATS, Format, Module
-from ingot.dtypes import DType, to_float32
-from ingot.errors import CheckpointError, UnsupportedModelError
+from ingot.dtypes import DType
+from ingot.errors import UnsupportedModelError
 from ingot.tensor_file import read_rows
 
 _PER_BYTE = 4
 _VALUES = (-1.0, 0.0, 1.0, 2.0, *[0.0] * 12)
-_TYPES = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16}
 _CLASSES = ("bitlinear", "autobitlinear")
 
 
@@ -38,10 +35,9 @@ def read(module: Module) -> Quantised:
     def load() -> Rows:
         return rows
 
-    scale = np.float32(_scale(module))
     pieces = {
         "scale": value_piece(DType.F16, (n, 1), lambda: np.ones((n, 1), np.float16), module.where("weight")),
-        "factor": value_piece(DType.F32, (n, 1), lambda: np.full((n, 1), scale), module.where("weight_scale")),
+        "factor": module.factor_piece("weight_scale", n, FLOATS),
     }
     divides = _linear_class(module.settings) == "bitlinear"
     if module.bias and not divides:  # transformers multiplies it by the scale of the weight too
@@ -52,18 +48,6 @@ def read(module: Module) -> Quantised:
         )
     code = Code.integers(4, k, signed=False)
     return module.made((n, k), code, k, load, pieces, table=_VALUES, divides=divides, codes="weight")
-
-
-def _scale(module: Module) -> float:
-    tensor = module.part("weight_scale", FLOATS)
-    if math.prod(tensor.shape) != 1:
-        module.require("weight_scale", (1,))
-    value = float(to_float32(read_rows(tensor), _TYPES[tensor.dtype_name]).reshape(-1)[0])
-    if not math.isfinite(value) or value == 0:
-        raise CheckpointError(
-            "a scale of a quantised weight is zero, NaN or infinite", where=module.where("weight_scale"), got=str(value)
-        )
-    return value
 
 
 def _linear_class(settings: Section) -> str:
