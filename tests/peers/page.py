@@ -34,10 +34,6 @@ with weights of this class, one number for each round |
 | goodput | the highest rate of requests, per second, at which at least \
 90 % of the requests meet the limits of TTFT and TPOT |
 
-There is no record of a Zen 4. On 2026-11-23 a user measured ingot's `bf16` on a Zen 4 at 0.75 to 0.90 of llama.cpp's
-speed, in three of four regimes; model, number of cores and commit were not noted. ingot had no kernels for
-`cpu/avx512bf16` then. Nobody has measured 4 bits on a Zen 4. To do so, run the command of the Zen 5 record.
-
 Records up to 2026-11-23 were typed in from printed tables; their commands say what the tables measured.
 `python -m tests.peers` wrote the later records.
 """
@@ -64,7 +60,7 @@ def readme_sentence() -> str:
     return (
         f"In this comparison ingot is {min(here):.2f} to {max(here):.2f} times as fast as the fastest of llama.cpp and "
         f"OpenVINO GenAI. In single rounds of all published records, the ratio is {min(rounds):.2f} to "
-        f"{max(rounds):.2f}; a user measured 0.75 to 0.90 with `bf16` on a Zen 4."
+        f"{max(rounds):.2f}."
     )
 
 

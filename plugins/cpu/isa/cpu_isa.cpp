@@ -49,6 +49,11 @@ bool made_by_amd() {
   return cpuid(0).b == kAuth;
 }
 
+uint32_t family() {
+  const uint32_t a = cpuid(1).a, base = a >> 8 & 0xF;
+  return base < 0xF ? base : base + (a >> 20 & 0xFF);
+}
+
 constexpr std::array kLevels{
     IsaLevel{"amx", "avx512bf16", has_tiles}, IsaLevel{"avx512bf16", "avx512", has_bf16},
     IsaLevel{"avx512", "avx2", has_avx512},   IsaLevel{"avxvnni", "avx2", has_avx_vnni},
@@ -72,6 +77,8 @@ std::string_view without_emulation(std::string_view level) {
 
 // AMD's CPUs with AVX-512 (Zen 4 on) read streams by themselves; asked ahead they read less.
 const int64_t kAskAhead = made_by_amd() && has_avx512() ? int64_t{0} : ~int64_t{0};
+constexpr uint32_t kZen5 = 0x1A;  // a family
+const int64_t kAskAtWork = family() >= kZen5 ? kAskAhead : ~int64_t{0};
 
 uint64_t saved_states() {
   if (!all_bits(cpuid(1).c, bits({27}))) return 0;  // OSXSAVE

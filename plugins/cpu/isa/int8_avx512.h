@@ -9,12 +9,14 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
-  // Products of so many rows read codes as one stream, where these have no tables or scales of groups among them.
+  // Products of so many rows read codes as one stream, where these have no tables or scales of groups among them: a
+  // line takes more instructions in short runs.
   static constexpr int kStreamedRows = 4;
+  static int64_t streamed_rows(bool long_runs) { return works_on_one_stream() ? kStreamedRows : long_runs ? 2 : 0; }
   // What lies ahead in codes that few rows read once. Also a CPU that reads streams by itself reads codes faster if it
   // is asked for L2, since work on them leaves it less room to look ahead.
   INGOT_INLINE void prefetch_codes_once(const void* p, int64_t beside) {
-    prefetch(static_cast<const char*>(p) + ahead_of_reading(4096));
+    prefetch(static_cast<const char*>(p) + ahead_of_work(4096));
     prefetch_beside_codes(p, beside);
   }
   // beside: the bytes of scales that the codes before p have had. They shift what L2 is asked for, by one more line now

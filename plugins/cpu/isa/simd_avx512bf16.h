@@ -8,9 +8,14 @@ namespace ingot {
 
 struct PairsAvx512 : SimdAvx512 {
   // A line takes one instruction for each row, which leaves memory nothing to wait for. One stream of lines, asked for
-  // L1 some way ahead, is read faster than by the CPU's own prefetching, and faster than several at once (Zen 5).
-  static constexpr int kReadingRows = 12, kReadingStreams = 1;
+  // L1 some way ahead, is read faster than by the CPU's own prefetching, and faster than several at once. More rows are
+  // work enough to share what each of them has between two panels, and to ask for L2 too (Zen 4, but not Zen 5).
+  static constexpr int kReadingRows = 4, kReadingStreams = 1, kWorkingRows = 12;
   INGOT_INLINE void prefetch_reading(const void* p) { prefetch_one_stream(p); }
+  INGOT_INLINE void prefetch_stream(const void* p) {
+    prefetch(static_cast<const char*>(p) + 4096);
+    prefetch_far(static_cast<const char*>(p) + ahead_of_work(16384));
+  }
 
   // VDPBF16PS: the odd number of each pair by one fma, then the even one. Always rounds to nearest even; denormal
   // numbers count as zero going in and come out as zero, whatever MXCSR says.

@@ -439,7 +439,8 @@ struct CodeProducts {
   static bool unpacks(int64_t, int64_t groups) { return kLeaves && groups > 2; }
   // One row with long runs waits for memory, which is faster as one stream; with shorter ones, for sums of one panel.
   static int64_t panels_at_once(int64_t rows, int64_t groups) {
-    return streams_codes<I>(rows, groups) || (rows == 1 && kRun >= I::kLongestRun) ? 1 : kPanels;
+    constexpr bool kLongRuns = kRun >= I::kLongestRun;
+    return streams_codes<I>(rows, groups, kLongRuns) || (rows == 1 && kLongRuns) ? 1 : kPanels;
   }
 };
 

@@ -167,6 +167,13 @@ struct TileArgs {
   int64_t widened_stride = 0;              // floats from a panel to the next one
 };
 
+// Rows that ask for lines at two distances.
+template <typename S>
+constexpr int kTwoDistances = 4;
+template <typename S>
+  requires requires { S::kWorkingRows; }
+constexpr int kTwoDistances<S> = S::kWorkingRows;
+
 // kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order. kLeaves: lines
 // widened. GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
 template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
@@ -244,7 +251,7 @@ void tile(const TileArgs& args) {
       if constexpr (kMany) {
         S::prefetch_far(next[p]);
         next[p] += args.next_step;
-      } else if constexpr (kRows <= std::max(4, S::kReadingRows)) {
+      } else if constexpr (kRows <= kTwoDistances<S>) {
         prefetch_panel<S, kRows>(line[p]);
       } else {  // a second distance costs more than it gives
         S::prefetch(line[p] + 2048);
@@ -283,6 +290,13 @@ struct Tiles {
     }
     return std::max(4 / rows, kPanels);
   }
+  // The same where the CPU may read one panel faster.
+  static int64_t panels_at_once(int64_t rows) {
+    if constexpr (requires { S::kWorkingRows; }) {
+      if (rows <= S::kWorkingRows && works_on_one_stream()) return 1;
+    }
+    return stream_panels(static_cast<int>(rows));
+  }
 
   template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
@@ -305,7 +319,7 @@ void stream(const MatmulArgs& args, const Team& team) {
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
   const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), stride = args.rows * kPanel;
-  const int64_t at_once = T::stream_panels(static_cast<int>(args.rows)), group = std::max<int64_t>(width, at_once);
+  const int64_t at_once = T::panels_at_once(args.rows), group = std::max<int64_t>(width, at_once);
   alignas(64) float sums[kMaxPanels * T::kRows * kPanel];
   alignas(64) std::byte lines[kMaxPanels * Weight::kStreamBytes + 64];
   const auto some = [&](int64_t panel, int64_t count) {
@@ -323,7 +337,7 @@ void stream(const MatmulArgs& args, const Team& team) {
         tile.panels = data + p;
         tile.scales = scales + p;
         tile.sums = sums + p * stride;
-        (count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
+        (at_once > 1 && count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
       }
     }
     epilogue<S>(args, 0, args.rows, panel, count, sums, stride, scaled);

@@ -43,8 +43,8 @@ bool one_stream(int64_t groups) {
 }
 // The same of codes of four bits, of which more rows keep a stream waiting.
 template <typename I>
-bool streams_codes(int64_t rows, int64_t groups) {
-  if constexpr (requires { I::kStreamedRows; }) return rows <= I::kStreamedRows && one_stream<I>(groups);
+bool streams_codes(int64_t rows, int64_t groups, bool long_runs) {
+  if constexpr (requires { I::kStreamedRows; }) return rows <= I::streamed_rows(long_runs) && one_stream<I>(groups);
   return false;
 }
 
