@@ -16,7 +16,7 @@ inline int64_t ahead_of_reading(int64_t bytes) { return bytes & kAskAhead; }
 // asks for L1, but not for L2.
 inline bool reads_one_stream() { return kAskAhead == 0; }
 
-// The same two where each line takes many instructions: kAskAtWork is 0 on Zen 5 only. A Zen 4 takes twice as long for
+// The same two where each line takes many instructions: kAskAtWork is 0 from Zen 5 on. A Zen 4 takes twice as long for
 // an instruction of 64 bytes, which leaves it less room to look ahead.
 extern const int64_t kAskAtWork;
 inline int64_t ahead_of_work(int64_t bytes) { return bytes & kAskAtWork; }
