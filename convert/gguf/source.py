@@ -302,7 +302,7 @@ def _tensors(stored: Mapping[str, GgufTensor], kept: tuple[str, ...]) -> Iterato
         beside = f"{base}.{_SCALE}"
         scale = stored.get(beside) if base in scaled and not beside.endswith(kept) else None
         matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
-        factors = None if scale is None else factors_of(scale, matrices)
+        factors = factors_of(scale, matrices) if scale is not None else None
         if not is_stack(name):
             yield name, as_weight(tensor, name, factors)
             continue
@@ -313,6 +313,7 @@ def _tensors(stored: Mapping[str, GgufTensor], kept: tuple[str, ...]) -> Iterato
                 expected="[experts, rows, columns]",
                 got=str(list(tensor.shape)),
             )
-        for index, own in enumerate([None] * matrices if factors is None else np.split(factors, matrices)):
+        for index in range(matrices):
             one = expert_name(name, index)
-            yield one, as_weight(part_of_stack(tensor, index), one, own)
+            factor = factors[index : index + 1] if factors is not None else None
+            yield one, as_weight(part_of_stack(tensor, index), one, factor)

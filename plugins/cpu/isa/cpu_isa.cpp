@@ -77,7 +77,7 @@ std::string_view without_emulation(std::string_view level) {
 
 // AMD's CPUs with AVX-512 (Zen 4 on) read streams by themselves; asked ahead they read less.
 const int64_t kAskAhead = made_by_amd() && has_avx512() ? int64_t{0} : ~int64_t{0};
-constexpr uint32_t kZen5 = 0x1A;  // a family
+constexpr uint32_t kZen5 = 0x1A;  // its family; Zen 4 has 0x19, Intel 6
 const int64_t kAskAtWork = family() >= kZen5 ? kAskAhead : ~int64_t{0};
 
 uint64_t saved_states() {

@@ -16,8 +16,9 @@ inline int64_t ahead_of_reading(int64_t bytes) { return bytes & kAskAhead; }
 // asks for L1, but not for L2.
 inline bool reads_one_stream() { return kAskAhead == 0; }
 
-// The same two where each line takes many instructions: kAskAtWork is 0 from Zen 5 on. A Zen 4 takes twice as long for
-// an instruction of 64 bytes, which leaves it less room to look ahead.
+// kAskAtWork, ahead_of_work and works_on_one_stream are what kAskAhead, ahead_of_reading and reads_one_stream are, for
+// loops with many instructions for each line. Here a Zen 4 wants to be asked, and a Zen 5 does not: a Zen 4 computes an
+// instruction of 64 bytes in two halves, and looks less far ahead.
 extern const int64_t kAskAtWork;
 inline int64_t ahead_of_work(int64_t bytes) { return bytes & kAskAtWork; }
 inline bool works_on_one_stream() { return kAskAtWork == 0; }

@@ -8,8 +8,8 @@ namespace ingot {
 
 struct PairsAvx512 : SimdAvx512 {
   // A line takes one instruction for each row, which leaves memory nothing to wait for. One stream of lines, asked for
-  // L1 some way ahead, is read faster than by the CPU's own prefetching, and faster than several at once. More rows are
-  // work enough to share what each of them has between two panels, and to ask for L2 too (Zen 4, but not Zen 5).
+  // L1 some way ahead, is read faster than by the CPU's own prefetching, and faster than several at once. From five
+  // rows on, a Zen 4 is faster with two panels, which share the broadcasts of each row, and if it is asked for L2 too.
   static constexpr int kReadingRows = 4, kReadingStreams = 1, kWorkingRows = 12;
   INGOT_INLINE void prefetch_reading(const void* p) { prefetch_one_stream(p); }
   INGOT_INLINE void prefetch_stream(const void* p) {

@@ -167,7 +167,7 @@ struct TileArgs {
   int64_t widened_stride = 0;              // floats from a panel to the next one
 };
 
-// Rows that ask for lines at two distances.
+// Few rows ask for lines at two distances: up to so many.
 template <typename S>
 constexpr int kTwoDistances = 4;
 template <typename S>
@@ -290,7 +290,7 @@ struct Tiles {
     }
     return std::max(4 / rows, kPanels);
   }
-  // The same where the CPU may read one panel faster.
+  // Panels of a tile of few rows on this CPU.
   static int64_t panels_at_once(int64_t rows) {
     if constexpr (requires { S::kWorkingRows; }) {
       if (rows <= S::kWorkingRows && works_on_one_stream()) return 1;
