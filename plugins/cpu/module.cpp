@@ -483,6 +483,9 @@ NB_MODULE(_cpu, m) {
       },
       "name"_a, "like"_a, "Why no kernel of this name could take the struct of another one, for tests; or nothing.");
   m.def(
+      "set_quick_multiply_32", [](bool quick) { return std::exchange(ingot::quick_multiply_32, quick); }, "quick"_a,
+      "Whether kernels take this CPU to be quick at VPMULLD, for tests. Returns what they took it for before.");
+  m.def(
       "call_rules",
       [] {
         std::vector<std::string> norming, by_rows;

@@ -28,6 +28,9 @@ bool offers_isa(std::string_view level);
 // all emulated ones.
 bool isa_includes(std::string_view isa, std::string_view wanted);
 
+// Whether VPMULLD takes one operation, as VPDPBUSD does: on AMD's CPUs. On Intel's it takes two. Tests set both.
+extern bool quick_multiply_32;
+
 bool has_pclmul();  // PCLMULQDQ
 
 bool has_tiles();  // AMX-TILE, AMX-INT8, AMX-BF16; asks the operating system for the registers

@@ -143,6 +143,7 @@ struct Int8Avx2 : SimdAvx2 {
   INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), sum); }
 
   // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
+  static constexpr bool kMultiplies32 = false;
   static constexpr int kUnitRows = 5;
   // Line kQuad of those that lines of low bits and one of upper bits make.
   template <int64_t kBits, int kQuad>

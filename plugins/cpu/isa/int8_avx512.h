@@ -112,7 +112,8 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE void store_short(int32_t* p, Short sum) { _mm512_storeu_si512(p, sum); }
 
   // Codes that are numbers, times x and times scales that are whole numbers: sums over 16 k join `total` in int32.
-  static constexpr int kUnitRows = 6;  // their totals and the codes of two panels: 20 registers
+  static constexpr bool kMultiplies32 = true;  // where the CPU is quick at it (cpu_isa.h)
+  static constexpr int kUnitRows = 6;          // their totals and the codes of two panels: 20 registers
   // Line kQuad of those that lines of low bits and one of upper bits make.
   template <int64_t kBits, int kQuad>
   INGOT_INLINE Short line_codes(const void* p) {

@@ -37,6 +37,7 @@ struct Int8Dots : Int8Avx2 {
     total = _mm256_add_epi32(total, _mm256_mullo_epi32(sum, multipliers));
   }
 
+  static constexpr bool kMultiplies32 = false;
   static constexpr int kUnitRows = 6;
   template <int64_t kBits>
   INGOT_INLINE Short unit_scales(const int8_t* p) {  // as int8_avx512.h, and add_codes too

@@ -68,6 +68,7 @@ struct Int8Emulated : SimdEmulated {
   INGOT_INLINE Short load_short(const int32_t* p) { return load_sum(p); }
   INGOT_INLINE void store_short(int32_t* p, Short sum) { store_sum(p, sum); }
 
+  static constexpr bool kMultiplies32 = false;
   static constexpr int kUnitRows = 3;
   // Number `index` of the fields of so many bits in each byte.
   template <int kCount>

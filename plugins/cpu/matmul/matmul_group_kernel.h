@@ -28,6 +28,7 @@ struct GroupProducts {
   static int64_t run_k(int64_t group) { return group; }
   static constexpr int kRows = [] {
     if constexpr (kMany) return I::kGroupRows;
+    if constexpr (I::kRegisters >= 32 && Format::kBits == 3) return I::kGroupRows;  // unpacking takes registers, too
     return I::kCodeRows;
   }();
   static constexpr int kPanels = I::kBytePanels, kVectors = kPanel / I::kWidth;

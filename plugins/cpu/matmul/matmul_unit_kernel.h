@@ -3,11 +3,13 @@
 //
 // Rows that are rounded to int8: the sum over kUnitK columns of scale * code * x is exact in int32, and so is that of
 // offset * x; each joins the others in float32 by one fma, units ascending. So every blocking, instruction set and
-// number of rows gives the same bits. Scales multiply sums that fit 16 bits, which CPUs multiply faster than 32: those
-// of 16 columns, or of 8 (see add_codes). Floors: the bytes of codes and numbers over the bandwidth of memory. Per 256
-// codes of a column, VPDPBUSD takes 64 operations for each row; scales add 16 or 32, offsets and units 8.
+// number of rows gives the same bits. Scales multiply sums that fit 16 bits, those of 16 columns, or of 8 (see
+// add_codes); where a CPU multiplies 32 bits as quickly, the sum of a whole group. Floors: the bytes of codes and
+// numbers over the bandwidth of memory. Per 256 codes of a column, VPDPBUSD takes 64 operations for each row; scales
+// add 16 or 32, or one for each group, offsets and units 8.
 #pragma once
 
+#include "isa/cpu_isa.h"
 #include "matmul/matmul_int8_kernel.h"
 #include "matmul/matmul_kernel.h"
 
@@ -35,8 +37,14 @@ struct UnitProducts {
   static constexpr bool kWholeOnce = true;
   static_assert(kPart % kUnitK == 0);
 
+  // Whether the sum of a whole group is multiplied, in 32 bits. Where a group has no more than a run, nothing is
+  // gained.
+  static constexpr bool kMayBeWide = I::kMultiplies32 && kBits > 3;
+  static bool are_wide() { return kMayBeWide && quick_multiply_32; }
+
   // Runs are pairs of int16: sums of x of two groups, or what sums of codes of two halves of a run begin at, -kBias *
-  // (sum of x). Where one sum has both halves, it begins at the first number, and the second is 0.
+  // (sum of x). Where one sum of 16 bits has both halves, it begins at the first number, and the second is 0; one of 32
+  // bits begins at an int32.
   static int64_t run_k(int64_t group) { return kShift ? 2 * group : kUnitRun; }
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     std::fill_n(to.runs(first), count * to.run_stride(), 0);  // pairs of a unit may lie beyond the codes
@@ -55,6 +63,11 @@ struct UnitProducts {
       }
     if constexpr (!kShift)
       for (int16_t& sum : sums) sum = static_cast<int16_t>(-Format::kBias * sum);
+    if constexpr (!kShift && kMayBeWide)
+      if (are_wide()) {
+        for (int i = 0; i < count; i += 2) to.runs(row)[(k / kTileK * count + i) / 2] = sums[i] + sums[i + 1];
+        return;
+      }
     std::byte* const runs = reinterpret_cast<std::byte*>(to.runs(row)) + k / kTileK * count * int64_t{sizeof(int16_t)};
     for (int i = 0; i < count; ++i) std::memcpy(runs + i * int64_t{sizeof(int16_t)}, sums + i, sizeof(int16_t));
   }
@@ -68,10 +81,18 @@ struct UnitProducts {
 
   enum Codes { kStored, kLeft, kFound };  // as they lie in panels; left to other rows too; left by the first ones
 
-  template <Codes kCodes, int kR, int kP>
+  // A step of the codes that share lines, or of a run where that is longer.
+  template <bool kWide>
+  struct Step {
+    static constexpr int64_t kRunK = kWide ? Format::kShortestGroup : kUnitRun, kK = std::max(kLineK, kRunK);
+    static constexpr int kRuns = kK / kRunK, kPairs = kRunK / 8, kQuads = kK / 4;  // pairs of quads in a run
+    static constexpr int kCodeBytes = kK / kLineK * Format::kCodeBytes, kCodeLines = kCodeBytes / kLineBytes;
+  };
+
+  template <bool kWide, Codes kCodes, int kR, int kP>
   static void tile(const Int8Tile& t) {
     constexpr bool kOnce = kCodes == kStored && kR == 1 && kP == 1;
-    constexpr int kCodeLines = Format::kCodeBytes / kLineBytes;
+    using Step = UnitProducts::Step<kWide>;
     const int64_t unit_bytes = Format::unit_bytes(t.group_bits), end = t.tiles * kTileK;
     const std::byte *line[kP], *next[kP];
     std::byte* to[kP];
@@ -89,29 +110,31 @@ struct UnitProducts {
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) sum[r][p][v] = I::set_short(0);
       });
-      for (int64_t at = 0; at < columns; at += kLineK, x += kLineK * kR) {
+      for (int64_t at = 0; at < columns; at += Step::kK, x += Step::kK * kR) {
         const int32_t* const starts = t.runs + (k + at) / kUnitRun;
         for_each(std::make_integer_sequence<int, kVectors>(), [&]<int v>() __attribute__((always_inline)) {
           constexpr int64_t kAt = v * I::kWidth * 4;  // bytes
           const auto made = [&]<int q>(int p) __attribute__((always_inline)) {
             if constexpr (kCodes == kFound)
               return I::load_short(reinterpret_cast<const int32_t*>(line[p] + q * kLineBytes + kAt));
-            const Short codes = I::template line_codes<kBits, q>(line[p] + kAt);
+            const Short codes =
+                I::template line_codes<kBits, q % kLineQuads>(line[p] + q / kLineQuads * Format::kCodeBytes + kAt);
             if constexpr (kCodes == kLeft)
               I::store_short(reinterpret_cast<int32_t*>(to[p] + q * kLineBytes + kAt), codes);
             return codes;
           };
-          for_each(std::make_integer_sequence<int, kRuns<Format>>(), [&]<int kRun>() __attribute__((always_inline)) {
+          for_each(std::make_integer_sequence<int, Step::kRuns>(), [&]<int kRun>() __attribute__((always_inline)) {
             Short scales[kP];
 #pragma GCC unroll 2
             for (int p = 0; p < kP; ++p) {
               const UnitNumbers<Format> numbers(t.multipliers[p] + unit * unit_bytes, t.group_bits);
-              const int64_t group = (at + kRun * kUnitRun) >> t.group_bits;
-              scales[p] = I::template unit_scales<kBits>(numbers.scales + group * kPanel + v * I::kWidth);
+              const int64_t group = (at + kRun * Step::kRunK) >> t.group_bits;
+              const int8_t* const of_group = numbers.scales + group * kPanel + v * I::kWidth;
+              scales[p] = kWide ? I::short_multipliers(of_group) : I::template unit_scales<kBits>(of_group);
             }
             Short run[kR][kP];
-            for_each(std::make_integer_sequence<int, kRunQuads / 2>(), [&]<int kPair>() __attribute__((always_inline)) {
-              constexpr int q = kRun * kRunQuads + 2 * kPair;
+            for_each(std::make_integer_sequence<int, Step::kPairs>(), [&]<int kPair>() __attribute__((always_inline)) {
+              constexpr int q = (kRun * Step::kPairs + kPair) * 2;
               Short first[kP], second[kP];
 #pragma GCC unroll 2
               for (int p = 0; p < kP; ++p) {
@@ -119,9 +142,17 @@ struct UnitProducts {
                 second[p] = made.template operator()<q + 1>(p);
               }
               each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
-                I::template add_codes<kBits, kPair>(sum[r][p][v], run[r][p], first[p], I::load_x(x + (q * kR + r) * 4),
-                                                    second[p], I::load_x(x + ((q + 1) * kR + r) * 4), scales[p],
-                                                    starts + r * t.run_stride + kRun);
+                const Short from = I::load_x(x + (q * kR + r) * 4), next_from = I::load_x(x + ((q + 1) * kR + r) * 4);
+                const int32_t* const start = starts + r * t.run_stride + kRun * (Step::kRunK / kUnitRun);
+                if constexpr (kWide) {
+                  if constexpr (kPair == 0) run[r][p] = I::set_short(kShift ? 0 : *start);
+                  I::dot(run[r][p], first[p], from);
+                  I::dot(run[r][p], second[p], next_from);
+                  if constexpr (kPair == Step::kPairs - 1) I::add_short(sum[r][p][v], run[r][p], scales[p]);
+                } else {
+                  I::template add_codes<kBits, kPair>(sum[r][p][v], run[r][p], first[p], from, second[p], next_from,
+                                                      scales[p], start);
+                }
               });
             });
           });
@@ -129,18 +160,18 @@ struct UnitProducts {
 #pragma GCC unroll 2
         for (int p = 0; p < kP; ++p) {
 #pragma GCC unroll 5
-          for (int l = 0; l < kCodeLines; ++l) {
+          for (int l = 0; l < Step::kCodeLines; ++l) {
             const std::byte* const codes = line[p] + l * kLineBytes;
             if constexpr (kOnce) {
               prefetch_codes_once<I, kR>(codes, unit * unit_bytes);
             } else {
               if constexpr (kCodes == kStored) prefetch_panel<I, kR>(codes);
-              I::prefetch_far(next[p] + l * kLineQuads * t.next_step / kCodeLines);
+              I::prefetch_far(next[p] + l * Step::kQuads * t.next_step / Step::kCodeLines);
             }
           }
-          next[p] += kLineQuads * t.next_step;
-          line[p] += kCodes == kFound ? kLineQuads * kLineBytes : Format::kCodeBytes;
-          to[p] += kLineQuads * kLineBytes;
+          next[p] += Step::kQuads * t.next_step;
+          line[p] += kCodes == kFound ? Step::kQuads * kLineBytes : Step::kCodeBytes;
+          to[p] += Step::kQuads * kLineBytes;
         }
       }
       if constexpr (kOnce)
@@ -186,13 +217,17 @@ struct UnitProducts {
     }
   }
 
-  template <Codes kCodes, int kP, size_t... kR>
+  template <bool kWide, Codes kCodes, int kP, size_t... kR>
   static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kCodes, kR + 1, kP>...};
+    return {tile<kWide, kCodes, kR + 1, kP>...};
   }
   template <Codes kCodes, int kP>
   static Int8TileFn tile_with(int64_t rows) {
-    static constexpr auto kTiles = table<kCodes, kP>(std::make_index_sequence<kRows>());
+    static constexpr auto kTiles = table<false, kCodes, kP>(std::make_index_sequence<kRows>());
+    if constexpr (kMayBeWide) {
+      static constexpr auto kWideTiles = table<true, kCodes, kP>(std::make_index_sequence<kRows>());
+      if (are_wide()) return kWideTiles[static_cast<size_t>(rows - 1)];
+    }
     return kTiles[static_cast<size_t>(rows - 1)];
   }
   // Each group of rows unpacks the last panel of an odd number for itself.

@@ -170,6 +170,7 @@ struct InUnits {
   static constexpr int64_t kValues = kShift ? 2 : 1;
   static constexpr int32_t kBias = kShift ? 0 : 1 << (kBits - 1);
   static constexpr bool kUnits = true;
+  static constexpr int64_t kShortestGroup = kBits == 4 || kBits == 5 ? 32 : 16;
   static_assert(kShift != CodeLines<kBits>::kSigned);
   int64_t k, group;  // 16 or 32
 
@@ -248,8 +249,9 @@ constexpr bool reads(const WeightFormat& format) {
   if (format.bits != Format::kBits) return false;
   if constexpr (requires { Format::kValues; }) {
     constexpr int64_t kHalves = Format::kValues * int64_t{sizeof(uint16_t)};
-    if (Format::kUnits)
-      return format.group_bytes == Format::kValues && format.unit_bytes == kHalves && format.k_block == kUnitK;
+    if constexpr (Format::kUnits)
+      return std::ranges::all_of(format.groups, [](int64_t g) { return g == 0 || g >= Format::kShortestGroup; }) &&
+             format.group_bytes == Format::kValues && format.unit_bytes == kHalves && format.k_block == kUnitK;
     return format.group_bytes == kHalves && format.k_block == 2 * kTileK;
   }
   if constexpr (requires { Format::kTiles; }) return format.k_block == Format::kTiles * kTileK;

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from ingot import _cpu
 from ingot.errors import EngineError
 from ingot.plan import Attr
 from ingot.plugins.activations import ACTIVATIONS
@@ -51,6 +52,9 @@ ROUNDING = 4e-7  # of activation functions
 
 def _format(kernel: str) -> WeightFormat:
     return FORMATS[kernel.split(".")[1].removesuffix("a8")]
+
+
+UNITS = [(name, group) for name in EXACT if _format(name).unit_bytes for group in _format(name).groups]
 
 
 def _normal(seed: int, *shape: int) -> Array:
@@ -332,9 +336,7 @@ def test_the_largest_bytes(kernel: str, group: int) -> None:
     _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "group"), [(name, group) for name in EXACT if _format(name).unit_bytes for group in _format(name).groups]
-)
+@pytest.mark.parametrize(("kernel", "group"), UNITS)
 def test_the_largest_codes_and_numbers_of_units(kernel: str, group: int) -> None:
     """The outermost codes and counts, and the largest and smallest units, times rows of nothing but 127."""
     runnable_isa(kernel)
@@ -348,6 +350,21 @@ def test_the_largest_codes_and_numbers_of_units(kernel: str, group: int) -> None
     if rows.offset_count is not None:
         rows.offset_count[::3], rows.offset_count[1::3] = 127, -128
     _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "group"), [case for case in UNITS if case[0].endswith(".avx512") and _format(case[0]).bits > 3]
+)
+def test_sums_of_units_multiplied_in_16_and_in_32_bits(kernel: str, group: int, quick: bool) -> None:
+    """Both have the bits of the reference, whichever this CPU prefers: few rows, and many that share unpacked codes."""
+    runnable_isa(kernel)
+    preferred = _cpu.set_quick_multiply_32(quick)
+    try:
+        rows = random_units(_format(kernel).dtype, (70, 1300), group)
+        _assert_same_bits(kernel, rows, _normal(3, 40, 1300), (1, 2, 6, 7, 12, 13, 25, 40))
+    finally:
+        _cpu.set_quick_multiply_32(preferred)
 
 
 def _largest_inputs() -> Array:
