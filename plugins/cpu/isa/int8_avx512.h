@@ -16,7 +16,7 @@ struct Int8Avx512 : SimdAvx512 {
   // What lies ahead in codes that few rows read once. Also a CPU that reads streams by itself reads codes faster if it
   // is asked for L2, since work on them leaves it less room to look ahead.
   INGOT_INLINE void prefetch_codes_once(const void* p, int64_t beside) {
-    prefetch(static_cast<const char*>(p) + ahead_of_work(4096));
+    prefetch(static_cast<const char*>(p) + kCodesAhead);
     prefetch_beside_codes(p, beside);
   }
   // beside: the bytes of scales that the codes before p have had. They shift what L2 is asked for, by one more line now

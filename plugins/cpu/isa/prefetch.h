@@ -22,5 +22,7 @@ inline bool reads_one_stream() { return kAskAhead == 0; }
 extern const int64_t kAskAtWork;
 inline int64_t ahead_of_work(int64_t bytes) { return bytes & kAskAtWork; }
 inline bool works_on_one_stream() { return kAskAtWork == 0; }
+// How far ahead, in bytes, such a loop over codes asks for L1; 0 where it need not ask.
+extern const int64_t kCodesAhead;
 
 }  // namespace ingot

@@ -22,7 +22,7 @@ constexpr int64_t kLineBytes = 64;  // a panel is a stream of lines: 16 columns 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <typename F, int... kI>
-[[gnu::always_inline]] inline void for_each(std::integer_sequence<int, kI...>, F f) {
+[[gnu::always_inline]] inline void for_each(std::integer_sequence<int, kI...>, [[maybe_unused]] F f) {
   (f.template operator()<kI>(), ...);
 }
 
