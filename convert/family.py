@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 import ingot.convert.families as families_package
-from ingot.configs.model import LinearAttentionConfig, Mamba2Config, ModelConfig
+from ingot.configs.mixers import LinearAttentionConfig, Mamba2Config
+from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section, nearest
 from ingot.convert.hf_config import windows_by_type
 from ingot.convert.hf_rope import ROPE_NULLABLE, refuse_kinds_of_layers

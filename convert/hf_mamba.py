@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ingot.configs.model import Mamba2Config
+from ingot.configs.mixers import Mamba2Config
 from ingot.configs.read import Section
 from ingot.convert.family import takes
 from ingot.convert.weights import KeyGroups, Row, Take

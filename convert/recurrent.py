@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot.configs.model import LinearAttentionConfig, Mamba2Config, ModelConfig, ShortConvConfig
+from ingot.configs.mixers import LinearAttentionConfig, Mamba2Config, ShortConvConfig
+from ingot.configs.model import ModelConfig
 
 Shape = tuple[int, ...]
 Attribute = int | float | str | list[int]

@@ -4,7 +4,8 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from ingot.configs.model import Mamba2Config, ModelConfig
+from ingot.configs.mixers import Mamba2Config
+from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.hf_mamba import mamba_rows, read_mamba, require_silu

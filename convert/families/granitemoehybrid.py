@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Collection
 
-from ingot.configs.model import Mamba2Config, ModelConfig, MoeConfig
+from ingot.configs.mixers import Mamba2Config
+from ingot.configs.model import ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import granite, granitemoe
 from ingot.convert.hf_config import mixer_layers

@@ -4,7 +4,8 @@ V3 under names of its own."""
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from ingot.configs.model import LatentConfig, LinearAttentionConfig, ModelConfig, MoeConfig
+from ingot.configs.mixers import LinearAttentionConfig
+from ingot.configs.model import LatentConfig, ModelConfig, MoeConfig
 from ingot.configs.read import Section
 from ingot.convert.families import deepseek_v3, glm4_moe
 from ingot.convert.family import takes

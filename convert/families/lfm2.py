@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from ingot.configs.model import ModelConfig, QkNorm, ShortConvConfig
+from ingot.configs.mixers import ShortConvConfig
+from ingot.configs.model import ModelConfig, QkNorm
 from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.family import takes, weights_and_biases

@@ -4,7 +4,8 @@ both with the square of ReLU and without gates."""
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from ingot.configs.model import Mamba2Config, ModelConfig, MoeConfig, RouterScore
+from ingot.configs.mixers import Mamba2Config
+from ingot.configs.model import ModelConfig, MoeConfig, RouterScore
 from ingot.configs.read import Section
 from ingot.convert.families import llama
 from ingot.convert.family import Family, takes, weights_and_biases

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Collection
 
-from ingot.configs.model import LinearAttentionConfig, ModelConfig, QkNorm
+from ingot.configs.mixers import LinearAttentionConfig
+from ingot.configs.model import ModelConfig, QkNorm
 from ingot.configs.read import Section
 from ingot.convert.families import llama, qwen3
 from ingot.convert.family import takes

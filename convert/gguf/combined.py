@@ -4,7 +4,8 @@ those with the latent attention of DeepSeek 2 and something more."""
 import functools
 import math
 
-from ingot.configs.model import LinearAttentionConfig, ModelConfig
+from ingot.configs.mixers import LinearAttentionConfig
+from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.gguf.architecture import Architecture, Config, Stored
 from ingot.convert.gguf.dense import biases, window_kinds

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ingot.configs.model import LinearAttentionConfig, ModelConfig
+from ingot.configs.mixers import LinearAttentionConfig
+from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.gguf.architecture import Architecture, Config, Stored
 from ingot.convert.gguf.dense import biases, granite_factors

@@ -7,7 +7,8 @@ each.
 import re
 from collections.abc import Collection, Mapping
 
-from ingot.configs.model import Mamba2Config, ModelConfig
+from ingot.configs.mixers import Mamba2Config
+from ingot.configs.model import ModelConfig
 from ingot.convert.family import filling_of
 from ingot.convert.gguf.architecture import Architecture
 from ingot.convert.weight_shapes import weight_shapes

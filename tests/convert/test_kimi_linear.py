@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ingot.configs.model import LinearAttentionConfig, ModelConfig
+from ingot.configs.mixers import LinearAttentionConfig
+from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.families.kimi_linear import FAMILY
 from ingot.convert.family import read_model

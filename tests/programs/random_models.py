@@ -27,7 +27,8 @@ from ingot.builder.build import build
 from ingot.compare.taps import TappedRun
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
-from ingot.configs.model import LinearAttentionConfig, ModelConfig
+from ingot.configs.mixers import LinearAttentionConfig
+from ingot.configs.model import ModelConfig
 from ingot.convert.convert import convert
 from ingot.dtypes import DType
 from ingot.fixed_tables import blocks_needed
