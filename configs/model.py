@@ -190,6 +190,7 @@ class ModelConfig:
     sum_norms, last_norm     a norm after each residual sum, whose result is the stream, and one before lm_head
     parallel_branches        attention and MLP both read what the layer was given
     shared_norm              through one norm, which is the attention's
+    inner_norms              a norm before the last product of attention, and one before that of a plain MLP
     norm_bias                layer norms add a bias
     norm_offset              is added to the factors of RMS norms
     linear_in_out            matrices are stored [in, out] (Conv1D) instead of [out, in]
@@ -255,6 +256,7 @@ class ModelConfig:
     last_norm: bool = True
     parallel_branches: bool = False
     shared_norm: bool = False
+    inner_norms: bool = False
     norm_bias: bool = True
     residual_scale: float = 1.0
     logit_scale: float = 1.0

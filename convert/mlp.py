@@ -24,6 +24,8 @@ class Nodes(Protocol):
 
     def activated(self, x: str, path: str) -> str: ...
 
+    def inner_norm(self, x: str, path: str) -> str: ...
+
     def float32(self, name: str) -> str: ...
 
     def integers(self, name: str, value: int | Sequence[int]) -> str: ...
@@ -34,7 +36,7 @@ class Nodes(Protocol):
 def mlp(g: Nodes, x: str, config: ModelConfig, path: str, *, cut: float = 0.0) -> str:
     """[batch, sequence, hidden]. cut: share of the gates that are cut off"""
     if not config.gated_mlp:
-        return g.linear(g.activated(g.linear(x, f"{path}/up"), path), f"{path}/down")
+        return _down(g, g.activated(g.linear(x, f"{path}/up"), path), path)
     if config.fused_gate_up:
         gate, up = f"{path}/gate/split", f"{path}/up/split"
         inputs = [g.linear(x, f"{path}/gate_up"), g.integers("gate_up", [config.intermediate_size] * 2)]
@@ -42,7 +44,11 @@ def mlp(g: Nodes, x: str, config: ModelConfig, path: str, *, cut: float = 0.0) -
     else:
         gate, up = g.linear(x, f"{path}/gate", scale=config.gate_scale), g.linear(x, f"{path}/up")
     gate = _cut(g, gate, cut, f"{path}/gate/cut") if cut else gate
-    return g.linear(g.node("Mul", [g.activated(gate, path), up], f"{path}/gated"), f"{path}/down")
+    return _down(g, g.node("Mul", [g.activated(gate, path), up], f"{path}/gated"), path)
+
+
+def _down(g: Nodes, inner: str, path: str) -> str:
+    return g.linear(g.inner_norm(inner, f"{path}/inner_norm"), f"{path}/down")
 
 
 def _cut(g: Nodes, x: str, share: float, path: str) -> str:

@@ -25,7 +25,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "axk2": ("norms with a gate", _SPARSE),
     "bailing_hybrid": (_BOUNDED_DECAYS,),
     "beam": ("residual sums that are weighted by the number of layers below",),
-    "bitnet": ("norms before the last products of attention and MLP",),
     "blt": ("bytes in patches of varying length",),
     "clvp": (_AUDIO,),
     "cpmant": (_RELATIVE,),

@@ -15,21 +15,21 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     hidden, normed = config.hidden_size, config.pre_norms or config.sum_norms
     shapes: dict[str, Shape] = {}
 
-    def norm(path: str, *, present: bool = True) -> None:
+    def norm(path: str, *, present: bool = True, width: int = hidden) -> None:
         if not present:
             return
-        shapes[f"{path}/weight"] = (hidden,)
+        shapes[f"{path}/weight"] = (width,)
         if config.norm is Norm.LAYER and config.norm_bias:
-            shapes[f"{path}/bias"] = (hidden,)
+            shapes[f"{path}/bias"] = (width,)
 
     def linear(path: str, size_in: int, size_out: int, *, bias: bool) -> None:
         shapes[f"{path}/weight"] = (size_in, size_out) if config.linear_in_out else (size_out, size_in)
         if bias:
             shapes[f"{path}/bias"] = (size_out,)
 
-    width = config.embedding_size
-    shapes["embed/weight"] = (config.stored_rows or config.vocab_size, width or hidden)
-    shapes |= {"embed/out/weight": (hidden, width), "lm_head/in/weight": (width, hidden)} if width else {}
+    narrow = config.embedding_size
+    shapes["embed/weight"] = (config.stored_rows or config.vocab_size, narrow or hidden)
+    shapes |= {"embed/out/weight": (hidden, narrow), "lm_head/in/weight": (narrow, hidden)} if narrow else {}
     norm("embed_norm", present=config.embedding_norm)
     if config.learned_positions:
         shapes["positions/weight"] = (config.max_positions, hidden)
@@ -43,13 +43,18 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
             shapes |= _norms_of_heads(config, layer) if name == "out" else {}
             bias = config.attention_out_bias if name == "out" else config.qkv_bias
             linear(f"{path}/attn/{name}", *sizes, bias=bias and not (name == "gate" and config.gate_without_bias))
+        width = config.heads * config.head_dim_of(layer)
+        norm(f"{path}/attn/inner_norm", present=config.inner_norms and attends and not own, width=width)
         if config.attention_sinks and attends:
             shapes[f"{path}/attn/sinks/weight"] = (config.heads,)
         norm(f"{path}/attn_post_norm", present=config.post_norms and config.mixes(layer))
         if config.has_mlp(layer):
             norm(f"{path}/mlp_norm", present=normed and not config.shared_norm)
             moe = config.moe_of(layer)
-            for name, sizes in _mlp_sizes(config, layer).items() if moe is None or moe.beside_mlp else ():
+            plain = moe is None or moe.beside_mlp
+            width = config.intermediate_of(layer)
+            norm(f"{path}/mlp/inner_norm", present=config.inner_norms and plain, width=width)
+            for name, sizes in _mlp_sizes(config, layer).items() if plain else ():
                 linear(f"{path}/mlp/{name}", *sizes, bias=config.mlp_bias)
             shapes |= {} if moe is None else expert_shapes(moe, hidden, f"{path}/moe", mlp_bias=config.mlp_bias)
             shapes |= {} if moe is None else beside_shapes(moe, hidden, path)

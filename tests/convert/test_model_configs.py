@@ -32,6 +32,7 @@ MORE: dict[str, dict[str, Any]] = {  # without which the defaults are refused
     "granitemoehybrid": {"layer_types": ["full_attention"] * 3},
     **{name: {"layer_types": ["full_attention"] * 3} for name in ("kimi_linear", "lfm2_moe")},
     "bamba": {"attn_layer_indices": [1]},
+    "bitnet": {"hidden_size": 320, "num_attention_heads": 20},  # of which 5 key heads, the default, are a divisor
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "helium": {"head_dim": 16, "num_key_value_heads": 8},

@@ -15,6 +15,10 @@ def _llama(*, biases: bool = True, **own: object) -> Callable[[Draw], Config]:
     return config
 
 
+def _bitnet(draw: Draw) -> Config:
+    return {**_llama(biases=False)(draw), "attention_bias": draw.yes()}
+
+
 def _wide_heads(draw: Draw) -> Config:
     return {**draw.dense(), **draw.heads(), "num_hidden_layers": 2}
 
@@ -204,6 +208,7 @@ def _minicpm3(draw: Draw) -> Config:
 DRAWS: dict[str, Callable[[Draw], Config]] = {
     "afmoe": _afmoe,
     "arcee": _llama(),
+    "bitnet": _bitnet,
     "codegen": _codegen,
     "cwm": _windows_evenly,
     "dots1": _grouped,
