@@ -9,10 +9,10 @@ A part is a product of its own: with its own accumulator, its own scales of the 
 inputs. So no kernel knows of parts. A rank that owns some of them computes what any other engine of as many parts
 computes, and neighbours in the tree are neighbours among the ranks.
 
-The columns of a weight that stay in the order of their groups (`keep_codes.py`) are not divided: each rank has some of
-such a weight's rows, and all columns of its input.
+The columns of a weight that stay in the order of their groups (`keep_codes.py`), or whose input is normed inside an
+MLP, are not divided: each rank has some of such a weight's rows, and all columns of its input.
 
-    x (a rank's columns) ─ all_gather ─ gather_columns ─ matmul(some rows of W) ─ all_gather ▶ y
+    x (a rank's columns) ─ all_gather ─ gather_columns or norm ─ matmul(some rows of W) ─ all_gather ▶ y
 """
 
 import dataclasses
@@ -85,9 +85,9 @@ class SplitSums:
         for step in program.steps:
             if (whole := _whole(step, writers)) is not None:
                 made.cut(step, whole)
-            elif _puts_in_order(step, writers):
+            elif _needs_all(step, writers):
                 made.put_together(step)
-            elif _is_in_order(step, writers):
+            elif _reads_all(step, writers):
                 made.cut_rows(step)
             else:
                 made.steps.append(step)
@@ -101,6 +101,7 @@ class SplitSums:
         read = {ref for step in made.steps for ref in step.inputs if isinstance(ref, str)}
         self.lowering.drop_weights({use.name for use in self.lowering.uses} - read)
         changed = dataclasses.replace(program, steps=tuple(made.steps), values=tuple(made.values), sum_parts=self.parts)
+        uncut += [step for step in program.steps if _norms_heads(step, writers)]
         refused = {"a norm takes all heads of a token together": len(uncut)} if uncut else {}
         return changed, PassReport(name=NAME, fired=made.count, refused=refused)
 
@@ -159,7 +160,7 @@ class _Parts:
         self.count += 1
 
     def put_together(self, step: Draft) -> None:
-        """The step that puts columns in order gets those of all ranks."""
+        """A step that needs all columns of a row gets those of all ranks."""
         x = step.inputs[0]
         assert isinstance(x, int), "it reads an activation"
         if self._split.ranks > 1:
@@ -170,7 +171,7 @@ class _Parts:
         self.steps.append(step)
 
     def cut_rows(self, step: Draft) -> None:
-        """The steps that take the place of a product with columns in order; what it added comes last."""
+        """The steps that take the place of a product behind such a step; what it added comes last."""
         out, op = step.outputs[0], find_op(step.op)
         assert out is not None, "a product writes an activation"
         residual = None if op.residual is None else step.inputs[op.residual]
@@ -289,15 +290,25 @@ def _is_plain(step: Draft) -> bool:
     return step.op == "matmul" and not step.attrs["gated"] and step.attrs["activation"] == "none"
 
 
-def _puts_in_order(step: Draft, writers: Mapping[int, Draft]) -> bool:
-    """Whether a step puts columns in order that ranks divide."""
-    return step.op == gather_columns.OP.name and _whole_behind(step, writers) is not None
+def _needs_all(step: Draft, writers: Mapping[int, Draft]) -> bool:
+    """Whether a step puts columns in order that ranks divide, or norms them: those of an MLP, since the heads of a rank
+    are not as many as every other rank's, which `all_gather` asks for."""
+    if step.op == gather_columns.OP.name:
+        return _whole_behind(step, writers) is not None
+    source = _source(step, writers)
+    return find_op(step.op).norms and source is not None and source.op == "matmul" and _is_narrow(source)
 
 
-def _is_in_order(step: Draft, writers: Mapping[int, Draft]) -> bool:
+def _norms_heads(step: Draft, writers: Mapping[int, Draft]) -> bool:
+    """Whether a step norms what attention gives."""
+    source = _source(step, writers)
+    return find_op(step.op).norms and source is not None and source.op == "paged_attention"
+
+
+def _reads_all(step: Draft, writers: Mapping[int, Draft]) -> bool:
     """Whether a step is a product of such columns."""
     source = _source(step, writers) if _is_plain(step) else None
-    return source is not None and _puts_in_order(source, writers)
+    return source is not None and _needs_all(source, writers)
 
 
 def _whole_behind(step: Draft, writers: Mapping[int, Draft]) -> Whole | None:
@@ -308,8 +319,13 @@ def _whole_behind(step: Draft, writers: Mapping[int, Draft]) -> Whole | None:
     if source.op == "paged_attention":
         heads, kv_heads, dim = (int(source.attrs[key]) for key in ("heads", "kv_heads", "head_dim"))
         return Whole(unit=dim, shared=heads // kv_heads * dim)
-    narrow = source.op == "matmul" and (source.attrs["gated"] or source.attrs["activation"] != "none")
+    narrow = source.op == "matmul" and _is_narrow(source)
     return Whole() if narrow or source.op == "activation" else None
+
+
+def _is_narrow(product: Draft) -> bool:
+    """Whether a product makes what an MLP has between its matrices."""
+    return bool(product.attrs["gated"]) or product.attrs["activation"] != "none"
 
 
 def _source(step: Draft, writers: Mapping[int, Draft]) -> Draft | None:

@@ -13,12 +13,11 @@ from ingot.errors import ConfigError
 def read(section: Section, names: Collection[str] | None) -> ModelConfig:
     """config.json of a BitNetForCausalLM; defaults are those of transformers."""
     model = llama.read_llama(section, positions=2048, kv_heads=5, eps=1e-5, activation="relu2", theta=500000.0)
-    width = model.heads * model.head_dim
-    if width != model.hidden_size:
+    if model.heads * model.head_dim != model.hidden_size:  # which the norm behind the heads is as wide as
         raise ConfigError(
-            "the heads are together not as wide as the model, as the norm behind them is",
+            "head_dim times the number of heads is not the hidden size",
             where=section.place("head_dim"),
-            expected=f"hidden_size / num_attention_heads ({model.hidden_size} / {model.heads})",
+            expected=f"hidden_size / num_attention_heads: {model.hidden_size} / {model.heads}",
             got=str(model.head_dim),
         )
     return dataclasses.replace(model, inner_norms=True)
@@ -39,9 +38,8 @@ FAMILY = dataclasses.replace(
     rows=llama.FAMILY.rows + INNER_NORMS,
     nullable=("num_key_value_heads",),
     tiny={
-        **llama.FAMILY.tiny,
+        **{key: value for key, value in llama.FAMILY.tiny.items() if key != "head_dim"},
         "model_type": "bitnet",
-        "head_dim": 12,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "tie_word_embeddings": True,

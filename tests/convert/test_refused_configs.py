@@ -86,6 +86,7 @@ from tests.convert.test_odd_configs import FACTORS, LINEAR, STRETCHED, Config, b
         ("iquestcoder", {"clip_qkv": 6.0}, "clip_qkv(.|\n)*no such key"),
         ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window"),
         ("helium", {"head_dim": 16}, "head_dim times the number of heads(.|\n)*48 / 4"),
+        ("bitnet", {"head_dim": 16}, "head_dim times the number of heads(.|\n)*48 / 4"),
         ("mellum", {"rope_theta": 5e5}, "rope_theta is an older key"),
         ("mimo", {"attention_bias": False}, "attention_bias(.|\n)*true"),
         ("mimo", {"use_mrope": True}, "use_mrope"),

@@ -48,6 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma4_text": {"num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
     **{name: {"num_key_value_heads": 2} for name in ("olmo2", "qwen3_5_text", "lfm2")},  # attention that stays whole
     "deepseek_v3": {},
+    "bitnet": {"num_key_value_heads": 2, "head_dim": 16},  # norms of all heads, and inside the MLP
 }
 OWN_SIZES = ("gpt2", "bloom", "deepseek_v3")
 CASES = [
@@ -66,6 +67,8 @@ CASES = [
     ("qwen3_5_text", "bf16", "auto"),
     ("lfm2", "f32", "auto"),
     ("deepseek_v3", "w8", "int8"),
+    ("bitnet", "w8", "int8"),
+    ("bitnet", "bf16", "auto"),
 ]
 Q4_K = 12  # as GGUF numbers it
 PROMPTS = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in (1, 18)]
@@ -236,7 +239,7 @@ def test_columns_in_an_order_of_their_own_whose_key_heads_are_uneven(tmp_path: P
     assert [read_plan(tmp_path / "e", rank).caches[0].kv_heads for rank in range(2)] == [2, 1]
 
 
-@pytest.mark.parametrize(("name", "count"), [("llama", 0), ("olmo2", 2), ("qwen3_5_text", 2)])
+@pytest.mark.parametrize(("name", "count"), [("llama", 0), ("olmo2", 2), ("bitnet", 2), ("qwen3_5_text", 2)])
 def test_layers_that_stay_whole_are_told(name: str, count: int, tmp_path: Path) -> None:
     """Their cache is every rank's; what is left of the layers is divided."""
     checkpoint = made(tmp_path, name)
