@@ -109,6 +109,28 @@ def test_the_first_part_adds_the_bias() -> None:
     assert biases == ["layers.0/down.bias", None, None, None]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_product_behind_a_norm_inside_an_mlp_is_cut_by_rows(ranks: int) -> None:
+    """Every rank norms all columns, and computes some rows of the product."""
+    g = GraphMaker()
+    x = g.input()
+    inner = g.node("Relu", g.linear(x, HIDDEN, WIDE))
+    normed = g.node("RMSNormalization", inner, g.weight(WIDE), axis=-1, epsilon=0.25)
+    branch = g.linear(normed, WIDE, HIDDEN)
+    lowering = lowered(g, g.linear(g.node("Add", x, branch), HIDDEN, VOCAB))
+    sums = SplitSums(lowering=lowering, target=REF, parts=2, rank=ranks - 1, ranks=ranks)
+    program, report = sums(lowering.program)
+    assert (report.fired, report.refused) == (1, {})
+    steps = {step.op: step for step in program.steps if step.op != "matmul"}
+    down = next(step for step in program.steps if step.name.endswith("/down"))
+    assert down.inputs[0] == steps["rms_norm"].outputs[0]
+    assert lowering.use(str(down.inputs[1])).shape == (HIDDEN // ranks, WIDE)
+    assert not any(".part" in step.name for step in program.steps)
+    gathered = [step.attrs["columns"] for step in program.steps if step.op == "all_gather"]
+    assert gathered == ([WIDE, HIDDEN] if ranks == 2 else [])
+    assert list(sums.shares.values()) == ([(WIDE // 2, WIDE)] if ranks == 2 else [])
+
+
 @pytest.mark.parametrize(
     ("make", "parts", "words"),
     [

@@ -16,6 +16,7 @@ from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.quantize import QuantizeOptions
 from ingot.convert.convert import convert
+from ingot.convert.family import find_family
 from ingot.dtypes import DType, to_float32
 from tests.builder.calibrated.test_quantize import LLAMA, TEXT, checkpoint_of, write_tokenizer
 from tests.builder.engines import engine_logits
@@ -23,6 +24,7 @@ from tests.graph_logits import logits_of_graph
 from tests.handmade import TINY_GPT2, random_tensors, write_model
 
 BIASES = {**LLAMA, "attention_bias": True, "mlp_bias": True}
+GATED = {"down": "up", "out": "v", "lm_head": "norm"}  # product → what takes its fold
 
 
 def logits_of(model: onnx.ModelProto, ids: np.ndarray) -> np.ndarray:
@@ -34,11 +36,12 @@ def logits_of(model: onnx.ModelProto, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (LLAMA, {"down": "up", "out": "v"}),
-        (BIASES, {"down": "up", "out": "v"}),
-        ({**LLAMA, "model_type": "qwen2"}, {"down": "up", "out": "v"}),
-        ({**LLAMA, "num_key_value_heads": 1}, {"down": "up", "out": "v"}),
-        (TINY_GPT2, {}),  # q, k and v are one weight
+        (LLAMA, GATED),
+        (BIASES, GATED),
+        ({**LLAMA, "model_type": "qwen2"}, GATED),
+        ({**LLAMA, "num_key_value_heads": 1}, GATED),
+        (TINY_GPT2, {"qkv": "attn_norm", "up": "mlp_norm"}),  # v is no weight of its own
+        (find_family("bitnet").tiny, {"down": "inner_norm", "out": "inner_norm"}),
     ],
 )
 def test_a_fold_changes_no_logits(tmp_path: Path, config: dict[str, object], expected: dict[str, str]) -> None:
@@ -50,14 +53,15 @@ def test_a_fold_changes_no_logits(tmp_path: Path, config: dict[str, object], exp
     found = {}
     for leaf in filter(None, map(stored.leaf, values)):
         fold = stored.fold_before([leaf])
-        if fold is None or fold.divided is None:
+        if fold is None:
             continue
-        found[leaf.name.split("/")[-2]] = fold.divided.split("/")[-2]
+        found[leaf.name.split("/")[-2]] = (fold.divided or fold.vectors[0].name).split("/")[-2]
         factors = np.exp(draw.normal(0, 1, fold.tied.max() + 1)).astype(np.float32)
         changes = [(leaf.name, factors[fold.tied], leaf.transposed)]
-        taker = stored.leaf(fold.divided)
-        assert taker is not None
-        changes.append((taker.name, 1 / factors, not taker.transposed))
+        if fold.divided is not None:
+            taker = stored.leaf(fold.divided)
+            assert taker is not None
+            changes.append((taker.name, 1 / factors, not taker.transposed))
         changes += [(each.name, 1 / factors, False) for each in fold.vectors]
         for name, factor, by_row in changes:
             each = numpy_helper.to_array(values[name])
