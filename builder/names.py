@@ -99,6 +99,9 @@ def _name_attention(roles: dict[int, str], node: gs.Node, prefix: str) -> None:
             roles[id(user)] = f"{prefix}attention_gated"
             _name_product(roles, user.inputs[1], f"{prefix}attention_gate", "")
             user = next(_readers(user.outputs[0]), user)
+        if is_norm(user):
+            roles[id(user)] = f"{prefix}attention_inner_norm"
+            user = next(_readers(user.outputs[0]), user)
         if is_matmul(user):
             roles[id(user)] = f"{prefix}attention_out"
 
@@ -191,7 +194,16 @@ def _plain_name(node: gs.Node) -> str:
             return "moe_router"
         if any(ours(user, "AddGated") and decides(node.outputs[0], user) for user in node.outputs[0].outputs):
             return "shared_gate"
-        if node.attrs["gated"]:
-            return "gate_up"
-        return "up" if node.attrs["activation"] != "none" else "down"
-    return "mlp_norm" if is_norm(node) else plan_ops(node.op)[0]
+        return _inner(node) or "down"
+    if is_norm(node):
+        return "mlp_inner_norm" if _inner(producer(node.inputs[0])) else "mlp_norm"
+    return plan_ops(node.op)[0]
+
+
+def _inner(node: gs.Node | None) -> str:
+    """The name of a product that makes what an MLP has between its matrices; else nothing."""
+    if node is None or not is_matmul(node):
+        return ""
+    if node.attrs["gated"]:
+        return "gate_up"
+    return "up" if node.attrs["activation"] != "none" else ""
