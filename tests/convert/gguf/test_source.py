@@ -89,6 +89,7 @@ def test_a_directory(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"general.architecture": "clip"}, "architecture 'clip'(.|\n)*llama"),
+        ({"general.architecture": "bitnet"}, "architecture 'bitnet' are not read: (.|\n)*which activation"),
         ({"general.architecture": 3}, "not a language model"),
         ({"general.architecture": "llama", "general.type": "adapter"}, "not a language model(.|\n)*adapter"),
         ({"general.architecture": "llama"}, "llama.block_count"),
