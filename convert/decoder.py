@@ -210,7 +210,8 @@ class _Decoder:
         if config.output_gate:
             gate = self.node("Sigmoid", [self.linear(x, f"{path}/gate")], f"{path}/gate/sigmoid")
             merged = self.node("Mul", [merged, gate], f"{path}/gated")
-        return self.linear(self.inner_norm(merged, f"{path}/inner_norm"), f"{path}/out")
+        merged = self.norm(merged, f"{path}/inner_norm") if config.inner_norms else merged
+        return self.linear(merged, f"{path}/out")
 
     def masks(self, window: int, scale: float) -> list[str]:
         """What an attention takes beside keys and values"""
@@ -282,9 +283,6 @@ class _Decoder:
 
     def pre_norm(self, x: str, path: str) -> str:
         return self.norm(x, path) if self.config.pre_norms else x
-
-    def inner_norm(self, x: str, path: str) -> str:
-        return self.norm(x, path) if self.config.inner_norms else x
 
     def post_norm(self, x: str, path: str) -> str:
         return self.norm(x, path) if self.config.post_norms else x

@@ -24,7 +24,7 @@ class Nodes(Protocol):
 
     def activated(self, x: str, path: str) -> str: ...
 
-    def inner_norm(self, x: str, path: str) -> str: ...
+    def norm(self, x: str, path: str) -> str: ...
 
     def float32(self, name: str) -> str: ...
 
@@ -36,7 +36,7 @@ class Nodes(Protocol):
 def mlp(g: Nodes, x: str, config: ModelConfig, path: str, *, cut: float = 0.0) -> str:
     """[batch, sequence, hidden]. cut: share of the gates that are cut off"""
     if not config.gated_mlp:
-        return _down(g, g.activated(g.linear(x, f"{path}/up"), path), path)
+        return _down(g, g.activated(g.linear(x, f"{path}/up"), path), config, path)
     if config.fused_gate_up:
         gate, up = f"{path}/gate/split", f"{path}/up/split"
         inputs = [g.linear(x, f"{path}/gate_up"), g.integers("gate_up", [config.intermediate_size] * 2)]
@@ -44,11 +44,13 @@ def mlp(g: Nodes, x: str, config: ModelConfig, path: str, *, cut: float = 0.0) -
     else:
         gate, up = g.linear(x, f"{path}/gate", scale=config.gate_scale), g.linear(x, f"{path}/up")
     gate = _cut(g, gate, cut, f"{path}/gate/cut") if cut else gate
-    return _down(g, g.node("Mul", [g.activated(gate, path), up], f"{path}/gated"), path)
+    return _down(g, g.node("Mul", [g.activated(gate, path), up], f"{path}/gated"), config, path)
 
 
-def _down(g: Nodes, inner: str, path: str) -> str:
-    return g.linear(g.inner_norm(inner, f"{path}/inner_norm"), f"{path}/down")
+def _down(g: Nodes, inner: str, config: ModelConfig, path: str) -> str:
+    """inner: what the MLP has between its matrices, [batch, sequence, intermediate]"""
+    inner = g.norm(inner, f"{path}/inner_norm") if config.inner_norms else inner
+    return g.linear(inner, f"{path}/down")
 
 
 def _cut(g: Nodes, x: str, share: float, path: str) -> str:
