@@ -15,7 +15,7 @@
 // token and KV head in bf16, 2 * head_dim + 8 in codes, which decode reads once. Widening 32 codes: 6 operations for
 // int8, 14 for FP8, most of them on other ports than the dot product. Weights: 11 operations for 16 of them, at
 // head_dim 64 an eighth of the products. So decode waits for memory: loops over a tile ask for the next one, line by
-// line, for L1. Asked for L2 first and for L1 later, it comes more slowly (Zen 5).
+// line, for L1 if there is room, else for L2. Asked for L2 first and for L1 later, it comes more slowly.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +24,7 @@
 
 #include "attention/paged_attention_passes.h"
 #include "attention/paged_attention_weights.h"
+#include "isa/prefetch.h"
 
 namespace ingot {
 namespace {
@@ -68,7 +69,8 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
   // Floats between queries, whatever head_dim is (512 at most); no power of two, which would share few cache sets.
   static constexpr int64_t kQueryStride = 512 / 2 + kKvLanes;
 
-  explicit PairsAttention(const AttentionRows& rows) : Passes(rows) {}
+  explicit PairsAttention(const AttentionRows& rows)
+      : Passes(rows), into_l1_(2 * kTile * kv_.head_dim * int64_t{sizeof(T)} <= kL1Bytes * 3 / 4) {}
 
   static int64_t floats(const PagedKv&) { return kItemRows * (kQueryStride + kTile + 1); }
   void allocate(float* memory) {
@@ -117,6 +119,13 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
   [[gnu::noinline]] void weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
                                     const RowState& state) const;
 
+  // Asks for a line of the next tile while another line of this one is read.
+  [[gnu::always_inline]] void fetch_line(const T* read, const T* next) const {
+    S::prefetch(into_l1_ ? next : read);  // what is read anyway costs nothing
+    S::prefetch_far(into_l1_ ? read : next);
+  }
+
+  const bool into_l1_;        // whether L1 has room for the keys of this tile and of the next one, and a rest
   float* q_ = nullptr;        // [kItemRows][kQueryStride] pairs of dims, scaled
   float* p_ = nullptr;        // [kItemRows][kTile]: scores, then half as many pairs of weights
   float* factors_ = nullptr;  // [kItemRows], by which what rows have gathered so far is still to be multiplied
@@ -239,7 +248,7 @@ void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
       }
 #pragma GCC unroll 16
       for (int g = 0; g < kG; ++g) {
-        if constexpr (kFetch) S::prefetch(ahead + g * kPairLine);
+        if constexpr (kFetch) fetch_line(lines[g], ahead + g * kPairLine);
         lines[g] += kPairLine;
       }
       ahead += kG * kPairLine;
@@ -431,7 +440,7 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
       one_pair.template operator()<false>(line, t / 2, 0);
       if constexpr (kFetch) {
 #pragma GCC unroll 16
-        for (int g = 0; g < kG; ++g) S::prefetch(line + ahead + g * next_dims);
+        for (int g = 0; g < kG; ++g) fetch_line(line + g * next_dims, line + ahead + g * next_dims);
       }
     }
   }

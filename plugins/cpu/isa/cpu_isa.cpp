@@ -1,6 +1,7 @@
 #include "isa/cpu_isa.h"
 
 #include <cpuid.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -80,6 +81,11 @@ const int64_t kAskAhead = made_by_amd() && has_avx512() ? int64_t{0} : ~int64_t{
 constexpr uint32_t kZen5 = 0x1A;  // its family; Zen 4 has 0x19, Intel 6
 const int64_t kAskAtWork = family() >= kZen5 ? kAskAhead : ~int64_t{0};
 const int64_t kCodesAhead = made_by_amd() ? ahead_of_work(8192) : 4096;
+const int64_t kL1Bytes = [] {
+  constexpr long kUsual = 32768;
+  const long said = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  return said > 0 ? said : kUsual;
+}();
 bool quick_multiply_32 = made_by_amd();
 
 uint64_t saved_states() {

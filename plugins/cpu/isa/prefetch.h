@@ -25,4 +25,6 @@ inline bool works_on_one_stream() { return kAskAtWork == 0; }
 // How far ahead, in bytes, such a loop over codes asks for L1; 0 where it need not ask.
 extern const int64_t kCodesAhead;
 
+extern const int64_t kL1Bytes;  // of data that the L1 of a core holds
+
 }  // namespace ingot
