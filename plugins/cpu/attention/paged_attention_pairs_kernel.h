@@ -119,11 +119,8 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
   [[gnu::noinline]] void weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
                                     const RowState& state) const;
 
-  // Asks for a line of the next tile while another line of this one is read.
-  [[gnu::always_inline]] void fetch_line(const T* read, const T* next) const {
-    S::prefetch(into_l1_ ? next : read);  // what is read anyway costs nothing
-    S::prefetch_far(into_l1_ ? read : next);
-  }
+  // Asks for a line of the next tile.
+  [[gnu::always_inline]] void fetch_line(const T* line) const { into_l1_ ? S::prefetch(line) : S::prefetch_far(line); }
 
   const bool into_l1_;        // whether L1 has room for the keys of this tile and of the next one, and a rest
   float* q_ = nullptr;        // [kItemRows][kQueryStride] pairs of dims, scaled
@@ -248,7 +245,7 @@ void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
       }
 #pragma GCC unroll 16
       for (int g = 0; g < kG; ++g) {
-        if constexpr (kFetch) fetch_line(lines[g], ahead + g * kPairLine);
+        if constexpr (kFetch) fetch_line(ahead + g * kPairLine);
         lines[g] += kPairLine;
       }
       ahead += kG * kPairLine;
@@ -440,7 +437,7 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
       one_pair.template operator()<false>(line, t / 2, 0);
       if constexpr (kFetch) {
 #pragma GCC unroll 16
-        for (int g = 0; g < kG; ++g) fetch_line(line + g * next_dims, line + ahead + g * next_dims);
+        for (int g = 0; g < kG; ++g) fetch_line(line + ahead + g * next_dims);
       }
     }
   }
