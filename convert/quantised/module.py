@@ -111,12 +111,16 @@ class Module:
         *,
         memory: int = 0,
         table: tuple[float, ...] = (),
+        bits: int = 8,
         divides: bool = False,
         codes: str,
     ) -> Quantised:
-        """The weight. codes: the tensor that they come from. pieces: those that are None are left out."""
+        """The weight. codes: the tensor that they come from, each of at most so many bits. pieces: those that are None
+        are left out."""
         if 0 in shape:
             raise CheckpointError("a quantised weight has no elements", where=self.where(codes), got=str(list(shape)))
+        if code is Code.I4 and bits < 4 and pieces.get("zero") is None:
+            code, table, load = Code.U4, _few_values(bits), _places(load, bits)
         return Quantised(
             name=f"{self.name}.weight",
             format=self.format,
@@ -187,6 +191,23 @@ class Module:
         """One number for all rows."""
         value = np.float32(self.number(part, dtypes))
         return value_piece(DType.F32, (rows, 1), lambda: np.full((rows, 1), value), self.where(part))
+
+
+def _few_values(bits: int) -> tuple[float, ...]:
+    """A table of signed codes of fewer than four bits, by which `ingot build` knows that they are so few."""
+    values = np.zeros(16)
+    values[: 1 << bits] = np.arange(-(1 << bits - 1), 1 << bits - 1)
+    return tuple(values.tolist())
+
+
+def _places(load: Callable[[], Rows], bits: int) -> Callable[[], Rows]:
+    """Signed codes → their places in that table."""
+
+    def loaded() -> Rows:
+        rows = load()
+        return lambda begin, end: rows(begin, end).view(np.uint8) + np.uint8(1 << bits - 1)
+
+    return loaded
 
 
 def column_order(module: Module, part: str, columns: int, group: int) -> npt.NDArray[np.int64] | None:

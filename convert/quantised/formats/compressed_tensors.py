@@ -172,7 +172,7 @@ def _read_packed(module: Module, weights: Section) -> Quantised:
         "zero": _zero_points(module, shape, bits, whole=whole),
         "order": order_piece(order, module.where("weight_g_idx")),
     }
-    return module.made((n, k), code, group, load, pieces, codes="weight_packed")
+    return module.made((n, k), code, group, load, pieces, bits=bits, codes="weight_packed")
 
 
 def _shape(module: Module) -> tuple[int, int]:

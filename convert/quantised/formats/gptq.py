@@ -100,7 +100,7 @@ def read_gptq(module: Module, packing: Packing) -> Quantised:
         "order": order_piece(order, module.where("g_idx")),
     }
     code = Code.integers(bits, k, signed=packing.symmetric)
-    return module.made((n, k), code, group, load, pieces, memory=words.nbytes, codes="qweight")
+    return module.made((n, k), code, group, load, pieces, memory=words.nbytes, bits=bits, codes="qweight")
 
 
 def _check_symmetric(module: Module, zeros: StoredTensor, n: int, bits: int) -> None:

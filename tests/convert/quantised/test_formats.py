@@ -73,6 +73,11 @@ CASES: dict[str, tuple[dict[str, object], write.Packer, bool]] = {
         write.gptq(4, 32, less=0),
         False,
     ),
+    "auto-round 2 bits, symmetric": (
+        {**ROUND, "packing_format": "auto_round:auto_gptq", "bits": 2, "sym": True},
+        write.gptq(2, 32, symmetric=True),
+        False,
+    ),
     "auto-round as awq": ({**ROUND, "packing_format": "auto_round:auto_awq"}, write.awq(32), False),
     "ct 4 bits, ragged groups": (
         compressed("pack-quantized", num_bits=4, strategy="group", group_size=40),
