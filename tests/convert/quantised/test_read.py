@@ -289,21 +289,17 @@ def test_old_files_beside_the_model(
     ("settings", "packer"),
     [
         ({**GPTQ, "sym": False}, write.gptq(4, 32)),
+        ({**GPTQ, "bits": 3, "sym": True}, write.gptq(3, 32, symmetric=True)),
         (NVFP4, write.fp4("weight", 16, factor="weight_scale_2")),
         ({**GPTQ, "sym": False, "desc_act": True}, write.gptq(4, 32, shuffled=True)),
     ],
-    ids=["gptq", "nvfp4", "columns in an order of each expert"],
+    ids=["gptq", "gptq 3 bits", "nvfp4", "columns in an order of each expert"],
 )
 def test_experts_are_stacked(tmp_path: Path, settings: dict[str, Any], packer: write.Packer) -> None:
     """gate and up of every expert become one weight, each with scales of its own."""
     experts = {f"block_sparse_moe.experts.{e}.{w}": shape for e in range(3) for w, shape in SHAPES.items()}
-    config = {
-        "model_type": "mixtral",
-        "num_local_experts": 3,
-        "num_experts_per_tok": 2,
-        "attention_bias": False,
-        "sliding_window": None,
-    }
+    config = {"model_type": "mixtral", "attention_bias": False, "sliding_window": None}
+    config |= {"num_local_experts": 3, "num_experts_per_tok": 2}
     attention = {name: shape for name, shape in write.PRODUCTS.items() if "self_attn" in name}
     for name, given in (("model", settings), ("float", None)):
         products = {**attention, **experts}
