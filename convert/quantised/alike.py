@@ -1,7 +1,8 @@
 """Weights that become one but are stored in different forms, such as experts of 4 bits beside others of 8.
 
-Their codes become whole bytes, and a scale of many columns becomes several equal ones. Where values of a table are
-fractions, such as 3.125, the bytes count eighths of them. No value changes.
+Their codes become whole bytes, or signed codes of four bits where these hold all values, and a scale of many columns
+becomes several equal ones. Where values of a table are fractions, such as 3.125, the bytes count eighths of them. No
+value changes.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingot.convert.quantised.bits import nibbles, signed_bytes
+from ingot.convert.quantised.bits import nibbles, pack_nibbles, signed_bytes
 from ingot.convert.quantised.form import Bits, Code, Piece, Quantised, same_form, without_units
 from ingot.dtypes import DType, to_float32
 
@@ -39,9 +40,16 @@ def made_alike(parts: Sequence[Quantised]) -> list[Quantised] | None:
         return None
     if zeros != {True} and any(part.code is Code.U8 for part in parts):
         return None  # such bytes are not all signed ones
-    code = Code.U8 if zeros == {True} else Code.I8
     offsets = any("offset" in part.pieces for part in parts)
+    few = not offsets and all(_fit_four_bits(part) for part in parts)
+    code = Code.U8 if zeros == {True} else Code.I4 if few else Code.I8
     return [_made(part, code, group, offsets=offsets) for part in parts]
+
+
+def _fit_four_bits(part: Quantised) -> bool:
+    """Whether signed codes of four bits hold what a weight's codes stand for."""
+    whole = part.code is Code.U4 and bool(part.table) and _parts_of_one(part.table) == 1
+    return part.code is Code.I4 or (whole and -8 <= min(part.table) <= max(part.table) <= 7)
 
 
 def _parts_of_one(table: tuple[float, ...]) -> int:
@@ -74,8 +82,10 @@ def _made(part: Quantised, code: Code, group: int, *, offsets: bool) -> Quantise
         """Codes as they are read → bytes."""
         found = nibbles(stored) if part.code.packed else stored
         if part.table:
-            return table[found].view(np.uint8)
-        return signed_bytes(found) if part.code is Code.I4 else found
+            found = table[found].view(np.uint8)
+        elif part.code is Code.I4:
+            found = signed_bytes(found)
+        return pack_nibbles(found) if code.packed else found
 
     def spread(kind: str) -> Piece:
         """Numbers of groups for the parts of these."""
@@ -90,7 +100,8 @@ def _made(part: Quantised, code: Code, group: int, *, offsets: bool) -> Quantise
 
         return _changed(piece, DType.U8 if kind == "zero" else DType.F32, shape, repeated)
 
-    pieces = {"codes": _changed(part.pieces["codes"], code.byte, (rows, columns), values), "scale": spread("scale")}
+    stored, width = (DType.U8, columns // 2) if code.packed else (code.byte, columns)
+    pieces = {"codes": _changed(part.pieces["codes"], stored, (rows, width), values), "scale": spread("scale")}
     if "zero" in part.pieces:
         pieces["zero"] = spread("zero")
     if "offset" in part.pieces:

@@ -8,11 +8,12 @@ import numpy.typing as npt
 import pytest
 
 from ingot.convert.quantised.alike import made_alike
-from ingot.convert.quantised.bits import pack_nibbles
+from ingot.convert.quantised.bits import nibbles, pack_nibbles, signed_bytes
 from ingot.convert.quantised.form import Code, Piece, Quantised, same_form
 from ingot.dtypes import DType, from_float32, to_float32
 
 ROWS, COLUMNS = 6, 64
+FEW = (*(float(each) for each in range(-4, 4)), *[0.0] * 8)
 TABLE = tuple(float(each) for each in range(-120, 40, 10))
 IQ2 = (1, 3.125, 5.375, *[0.0] * 5, -1, -3.125, -5.375, *[0.0] * 5)
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
@@ -70,12 +71,18 @@ def _read(made: Quantised, kind: str) -> npt.NDArray[np.float32]:
     return to_float32(found, piece.dtype).repeat(COLUMNS // piece.shape[1], 1)
 
 
+def _signed_nibbles(made: Quantised) -> npt.NDArray[np.float32]:
+    packed = np.concatenate(list(made.pieces["codes"].read())).view(np.uint8)
+    return signed_bytes(nibbles(packed)).view(np.int8).reshape(ROWS, COLUMNS).astype(np.float32)
+
+
 @pytest.mark.parametrize(
     "forms",
     [
         (Form(code=Code.I4, group=32), Form(code=Code.I8, group=16)),
         (Form(code=Code.U4, group=32, offset=True), Form(code=Code.I8, group=32)),
         (Form(code=Code.U4, group=32, table=TABLE), Form(code=Code.I4, group=64)),
+        (Form(code=Code.U4, group=32, table=FEW), Form(code=Code.I4, group=64)),
         (Form(code=Code.U4, group=64, zero=True), Form(code=Code.U8, group=32, zero=True)),
         (Form(code=Code.I4, group=48), Form(code=Code.I8, group=32)),  # the last group is smaller
         (Form(code=Code.U4, group=32, zero=True), Form(code=Code.U8, group=48, zero=True)),
@@ -88,8 +95,9 @@ def test_values_stay(forms: tuple[Form, ...]) -> None:
     made = made_alike([each for each, _ in given])
     assert made is not None
     assert same_form(made[0], made[1])
+    assert (made[0].code is Code.I4) == (forms[0].table == FEW)
     for found, (_, values) in zip(made, given, strict=True):
-        numbers = _read(found, "codes")
+        numbers = _read(found, "codes") if found.code is not Code.I4 else _signed_nibbles(found)
         numbers -= _read(found, "zero") if "zero" in found.pieces else 0
         numbers *= _read(found, "scale")
         numbers += _read(found, "offset") if "offset" in found.pieces else 0
