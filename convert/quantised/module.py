@@ -119,7 +119,8 @@ class Module:
         are left out."""
         if 0 in shape:
             raise CheckpointError("a quantised weight has no elements", where=self.where(codes), got=str(list(shape)))
-        if code is Code.I4 and bits < 4 and pieces.get("zero") is None:
+        whole_groups = shape[1] % group == 0  # as the nodes of a table want them
+        if code is Code.I4 and bits < 4 and whole_groups and pieces.get("zero") is None:
             code, table, load = Code.U4, _few_values(bits), _places(load, bits)
         return Quantised(
             name=f"{self.name}.weight",

@@ -61,6 +61,11 @@ CASES: dict[str, tuple[dict[str, object], write.Packer, bool]] = {
     ),
     "gptq 2 bits": ({**GPTQ, "bits": 2, "group_size": 16, "sym": False}, write.gptq(2, 16), False),
     "gptq 3 bits": ({**GPTQ, "bits": 3, "group_size": 32, "sym": True}, write.gptq(3, 32, symmetric=True), False),
+    "gptq 3 bits, ragged groups": (
+        {**GPTQ, "bits": 3, "group_size": 40, "sym": True},
+        write.gptq(3, 40, symmetric=True),
+        False,
+    ),
     "gptq 8 bits": ({**GPTQ, "bits": 8, "group_size": -1, "sym": False}, write.gptq(8, -1), False),
     "gptq, bits by module": (
         {**GPTQ, "bits": 4, "group_size": 64, "sym": True, "dynamic": {"+:.*": {"bits": 8, "group_size": 32}}},
