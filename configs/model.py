@@ -52,6 +52,7 @@ class RopeConfig:
     scale          of cosines and sines
     interleaved    pairs are (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2)
     turning_pairs  the first ones, which rotate; the others stand still; 0: all rotate
+    backwards      all rotate by the negative angle
     positions      that the rotation is made for, where they are not the model's; 0: they are
     """
 
@@ -66,6 +67,7 @@ class RopeConfig:
     positions: int = 0
     interleaved: bool = False
     turning_pairs: int = 0
+    backwards: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +193,7 @@ class ModelConfig:
     parallel_branches        attention and MLP both read what the layer was given
     shared_norm              through one norm, which is the attention's
     inner_norms              a norm before the last product of attention, and one before that of a plain MLP
-    norm_bias                layer norms add a bias
+    norm_weights, norm_bias  norms have weights, else they multiply with 1; layer norms add a bias
     norm_offset              is added to the factors of RMS norms
     linear_in_out            matrices are stored [in, out] (Conv1D) instead of [out, in]
     residual_scale, logit_scale  factors of a branch before it joins the residual stream, and of the logits
@@ -257,6 +259,7 @@ class ModelConfig:
     parallel_branches: bool = False
     shared_norm: bool = False
     inner_norms: bool = False
+    norm_weights: bool = True
     norm_bias: bool = True
     residual_scale: float = 1.0
     logit_scale: float = 1.0

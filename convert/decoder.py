@@ -210,7 +210,7 @@ class _Decoder:
         if config.output_gate:
             gate = self.node("Sigmoid", [self.linear(x, f"{path}/gate")], f"{path}/gate/sigmoid")
             merged = self.node("Mul", [merged, gate], f"{path}/gated")
-        merged = self.norm(merged, f"{path}/inner_norm") if config.inner_norms else merged
+        merged = self.norm(merged, f"{path}/inner_norm", width) if config.inner_norms else merged
         return self.linear(merged, f"{path}/out")
 
     def masks(self, window: int, scale: float) -> list[str]:
@@ -233,10 +233,8 @@ class _Decoder:
         dim, shared = config.head_dim_of(layer), f"{path}/k/reshape" if value == key else None
         split = shared or self.split(value, config.kv_heads_of(layer), dim, f"{path}/v")
         if config.value_norm:
-            ones = self.constant(f"const/ones_{dim}", np.ones(dim, np.float32))
-            split = self.node(
-                "RMSNormalization", [split, ones], f"{path}/v_norm/rms_norm", axis=-1, epsilon=config.norm_eps
-            )
+            inputs = [split, self.ones(dim)]
+            split = self.node("RMSNormalization", inputs, f"{path}/v_norm/rms_norm", axis=-1, epsilon=config.norm_eps)
         return self.node("Transpose", [split], f"{path}/v/heads", perm=[0, 2, 1, 3])
 
     def projections(self, x: str, layer: int) -> tuple[str, str, str]:
@@ -261,10 +259,10 @@ class _Decoder:
         """[batch, sequence, heads * head_dim] → [batch, heads, sequence, head_dim], normed where the model does so"""
         kind = self.config.qk_norm
         if kind is QkNorm.WIDTH:
-            x = self.norm(x, f"{path}_norm")
+            x = self.norm(x, f"{path}_norm", heads * dim)
         split = self.split(x, heads, dim, path)
         if kind is QkNorm.HEAD:
-            split = self.norm(split, f"{path}_norm")
+            split = self.norm(split, f"{path}_norm", dim)
         return self.node("Transpose", [split], f"{path}/heads", perm=[0, 2, 1, 3])
 
     def rotated(self, x: str, layer: int, positions: str, path: str) -> str:
@@ -287,9 +285,10 @@ class _Decoder:
     def post_norm(self, x: str, path: str) -> str:
         return self.norm(x, path) if self.config.post_norms else x
 
-    def norm(self, x: str, path: str) -> str:
-        """The last dimension normed, times the weight"""
-        weight, epsilon = self.float32(f"{path}/weight"), self.config.norm_eps
+    def norm(self, x: str, path: str, width: int = 0) -> str:
+        """The last dimension normed, times the weight, if there is one. width: of the dimension; 0: the hidden size"""
+        weighted, epsilon = self.config.norm_weights, self.config.norm_eps
+        weight = self.float32(f"{path}/weight") if weighted else self.ones(width or self.config.hidden_size)
         if self.config.norm_offset:
             offset = self.constant("const/norm_offset", np.float32(self.config.norm_offset))
             weight = self.node("Add", [weight, offset], f"{path}/factor")
@@ -357,6 +356,10 @@ class _Decoder:
         """A small constant, stored inside the Graph."""
         self.initializers.setdefault(name, numpy_helper.from_array(np.asarray(value), name))
         return name
+
+    def ones(self, width: int) -> str:
+        """What a norm without a weight is multiplied with."""
+        return self.constant(f"const/ones_{width}", np.ones(width, np.float32))
 
     def node(self, op: str, inputs: Sequence[str], path: str, **attributes: Attribute) -> str:
         """One node with one output; the path names both."""

@@ -336,6 +336,7 @@ def _refuse_out_of_range(config: ModelConfig, section: Section) -> None:
                 )
         for rope in (config.rope, config.local_rope):
             speeds = np.array([1.0], np.float32) if rope is None else inverse_frequencies(rope) * np.float32(rope.scale)
+            speeds = -speeds if rope and rope.backwards else speeds
             speeds = speeds[: rope.turning_pairs if rope and rope.turning_pairs else None]
             if not (np.isfinite(speeds).all() and (speeds > 0).all()):
                 raise ConfigError(

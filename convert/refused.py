@@ -11,7 +11,6 @@ _STREAMS = "several residual streams that mix (hyper-connections)"
 _MAMBA1 = "Mamba 1"
 _DYNAMIC = "scores that grow with the length of a text (logn attention)"
 _AFTER_ROTATION = "norms of queries and keys behind the rotation"
-_NORMS_WITHOUT_WEIGHTS = "norms without weights"
 _LAYER_NORMS_OF_HEADS = "layer norms of queries and keys"
 _HEAD_GATES = "a gate for each head behind attention"
 _LATENT_NORMS = "norms of the key that all heads share"
@@ -34,7 +33,7 @@ MISSING: dict[str, tuple[str, ...]] = {
     "deepseek_v4": (_STREAMS, _SPARSE),
     "diffllama": ("differential attention",),
     "doge": ("attention masks that follow from the values", "experts by product keys"),
-    "dory": (_NORMS_WITHOUT_WEIGHTS, "scales of queries and gates that are learned"),
+    "dory": ("scales of queries and gates that are learned"),
     "dots3_note": (_LATENT_NORMS, _HEAD_GATES, _AUDIO),
     "dots3_note_text": (_LATENT_NORMS, _HEAD_GATES),
     "emu3": (_IMAGES,),
@@ -68,9 +67,7 @@ MISSING: dict[str, tuple[str, ...]] = {
     "minimax_m3_vl_text": (_SPARSE,),
     "mllama": (_IMAGES, _CROSS),
     "modernbert-decoder": ("a first layer that has no norm",),
-    "nanochat": (_AFTER_ROTATION, _NORMS_WITHOUT_WEIGHTS),
     "nemotron-nas": ("layers of different shapes",),
-    "olmo": ("layer norms without weights",),
     "olmo_hybrid": ("a delta rule whose steps reach 2",),
     "persimmon": (_LAYER_NORMS_OF_HEADS,),
     "phi3_v": (_IMAGES,),

@@ -11,7 +11,11 @@ Frequencies = npt.NDArray[np.float32]
 
 
 def inverse_frequencies(rope: RopeConfig) -> Frequencies:
-    """float32 [rotary_dim / 2], in radians per token, scaling included."""
+    """float32 [rotary_dim / 2], in radians per token, scaling included; negative ones rotate backwards."""
+    return -_forwards(rope) if rope.backwards else _forwards(rope)
+
+
+def _forwards(rope: RopeConfig) -> Frequencies:
     exponent = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     frequencies = np.float32(1) / np.power(np.float32(rope.theta), exponent)
     frequencies = frequencies / np.float32(rope.linear_factor)

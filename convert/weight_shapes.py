@@ -16,7 +16,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
 
     def norm(path: str, *, present: bool = True, width: int = hidden) -> None:
-        if not present:
+        if not (present and config.norm_weights):
             return
         shapes[f"{path}/weight"] = (width,)
         if config.norm is Norm.LAYER and config.norm_bias:
@@ -86,7 +86,7 @@ def _attention_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, in
 
 def _norms_of_heads(config: ModelConfig, layer: int) -> dict[str, Shape]:
     """Weights of the norms of queries and keys."""
-    heads = {"q": config.heads, "k": config.kv_heads_of(layer)} if config.qk_norm else {}
+    heads = {"q": config.heads, "k": config.kv_heads_of(layer)} if config.qk_norm and config.norm_weights else {}
     if config.writer_of(layer) != layer:
         heads.pop("k", None)
     dim = config.head_dim_of(layer)

@@ -20,7 +20,7 @@ def read_llama(
     kv_heads: int | None = None,
     head_dim: int | None = None,
     eps: float = 1e-6,
-    eps_key: str = "rms_norm_eps",
+    eps_key: str | None = "rms_norm_eps",
     activation_key: str | None = "hidden_act",
     activation: str = "silu",
     tied: bool = False,
@@ -35,7 +35,8 @@ def read_llama(
     """What a Llama and its twins share. The arguments are the family's defaults in transformers.
 
     layers None: config.json counts them; kv_heads None: one per query head; head_dim None: hidden_size /
-    num_attention_heads; intermediate None: config.json has it; activation_key None: silu in every model.
+    num_attention_heads; intermediate None: config.json has it; activation_key None: silu in every model;
+    eps_key None: eps in every model.
     has_attention_bias: whether the family knows the key. rope_kinds: scalings of rotary positions that it has; one_rope
     False: the family reads its rotations itself.
     """
@@ -57,7 +58,7 @@ def read_llama(
         head_dim=head_dim,
         max_positions=max_positions,
         norm=Norm.RMS,
-        norm_eps=section.number(eps_key, eps, above=0),
+        norm_eps=eps if eps_key is None else section.number(eps_key, eps, above=0),
         activation="silu" if activation_key is None else read_activation(section, activation_key, activation),
         gated_mlp=True,
         rope=read_rope(section, head_dim, max_positions, theta=theta, partial=partial_rotary, kinds=rope_kinds)
