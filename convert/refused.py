@@ -33,7 +33,7 @@ MISSING: dict[str, tuple[str, ...]] = {
     "deepseek_v4": (_STREAMS, _SPARSE),
     "diffllama": ("differential attention",),
     "doge": ("attention masks that follow from the values", "experts by product keys"),
-    "dory": ("scales of queries and gates that are learned"),
+    "dory": ("scales of queries and gates that are learned",),
     "dots3_note": (_LATENT_NORMS, _HEAD_GATES, _AUDIO),
     "dots3_note_text": (_LATENT_NORMS, _HEAD_GATES),
     "emu3": (_IMAGES,),

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from ingot.configs.model import ModelConfig
 from ingot.configs.read import Section
 from ingot.convert.gguf.architecture import Architecture, Config, Stored
@@ -136,6 +138,16 @@ def _mpt(keys: Section, stored: Stored) -> Config:
         "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon", above=0),
         "tie_word_embeddings": found["tie_word_embeddings"],
     }
+
+
+def _olmo(keys: Section, stored: Stored) -> Config:
+    """Norms without weights, whose epsilon the family fixes."""
+    found = sizes(keys, stored)
+    one_of_all(keys)
+    require(keys, "expert_count", 0)
+    require(keys, "attention.clamp_kqv", 0.0)
+    require(keys, "attention.layer_norm_epsilon", 1e-5, float(np.float32(1e-5)))
+    return {"model_type": "olmo", **found, **rope(keys, int(str(found["head_dim"])))}
 
 
 def _deepseek(keys: Section, stored: Stored) -> Config:
@@ -283,6 +295,7 @@ RELATED: dict[str, Architecture] = {
     "falcon": Architecture(config=_falcon, rows=_norms_of_falcon),
     "chatglm": Architecture(config=_chatglm, adapt=_one_qkv),
     "mpt": Architecture(config=_mpt),
+    "olmo": Architecture(config=_olmo, paired=True, adapt=biases),
     "deepseek": Architecture(config=_deepseek, paired=True),
     "cohere2moe": Architecture(config=_cohere2_moe),
     "afmoe": Architecture(config=_afmoe, names={"attn/gate": "attn_gate"}),

@@ -1,5 +1,6 @@
 """Rotary positions worked out by hand: what each scaling does to the first and the last pair, and to positions."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -23,6 +24,8 @@ def rope(kind: str, *, most: int = 4096, **values: Any) -> RopeConfig:
 def test_without_scaling() -> None:
     np.testing.assert_allclose(inverse_frequencies(rope("default")), PLAIN, rtol=1e-6)
     np.testing.assert_allclose(inverse_frequencies(rope("linear", factor=8.0)), PLAIN / 8, rtol=1e-6)
+    backwards = dataclasses.replace(rope("linear", factor=8.0), backwards=True)
+    np.testing.assert_allclose(inverse_frequencies(backwards), -PLAIN / 8, rtol=1e-6)
 
 
 def test_yarn_slows_down_long_waves_alone() -> None:

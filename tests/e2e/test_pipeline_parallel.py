@@ -41,6 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": HYBRID,  # states
     "deepseek_v3": {},  # latents
     "falcon_h1": {},  # states beside attention in each layer
+    "nanochat": {},  # ones that norms of all stages share
     "olmo2": {},  # norms over all heads, which --tp_size refuses
 }
 LAYOUTS = {"llama": ((1, 2), (1, 4), (2, 2)), "gpt2": ((2, 2),)}
@@ -54,6 +55,7 @@ CASES = [
     ("deepseek_v3", "f32", "auto"),
     ("falcon_h1", "f32", "auto"),
     ("olmo2", "w8", "int8"),
+    ("nanochat", "bf16", "auto"),
 ]
 
 

@@ -49,6 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: {"num_key_value_heads": 2} for name in ("olmo2", "qwen3_5_text", "lfm2")},  # attention that stays whole
     "deepseek_v3": {},
     "bitnet": {"num_key_value_heads": 2, "head_dim": 16},  # norms of all heads, and inside the MLP
+    "nanochat": {"num_key_value_heads": 2},  # ones that norms share
 }
 OWN_SIZES = ("gpt2", "bloom", "deepseek_v3")
 CASES = [
@@ -69,6 +70,7 @@ CASES = [
     ("deepseek_v3", "w8", "int8"),
     ("bitnet", "w8", "int8"),
     ("bitnet", "bf16", "auto"),
+    ("nanochat", "w8", "int8"),
 ]
 Q4_K = 12  # as GGUF numbers it
 PROMPTS = [np.random.default_rng(length).integers(0, 61, length).tolist() for length in (1, 18)]

@@ -19,6 +19,16 @@ def _bitnet(draw: Draw) -> Config:
     return {**_llama(biases=False)(draw), "attention_bias": draw.yes()}
 
 
+def _nanochat(draw: Draw) -> Config:
+    cap = {"final_logit_softcapping": draw.choice((None, 2.0, 15.0))}
+    return {**_wide_heads(draw), **cap, "attention_bias": draw.yes()}
+
+
+def _olmo(draw: Draw) -> Config:
+    config = {key: value for key, value in _llama(biases=False)(draw).items() if key != "rms_norm_eps"}
+    return {**config, "attention_bias": draw.yes()}
+
+
 def _wide_heads(draw: Draw) -> Config:
     return {**draw.dense(), **draw.heads(), "num_hidden_layers": 2}
 
@@ -238,7 +248,9 @@ DRAWS: dict[str, Callable[[Draw], Config]] = {
     "ministral": _windows,
     "mistral": _mistral,
     "mixtral": _mixtral,
+    "nanochat": _nanochat,
     "nemotron": _nemotron,
+    "olmo": _olmo,
     "olmo2": _llama(biases=False),
     "olmoe": _olmoe,
     "orion": _llama(biases=False),

@@ -41,6 +41,8 @@ def logits_of(model: onnx.ModelProto, ids: np.ndarray) -> np.ndarray:
         ({**LLAMA, "model_type": "qwen2"}, GATED),
         ({**LLAMA, "num_key_value_heads": 1}, GATED),
         (TINY_GPT2, {"qkv": "attn_norm", "up": "mlp_norm"}),  # v is no weight of its own
+        (find_family("olmo").tiny, {"down": "up", "out": "v"}),  # norms have no weights that could take a fold
+        (find_family("nanochat").tiny, {"out": "v"}),
         (find_family("bitnet").tiny, {"down": "inner_norm", "out": "inner_norm"}),
     ],
 )

@@ -249,6 +249,7 @@ RELATED = {
             "attention.head_count_kv": 3,
         },
     ),
+    "olmo": Case(family="olmo", lay=pairs, settings={"attention.layer_norm_epsilon": 1e-5}),
     "deepseek": Case(
         family="deepseek",
         lay=pairs,

@@ -1,6 +1,7 @@
 """Settings of GGUF files that ingot does not apply are refused; what it leaves out, it says."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_what_chooses_tokens_is_left_out(tmp_path: Path) -> None:
     path, _ = write_case(tmp_path, "glm-dsa", CASES["glm-dsa"])
     report = convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
     assert any("10 tensors that choose tokens for sparse attention" in each for each in report.warnings)
+
+
+@pytest.mark.parametrize(("key", "value"), [("attention.clamp_kqv", 8.0), ("attention.layer_norm_epsilon", 1e-6)])
+def test_an_olmo_that_transformers_has_not_is_refused(tmp_path: Path, key: str, value: float) -> None:
+    case = CASES["olmo"]
+    path, _ = write_case(tmp_path, "olmo", dataclasses.replace(case, settings={**case.settings, key: value}))
+    with pytest.raises(IngotError, match=f"{re.escape(key)} has a value that is not supported"):
+        convert(ConvertOptions(model_dir=path, output_dir=tmp_path / "checkpoint"))
 
 
 def test_an_mpt_whose_positions_are_learned_is_refused(tmp_path: Path) -> None:
