@@ -41,5 +41,10 @@ FAMILY = dataclasses.replace(
     read=read,
     rows=tuple(row for row in olmo.ROWS if "/mlp/" not in row.name) + takes(_MLP),
     nullable=("num_key_value_heads", "final_logit_softcapping"),
-    tiny={**llama.FAMILY.tiny, "model_type": "nanochat", "bos_token_id": 0, "eos_token_id": 1},
+    tiny={
+        **{key: value for key, value in llama.FAMILY.tiny.items() if key != "head_dim"},
+        "model_type": "nanochat",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    },
 )

@@ -47,7 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
     "stablelm": {"use_parallel_residual": True, "use_qkv_bias": False, "num_key_value_heads": 4},
-    "nanochat": {"final_logit_softcapping": None, "attention_bias": True, "num_key_value_heads": None},
+    "nanochat": {"final_logit_softcapping": None, "attention_bias": True, "num_key_value_heads": None, "head_dim": 20},
     "olmo": {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True},
     "olmo2": {"num_key_value_heads": 4, "attention_bias": True},
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": None, "hidden_act": "gelu"},
