@@ -233,7 +233,7 @@ class _Decoder:
         dim, shared = config.head_dim_of(layer), f"{path}/k/reshape" if value == key else None
         split = shared or self.split(value, config.kv_heads_of(layer), dim, f"{path}/v")
         if config.value_norm:
-            inputs = [split, self.ones(dim)]
+            inputs = [split, _ones(self, dim)]
             split = self.node("RMSNormalization", inputs, f"{path}/v_norm/rms_norm", axis=-1, epsilon=config.norm_eps)
         return self.node("Transpose", [split], f"{path}/v/heads", perm=[0, 2, 1, 3])
 
@@ -288,7 +288,7 @@ class _Decoder:
     def norm(self, x: str, path: str, width: int = 0) -> str:
         """The last dimension normed, times the weight, if there is one. width: of the dimension; 0: the hidden size"""
         weighted, epsilon = self.config.norm_weights, self.config.norm_eps
-        weight = self.float32(f"{path}/weight") if weighted else self.ones(width or self.config.hidden_size)
+        weight = self.float32(f"{path}/weight") if weighted else _ones(self, width or self.config.hidden_size)
         if self.config.norm_offset:
             offset = self.constant("const/norm_offset", np.float32(self.config.norm_offset))
             weight = self.node("Add", [weight, offset], f"{path}/factor")
@@ -357,11 +357,12 @@ class _Decoder:
         self.initializers.setdefault(name, numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def ones(self, width: int) -> str:
-        """What a norm without a weight is multiplied with."""
-        return self.constant(f"const/ones_{width}", np.ones(width, np.float32))
-
     def node(self, op: str, inputs: Sequence[str], path: str, **attributes: Attribute) -> str:
         """One node with one output; the path names both."""
         self.nodes.append(helper.make_node(op, inputs, [path], path, None, None, None, **attributes))
         return path
+
+
+def _ones(g: _Decoder, width: int) -> str:
+    """What a norm without a weight is multiplied with."""
+    return g.constant(f"const/ones_{width}", np.ones(width, np.float32))
