@@ -37,7 +37,7 @@ _MLP = {
 FAMILY = dataclasses.replace(
     llama.FAMILY,
     name="nanochat",
-    models="nanochat d20, d32 and d34",
+    models="nanochat, such as d32",
     read=read,
     rows=tuple(row for row in olmo.ROWS if "/mlp/" not in row.name) + takes(_MLP),
     nullable=("num_key_value_heads", "final_logit_softcapping"),
