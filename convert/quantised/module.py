@@ -115,11 +115,15 @@ class Module:
         divides: bool = False,
         codes: str,
     ) -> Quantised:
-        """The weight. codes: the tensor that they come from, each of at most so many bits. pieces: those that are None
-        are left out."""
+        """The weight.
+
+        codes   the tensor that holds its codes
+        bits    that a code has at most
+        pieces  those that are None are left out
+        """
         if 0 in shape:
             raise CheckpointError("a quantised weight has no elements", where=self.where(codes), got=str(list(shape)))
-        whole_groups = shape[1] % group == 0  # as the nodes of a table want them
+        whole_groups = shape[1] % group == 0  # the nodes of a table compute no others
         if code is Code.I4 and bits < 4 and whole_groups and pieces.get("zero") is None:
             code, table, load = Code.U4, _few_values(bits), _places(load, bits)
         return Quantised(
@@ -195,7 +199,7 @@ class Module:
 
 
 def _few_values(bits: int) -> tuple[float, ...]:
-    """A table of signed codes of fewer than four bits, by which `ingot build` knows that they are so few."""
+    """The values of signed codes of fewer than four bits, as a table. It tells `ingot build` how few they are."""
     values = np.zeros(16)
     values[: 1 << bits] = np.arange(-(1 << bits - 1), 1 << bits - 1)
     return tuple(values.tolist())

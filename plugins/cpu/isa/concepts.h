@@ -104,6 +104,7 @@ concept Int8Vector =
       S::store_weights(to_line, weights);
       // codes that are numbers, whose scales are whole numbers (`UnitProducts`)
       { S::kUnitRows } -> std::convertible_to<int>;
+      { S::kMultiplies32 } -> std::convertible_to<bool>;  // whether add_short may be as quick as add_codes
       { S::template line_codes<6, 0>(line) } -> std::same_as<typename S::Short>;
       { S::template unit_scales<4>(x) } -> std::same_as<typename S::Short>;
       { S::pairs(x) } -> std::same_as<typename S::Short>;

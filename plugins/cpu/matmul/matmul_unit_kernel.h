@@ -37,8 +37,8 @@ struct UnitProducts {
   static constexpr bool kWholeOnce = true;
   static_assert(kPart % kUnitK == 0);
 
-  // Whether the sum of a whole group is multiplied, in 32 bits. Where a group has no more than a run, nothing is
-  // gained.
+  // Whether the sum of a whole group is multiplied, in 32 bits. Codes of two and three bits would gain nothing: 16 bits
+  // hold the sums of their groups.
   static constexpr bool kMayBeWide = I::kMultiplies32 && kBits > 3;
   static bool are_wide() { return kMayBeWide && quick_multiply_32; }
 
