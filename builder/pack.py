@@ -23,6 +23,7 @@ from ingot.builder.quantise import quantise
 from ingot.dtypes import DType, Precision, count_nonfinite, from_float32
 from ingot.engine import SECTION_ALIGNMENT, aligned
 from ingot.plan import ALIGNMENT, Plan, Weight, WeightSlice
+from ingot.plugins.compressed import fits
 from ingot.plugins.layouts import (
     interleave_gated,
     num_panels,
@@ -247,18 +248,18 @@ class Packer:
     def _packed(self, block: _Block) -> tuple[_Block, npt.NDArray[np.generic], int, _Squares | None]:
         """(the block, its bytes, how many of its values are not finite, what was lost of a quantised one)"""
         use = block.use
-        if is_copy(use.tensor, use.dtype):
-            stored = np.concatenate([self._reader.read_bits(use.tensor, *each) for each in self._ranges(block)])
-            return block, _pack_stored(use, stored), count_nonfinite(stored, use.dtype), None
-        values = np.concatenate([self._reader.read_rows(use.tensor, *each) for each in self._ranges(block)])
+        if is_copy(use.tensor, use.dtype.numbers):
+            stored = np.concatenate([self._reader.read_bits(use.tensor, *each) for each in _ranges(block)])
+            return block, _pack_stored(use, stored), count_nonfinite(stored, use.dtype.numbers), None
+        values = np.concatenate([self._reader.read_rows(use.tensor, *each) for each in _ranges(block)])
         bad = int(values.size - np.count_nonzero(np.isfinite(values)))
         if not use.dtype.is_quantised:
-            return block, _pack_stored(use, from_float32(values, use.dtype)), bad, None
+            return block, _pack_stored(use, from_float32(values, use.dtype.numbers)), bad, None
         if use.made is not None:
             rows: WeightRows = use.made(quantise(values, Precision(dtype=DType.W8)))
             return block, pack_quantised(rows, gated=use.gated), bad, None
         if str(use.precision) in KEPT:
-            rows = kept_rows(self._reader, use.tensor, self._ranges(block), use.precision)
+            rows = kept_rows(self._reader, use.tensor, _ranges(block), use.precision)
         else:
             rows = self._quantised(block, values)
         squares = None if bad else _squares_of(values, rows.values)
@@ -272,7 +273,7 @@ class Packer:
         use = block.use
         if use.dtype is not DType.W8:
             return quantise(values, use.precision)
-        found = [kept_bytes(self._reader, use.tensor, *each) for each in self._ranges(block)]
+        found = [kept_bytes(self._reader, use.tensor, *each) for each in _ranges(block)]
         scale, codes = (np.concatenate([getattr(each, name) for each, _ in found]) for name in ("scale", "codes"))
         searched = ~np.concatenate([kept for _, kept in found])
         if searched.any():
@@ -280,18 +281,38 @@ class Packer:
             scale[searched], codes[searched] = made.scale, made.codes
         return QuantisedRows(scale=scale, codes=codes)
 
-    def _ranges(self, block: _Block) -> list[tuple[int, int]]:
-        """The rows of a block; gate rows, then up rows."""
-        use = block.use
-        if not use.panels:
-            return [(block.expert * use.units + block.begin, block.expert * use.units + block.end)]
-        n = use.shape[-2]
-        first = block.expert * n
-        if not use.gated:
-            return [(first + block.begin * PANEL, first + min(block.end * PANEL, n))]
-        half = n // 2
-        low, high = first + block.begin // 2 * PANEL, first + min(block.end // 2 * PANEL, half)
-        return [(low, high), (half + low, half + high)]
+
+def fits_compressed(reader: WeightReader, use: WeightUse) -> bool:
+    """Whether all panels of a weight can be stored as bf16c."""
+    step = max(2, BLOCK_BYTES // (4 * use.unit_values) // 2 * 2)
+    for expert, begin in itertools.product(range(use.experts), range(0, use.units, step)):
+        block = _Block(use=use, expert=expert, begin=begin, end=min(begin + step, use.units), offset=0)
+        stored = _bits(reader, block, DType.BF16)
+        if not fits((interleave_gated(stored) if use.gated else stored).view(np.uint16)):
+            return False
+    return True
+
+
+def _bits(reader: WeightReader, block: _Block, dtype: DType) -> npt.NDArray[np.generic]:
+    """The rows of a block, gate rows before up rows, as stored bits of a float type."""
+    tensor, ranges = block.use.tensor, _ranges(block)
+    if is_copy(tensor, dtype):
+        return np.concatenate([reader.read_bits(tensor, *each) for each in ranges])
+    return from_float32(np.concatenate([reader.read_rows(tensor, *each) for each in ranges]), dtype)
+
+
+def _ranges(block: _Block) -> list[tuple[int, int]]:
+    """The rows of a block; gate rows, then up rows."""
+    use = block.use
+    if not use.panels:
+        return [(block.expert * use.units + block.begin, block.expert * use.units + block.end)]
+    n = use.shape[-2]
+    first = block.expert * n
+    if not use.gated:
+        return [(first + block.begin * PANEL, first + min(block.end * PANEL, n))]
+    half = n // 2
+    low, high = first + block.begin // 2 * PANEL, first + min(block.end // 2 * PANEL, half)
+    return [(low, high), (half + low, half + high)]
 
 
 def _squares_of(values: npt.NDArray[np.float32], packed: npt.NDArray[np.float32]) -> _Squares:

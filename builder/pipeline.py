@@ -40,6 +40,7 @@ from ingot.builder.passes.cast_inputs import CastInputs
 from ingot.builder.passes.choose_draw_kernel import ChooseDrawKernel
 from ingot.builder.passes.choose_kernels import ChooseKernels
 from ingot.builder.passes.choose_tiles import choose_tiles
+from ingot.builder.passes.compress_weights import CompressWeights
 from ingot.builder.passes.round_to_fp8 import OPS as FP8_OPS
 from ingot.builder.passes.round_to_fp8 import RoundToFp8
 from ingot.builder.passes.screen_lm_head import ScreenLmHead
@@ -114,9 +115,11 @@ def program_passes(
     sums: Sequence[SplitSums],
     ranks: Sequence[SplitRanks],
     cut: StepPass,
+    compress: CompressWeights | None,
 ) -> tuple[StepPass, ...]:
     """What is decided of one rank's steps, when weights and kernels are known and memory is not planned yet. sums,
-    ranks: `split_sums` and `split_ranks`, where there are parts and ranks; cut: `cut_stages`."""
+    ranks: `split_sums` and `split_ranks`, where there are parts and ranks; cut: `cut_stages`; compress: None where
+    bf16 weights stay as they are."""
     # A library chooses its algorithms by the shape of a matmul, which depends on the number of ranks. So do parts of K.
     wanted = config.gemm_library and config.parts == 1
     return (
@@ -129,6 +132,7 @@ def program_passes(
         *library_passes(target, wanted=wanted),
         *((ScreenLmHead(lowering=lowering, target=target),) if config.screen_lm_head else ()),
         *((cut,) if config.pp_size > 1 else ()),  # so late: a stage's steps are those of an engine without stages
+        *((compress,) if compress is not None else ()),  # a rank's own weights
         *input_passes(target, lambda name: lowering.use(name).shape),  # behind the cut: stages hand float32 on
     )
 

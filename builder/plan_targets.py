@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot.builder.activations import SampleErrors, choose_activations
+from ingot.builder.compressible import Compressible
 from ingot.builder.export import export
 from ingot.builder.expressions import WeightReader, check_sources
 from ingot.builder.graph import Graph
@@ -17,7 +18,9 @@ from ingot.builder.limits import fit_limits
 from ingot.builder.lost_codes import lost_codes
 from ingot.builder.lower import Lowering, ModelShape, cache_groups, read_shape
 from ingot.builder.names import name_nodes
+from ingot.builder.parallel_map import cores
 from ingot.builder.passes.base import PassReport
+from ingot.builder.passes.compress_weights import CompressWeights, compressing_kernels
 from ingot.builder.passes.cut_stages import CutStages, find_cuts
 from ingot.builder.passes.keep_codes import KeepCodes, may_order
 from ingot.builder.passes.split_ranks import SplitRanks, own_heads
@@ -115,6 +118,7 @@ def plan_targets(
     errors = SampleErrors(checkpoint, progress)
     builds: list[TargetBuild] = []
     units = takes_units(config, targets)
+    fitting = Compressible(checkpoint, config.workers or cores(), progress) if _compresses(config, targets) else None
     for target in targets:
         dump = config.dump_passes
         if dump is not None and len(targets) > 1:
@@ -126,9 +130,15 @@ def plan_targets(
         kept, wholes = _keep_codes(own, checkpoint, graph, len(reports) + 1, target, units=units)
         made = (*reports, *kept)
         builds.append(
-            _plan_target(own, checkpoint, graph, made, wholes, errors, target, progress, estimate, units=units)
+            _plan_target(own, checkpoint, graph, made, wholes, errors, target, progress, estimate, units, fitting)
         )
     return builds
+
+
+def _compresses(config: BuildConfig, targets: Sequence[Target]) -> bool:
+    """Whether bf16 weights become bf16c where they can: if all of an engine's targets take them, so that these can
+    share the weights. New weights of a refit may have other exponents."""
+    return config.compress_weights and not config.refit and all(map(compressing_kernels, targets))
 
 
 def _structure(checkpoint: Checkpoint, dump: Path | None) -> tuple[Graph, list[PassReport]]:
@@ -184,8 +194,8 @@ def _plan_target(
     target: Target,
     progress: Progress,
     estimate: bool,
-    *,
     units: int,
+    fitting: Compressible | None,
 ) -> TargetBuild:
     """The target passes set the same attributes whatever an earlier target has set there."""
     notes: list[str] = []
@@ -205,14 +215,14 @@ def _plan_target(
     parts = shape, limits, kv_dtype
     cuts: list[int] = []
     planned = [
-        _plan_rank(config, checkpoint, graph, parts, target, rank, cuts, dump if rank == 0 else None)
+        _plan_rank(config, checkpoint, graph, parts, target, rank, cuts, fitting, dump if rank == 0 else None)
         for rank in range(0, config.ranks, config.tp_size if estimate else 1)
     ]
     lowering, plan = planned[0]
     alone = dataclasses.replace(config, tp_size=1, pp_size=1, sum_parts=config.parts)
-    whole = (
-        plan if config.ranks == 1 or estimate else _plan_rank(alone, checkpoint, graph, parts, target, 0, [], None)[1]
-    )
+    whole = plan
+    if config.ranks > 1 and not estimate:
+        whole = _plan_rank(alone, checkpoint, graph, parts, target, 0, [], fitting, None)[1]
     timings: list[str] = []
     if config.autotune:
         for begin in range(0, config.ranks, config.tp_size):  # the ranks of a stage have the same steps
@@ -276,6 +286,7 @@ def _plan_rank(
     target: Target,
     rank: int,
     cuts: list[int],
+    fitting: Compressible | None,
     dump: Dump | None,
 ) -> tuple[Lowering, Plan]:
     """One rank's weights and plan. model: shape and limits of the engine, type of the KV cache; cuts: where pipeline
@@ -304,9 +315,12 @@ def _plan_rank(
         stages.append(CutStages(lowering=lowering, target=target, stage=stage, cuts=cuts))
         return stages[0](program)
 
+    compress = None
+    if fitting is not None:
+        compress = CompressWeights(lowering=lowering, kernels=compressing_kernels(target), fitting=fitting)
     program = run_step_passes(
         lowering.program,
-        program_passes(target, config, lowering, sums=sums, ranks=ranks, cut=cut),
+        program_passes(target, config, lowering, sums=sums, ranks=ranks, cut=cut, compress=compress),
         lambda report, made: None if dump is None or made is None else dump(report, plan_of(made)),
     )
     plan = plan_of(program)

@@ -49,6 +49,7 @@ class BuildConfig:
                       each token and KV head
     max_mem           bytes the build may use
     autotune          time matmuls where this machine can run the target; else the shipped choice
+    compress_weights  store bf16 weights in 12 bits, without loss, where all targets multiply with them; not with refit
     timing_cache      file with times of earlier builds, read and then written
     workers           threads that pack weights, each of which needs memory for its blocks. None: one for each core
     refit             store how weights are made of a Checkpoint's, so that `ingot refit` can put in others
@@ -75,6 +76,7 @@ class BuildConfig:
     kv_cache_dtype: str = "auto"
     max_mem: int | None = None
     autotune: bool = True
+    compress_weights: bool = True
     timing_cache: Path | None = None
     workers: int | None = None
     refit: bool = False

@@ -6,6 +6,7 @@
     panel16.bf16  [ceil(N/16)][ceil(K/32)*16][16][2] bf16: pairs of K rows interleaved, K padded to 32 with zeros.
                   1 KiB (16 pair rows x 64 bytes) is exactly one AMX tile; a 64-byte row is also what AVX-512 and
                   AVX2 kernels read: low halves are the even k of 16 columns, high halves the odd k.
+    panel16.bf16c the same numbers in 12 bits: `plugins/compressed.py`
     panel16.w8    [ceil(N/16)] of   64  scale float32 [16]
                                     64  sums of the column's q, int32 [16]: for kernels that add 128 to activations
                                   1024  a tile [16][16][4] per 64 of K (padded with zeros): row r holds k = 4r .. 4r+3
@@ -53,6 +54,7 @@ import numpy.typing as npt
 
 from ingot.dtypes import DType
 from ingot.plugins.code_lines import gather_lines, spread_lines
+from ingot.plugins.compressed import CompressedPanel, compress, restore
 from ingot.plugins.f8_rows import F8Rows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import QuantisedRows
@@ -99,6 +101,8 @@ def num_panels(n: int, *, gated: bool = False) -> int:
 
 def panel_bytes(k: int, dtype: DType, group: int = 0) -> int:
     quantised = dtype.weight_format
+    if dtype is DType.BF16C:
+        return CompressedPanel(k).nbytes
     if quantised is None:
         return PANEL * padded_k(k, dtype) * dtype.itemsize
     groups = _group_bytes(padded_k(k, dtype), quantised, group) if group else 0
@@ -113,6 +117,8 @@ def row_bytes(k: int, dtype: DType) -> int:
 def pack_panels(weight_rows: npt.NDArray[np.generic], dtype: DType) -> npt.NDArray[np.generic]:
     """[n, K] stored bits of `dtype` (n <= any) → [ceil(n/16), ...] panels, C-contiguous."""
     n, k = weight_rows.shape
+    if dtype is DType.BF16C:
+        return compress(weight_rows.view(np.uint16))
     panels = -(-n // PANEL)
     padded = weight_rows
     if (panels * PANEL, padded_k(k, dtype)) != weight_rows.shape or not weight_rows.flags.c_contiguous:
@@ -125,6 +131,8 @@ def pack_panels(weight_rows: npt.NDArray[np.generic], dtype: DType) -> npt.NDArr
 
 def unpack_panels(panels: npt.NDArray[np.generic], n: int, k: int, dtype: DType) -> npt.NDArray[np.generic]:
     """Inverse of `pack_panels`: any array holding the packed elements → [n, K] stored bits."""
+    if dtype is DType.BF16C:
+        return restore(panels.view(np.uint8), n, k)
     flat = panels.reshape(-1, padded_k(k, dtype) * PANEL)
     if dtype is DType.F32:
         weight_rows = flat.reshape(len(flat), -1, PANEL).transpose(0, 2, 1)

@@ -59,7 +59,7 @@ def read_weight(section: npt.NDArray[np.uint8], weight: Weight) -> Array | Weigh
         rows = [_quantised(panels, n, k, weight.dtype, group, gated=gated) for panels in packed]
         return _stacked(rows) if experts else rows[0]
     matrices = [_unpacked(panels, n, k, weight.dtype, gated=gated) for panels in packed]
-    return to_float32(np.stack(matrices).reshape(weight.shape), weight.dtype)
+    return to_float32(np.stack(matrices).reshape(weight.shape), weight.dtype.numbers)
 
 
 def _read_rows(section: npt.NDArray[np.uint8], weight: Weight) -> Array | WeightRows:

@@ -2,7 +2,7 @@
 
 bf16 has no numpy type: arrays carry its bits as uint16, and `to_float32` / `from_float32` convert. f8 (E4M3FN) is
 carried as uint8; in an engine, f8 is rows that share scales. w8, w4 and those with t or k are such rows, of integers:
-bytes that mean something only in their layout (`plugins/layouts.py`).
+bytes that mean something only in their layout (`plugins/layouts.py`). bf16c is bf16 in 12 bits, without loss.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ class DType(enum.Enum):
     BOOL = "bool"
     U8 = "u8"
     F8 = "f8"
+    BF16C = "bf16c"
     W8 = "w8"
     W4 = "w4"
     W2T = "w2t"
@@ -58,6 +59,11 @@ class DType(enum.Enum):
     def for_cpus(self) -> bool:
         """Whether CPUs alone multiply weights of this type, which others keep in another."""
         return self.weight_format is not None and self.weight_format.for_cpus
+
+    @property
+    def numbers(self) -> "DType":
+        """The type of the numbers that a type which stores them in fewer bits, without loss, stands for."""
+        return DType.BF16 if self is DType.BF16C else self
 
     @property
     def itemsize(self) -> int:
@@ -107,7 +113,7 @@ class Precision:
 
 
 PRECISIONS = ("f32", "bf16", "f16", *QUANTISED)  # that options offer
-STORED = (*PRECISIONS, *KEPT)  # that a weight of an engine may have
+STORED = (*PRECISIONS, DType.BF16C.value, *KEPT)  # that a weight of an engine may have
 KV_CODES = (DType.I8, DType.F8)  # of a KV cache whose keys and values are codes times scales
 _ITEMSIZE = {
     DType.F32: 4,
@@ -118,6 +124,7 @@ _ITEMSIZE = {
     DType.I64: 8,
     DType.BOOL: 1,
     DType.U8: 1,
+    DType.BF16C: 1,
     **{DType(name): 1 for name in FORMATS},
 }
 _STORAGE: dict[DType, np.dtype[np.generic]] = {
@@ -129,6 +136,7 @@ _STORAGE: dict[DType, np.dtype[np.generic]] = {
     DType.I64: np.dtype(np.int64),
     DType.BOOL: np.dtype(np.bool_),
     DType.U8: np.dtype(np.uint8),
+    DType.BF16C: np.dtype(np.uint8),
     **{DType(name): np.dtype(np.uint8) for name in FORMATS},
 }
 _ONNX = {

@@ -15,7 +15,7 @@ struct PlainType {
 };
 
 constexpr PlainType kTypes[] = {{"f32", 4},  {"bf16", 2, 32}, {"f16", 2}, {"i32", 4},
-                                {"int8", 1}, {"bool", 1},     {"i64", 8}};
+                                {"int8", 1}, {"bool", 1},     {"i64", 8}, {kCompressed.dtype, 1}};
 
 const PlainType* find_type(std::string_view dtype) {
   const auto* const found = std::ranges::find(kTypes, dtype, &PlainType::dtype);
@@ -52,6 +52,7 @@ bool comes_in_groups(std::string_view dtype, int64_t group) {
 
 int64_t panel_bytes_of(std::string_view dtype, int64_t k, int64_t group) {
   const WeightFormat* const format = find_format(dtype);
+  if (dtype == kCompressed.dtype) return kCompressed.panel_bytes(k);
   if (format == nullptr) {
     const PlainType* const type = find_type(dtype);
     return type == nullptr ? 0 : kPanel * type->itemsize * round_up(k, type->k_block);

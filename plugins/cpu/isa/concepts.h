@@ -135,6 +135,8 @@ concept PairVector =
       { S::load_i8_pairs(from_i8, from_i8) } -> std::same_as<typename S::V>;
       { S::load_e4m3_pairs(from_e4m3, from_e4m3) } -> std::same_as<typename S::V>;
       { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
+      { S::upper_bytes(from_i8) } -> std::same_as<typename S::UpperBytes>;
+      { S::template restored_pairs<3>(from_i8, S::upper_bytes(from_i8)) } -> std::same_as<typename S::V>;
     };
 
 // Eight tiles of 16 rows of 64 bytes.

@@ -35,6 +35,24 @@ struct PairsAvx512 : SimdAvx512 {
     const __m512i even = _mm512_srli_epi32(_mm512_castps_si512(load_e4m3(first)), 16);
     return _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_castps_si512(load_e4m3(second))));
   }
+  // Line kLine of pairs from a block of bf16c: a line of codes of upper bytes, low nibbles for two lines, high ones for
+  // the next two; then, for each two, a line of lower bytes, of which each 16 are of eight numbers of the one and of
+  // eight of the other.
+  struct UpperBytes {
+    __m512i table;
+  };
+  INGOT_INLINE UpperBytes upper_bytes(const void* p) {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+  }
+  template <int kLine>
+  INGOT_INLINE V restored_pairs(const void* block, UpperBytes upper) {
+    const auto* lines = static_cast<const __m512i*>(block);
+    __m512i codes = _mm512_loadu_si512(lines);
+    if constexpr (kLine / 2 == 1) codes = _mm512_srli_epi16(codes, 4);
+    const __m512i high = _mm512_shuffle_epi8(upper.table, _mm512_and_si512(codes, _mm512_set1_epi8(0x0F)));
+    const __m512i low = _mm512_loadu_si512(lines + 1 + kLine / 2);
+    return _mm512_castsi512_ps(kLine % 2 == 0 ? _mm512_unpacklo_epi8(low, high) : _mm512_unpackhi_epi8(low, high));
+  }
   // Those bits of every pair.
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(static_cast<int>(bits))));

@@ -211,6 +211,20 @@ struct PairsEmulated : SimdEmulated {
     return from_words(to_words(load_e4m3(first)) >> 16 | to_words(load_e4m3(second)));
   }
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) { return from_words(to_words(pairs) & bits); }
+  using UpperBytes = const uint8_t*;
+  INGOT_INLINE UpperBytes upper_bytes(const void* p) { return static_cast<const uint8_t*>(p); }
+  template <int kLine>
+  INGOT_INLINE V restored_pairs(const void* block, UpperBytes upper) {
+    const auto* codes = static_cast<const uint8_t*>(block);
+    const uint8_t* lower = codes + 64 * (1 + kLine / 2);
+    Words pairs{};
+    for (int i = 0; i < 2 * kWidth; ++i) {
+      const int at = i / 8 * 16 + kLine % 2 * 8 + i % 8;
+      const uint32_t number = static_cast<uint32_t>(upper[codes[at] >> (kLine / 2 * 4) & 15]) << 8 | lower[at];
+      pairs[i / 2] |= number << (i % 2 * 16);
+    }
+    return from_words(pairs);
+  }
 
  private:
   INGOT_INLINE V even_of(V pairs) { return from_words(to_words(pairs) << 16); }

@@ -16,9 +16,10 @@
 namespace ingot {
 namespace {
 
-// One line (64 bytes) of a panel, widened to float32: kPerLine rows of 16 columns.
+// One line (kBytes) of a panel, widened to float32: kPerLine rows of 16 columns.
 struct PanelF32 {
   static constexpr int64_t kPerLine = 1;  // k per line
+  static constexpr int64_t kBytes = kLineBytes;
   static int64_t bytes(int64_t k) { return k * kLineBytes; }
 
   template <typename S, int kK>
@@ -29,6 +30,7 @@ struct PanelF32 {
 
 struct PanelBf16 {
   static constexpr int64_t kPerLine = 2;
+  static constexpr int64_t kBytes = kLineBytes;
   static int64_t bytes(int64_t k) { return ceil_div(k, 32) * 16 * kLineBytes; }
 
   template <typename S, int kK>
@@ -42,6 +44,7 @@ struct PanelBf16 {
 // Four k of int8, widened.
 struct PanelInt8 {
   static constexpr int64_t kPerLine = 4;
+  static constexpr int64_t kBytes = kLineBytes;
 
   template <typename S, int kK>
   [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
@@ -54,6 +57,7 @@ constexpr float kF8Unit = 256;  // load_f8 takes the exponent of FP8 for float16
 // Four k of FP8, over kF8Unit.
 struct PanelF8 {
   static constexpr int64_t kPerLine = F8::kLineK;
+  static constexpr int64_t kBytes = kLineBytes;
 
   template <typename S, int kK>
   [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
@@ -70,8 +74,9 @@ constexpr int64_t kBlockedK = 256;  // k of a part, in lines of float32
 // beside its lines.
 template <typename Panel>
 struct FloatWeight {
-  using Stream = Panel;
-  using Blocked = Panel;
+  using Stream = Panel;                                          // of few rows
+  using First = Panel;                                           // of the first tile of many
+  using Blocked = Panel;                                         // of the others
   static constexpr bool kScaled = false;                         // whether panels begin with scales
   static constexpr int64_t kStreamRows = INT64_MAX;              // more of them are faster in blocks
   static constexpr int64_t kStreamPart = INT64_MAX;              // most k at once
@@ -86,7 +91,7 @@ struct FloatWeight {
     return panel + at / Panel::kPerLine * kLineBytes;
   }
   static int64_t stored_bytes(int64_t part) { return ceil_div(part, Panel::kPerLine) * kLineBytes; }
-  static const float* scales(const std::byte*, int64_t) { return nullptr; }
+  static const std::byte* beside(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   PlainSums<S> sums(const MatmulArgs&) const {
     return {};
@@ -105,6 +110,7 @@ struct Bf16Weight : FloatWeight<PanelBf16> {
 template <typename I, typename Format>
 struct QuantisedWeight {
   using Stream = PanelInt8;
+  using First = Stream;
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
   static constexpr int64_t kStreamRows = INT64_MAX;
@@ -121,7 +127,7 @@ struct QuantisedWeight {
   }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
   static int64_t stored_bytes(int64_t part) { return code_bytes<Format>(tiles_of(part)); }
-  static const float* scales(const std::byte*, int64_t) { return nullptr; }
+  static const std::byte* beside(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
     return {args, panel_bytes()};
@@ -131,6 +137,7 @@ struct QuantisedWeight {
 // FP8. A scale multiplies each number when it is widened, so that a sum is that of the numbers a weight stands for.
 struct F8Weight {
   using Stream = PanelF8;
+  using First = Stream;
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
   static constexpr int64_t kStreamRows = INT64_MAX, kStreamPart = INT64_MAX, kStreamBytes = 0;
@@ -143,7 +150,9 @@ struct F8Weight {
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
   static int64_t stored_bytes(int64_t part) { return ceil_div(part, F8::kLineK) * kLineBytes; }
-  const float* scales(const std::byte* panel, int64_t at) const { return format.scales(panel, at); }
+  const std::byte* beside(const std::byte* panel, int64_t at) const {
+    return reinterpret_cast<const std::byte*>(format.scales(panel, at));
+  }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
     return {args, panel_bytes()};
@@ -159,13 +168,27 @@ struct TileArgs {
   float* sums;
   int64_t panel_stride;
   bool first;
-  const float* const* scales = nullptr;    // of FP8: those of the groups of each panel, or null, and
-  int64_t group = 0;                       // k of a group, which the first k begins; 0: there are none
-  const std::byte* const* next = nullptr;  // what is fetched meanwhile, from each pointer on, and
-  int64_t next_step = 0;                   // bytes of it per line
-  float* widened = nullptr;                // where lines are left as PanelF32 has them, and
-  int64_t widened_stride = 0;              // floats from a panel to the next one
+  const std::byte* const* beside = nullptr;  // of FP8, scales of the groups of each panel; of bf16c, its upper bytes
+  int64_t group = 0;                         // k of a group, which the first k begins; 0: there are none
+  const std::byte* const* next = nullptr;    // what is fetched meanwhile, from each pointer on, and
+  int64_t next_step = 0;                     // bytes of it per line
+  float* widened = nullptr;                  // where lines are left as PanelF32 has them, and
+  int64_t widened_stride = 0;                // floats from a panel to the next one
 };
+
+// What the lines of a panel are restored with.
+struct None {};
+template <typename S, typename Panel>
+struct TablesOf {
+  using Type = None;
+};
+template <typename S, typename Panel>
+  requires requires(const std::byte* beside) { Panel::template tables<S>(beside); }
+struct TablesOf<S, Panel> {
+  using Type = decltype(Panel::template tables<S>(nullptr));
+};
+template <typename S, typename Panel>
+using Tables = typename TablesOf<S, Panel>::Type;
 
 // Few rows ask for lines at two distances: up to so many.
 template <typename S>
@@ -180,6 +203,7 @@ template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, 
 void tile(const TileArgs& args) {
   using V = typename S::V;
   constexpr bool kMany = kXStride > 0, kOfGroups = std::is_same_v<Panel, PanelF8>;
+  constexpr bool kRestores = !std::is_same_v<Tables<S, Panel>, None>;
   const int64_t x_stride = kMany ? kXStride : args.x_stride;
   constexpr int kVectors = kPanels * kPanel / S::kWidth;
   V sum[kRows][kVectors];
@@ -207,17 +231,26 @@ void tile(const TileArgs& args) {
       constexpr int kPerPanel = kPanel / S::kWidth;
       scale[v] = S::set1(kF8Unit);
       if (args.group > 0)
-        scale[v] = S::mul(scale[v], S::load(args.scales[v / kPerPanel] + groups * kPanel + v % kPerPanel * S::kWidth));
+        scale[v] = S::mul(scale[v], S::load(reinterpret_cast<const float*>(args.beside[v / kPerPanel]) +
+                                            groups * kPanel + v % kPerPanel * S::kWidth));
     }
     ++groups;
   };
+  Tables<S, Panel> tables[kPanels];
+  if constexpr (kRestores)
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) tables[p] = Panel::template tables<S>(args.beside[p]);
   const auto add_k = [&]<int kK>(const float* x) __attribute__((always_inline)) {
     V weight[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       constexpr int kPerPanel = kPanel / S::kWidth;
       const int p = v / kPerPanel, column = v % kPerPanel * S::kWidth;
-      weight[v] = Panel::template load<S, kK>(line[p], column);
+      if constexpr (kRestores) {
+        weight[v] = Panel::template load<S, kK>(line[p], tables[p]);
+      } else {
+        weight[v] = Panel::template load<S, kK>(line[p], column);
+      }
       if constexpr (kOfGroups) weight[v] = S::mul(weight[v], scale[v]);
       if constexpr (kLeaves) S::store(widened + p * args.widened_stride + kK * kPanel + column, weight[v]);
     }
@@ -250,13 +283,21 @@ void tile(const TileArgs& args) {
     for (int p = 0; p < kPanels; ++p) {
       if constexpr (kMany) {
         S::prefetch_far(next[p]);
+        if constexpr (kRestores) S::prefetch_far(next[p] + kLineBytes);
         next[p] += args.next_step;
-      } else if constexpr (kRows <= kTwoDistances<S>) {
-        prefetch_panel<S, kRows>(line[p]);
-      } else {  // a second distance costs more than it gives
-        S::prefetch(line[p] + 2048);
+      } else {
+#pragma GCC unroll 3
+        for (int64_t at = 0; at < Panel::kBytes; at += kLineBytes) {
+          if constexpr (kRestores && kRows <= 6) {  // the CPU's own prefetching, if it is good, finds both streams
+            S::prefetch(line[p] + at + ahead_of_reading(4096));
+          } else if constexpr (kRows <= kTwoDistances<S>) {
+            prefetch_panel<S, kRows>(line[p] + at);
+          } else {  // a second distance costs more than it gives
+            S::prefetch(line[p] + at + 2048);
+          }
+        }
       }
-      line[p] += kLineBytes;
+      line[p] += Panel::kBytes;
     }
     if constexpr (kLeaves) widened += Panel::kPerLine * kPanel;
   }
@@ -274,6 +315,7 @@ void tile(const TileArgs& args) {
 }
 
 using TileFn = void (*)(const TileArgs&);
+constexpr int64_t kMaxStreams = 4;  // panels of a tile of few rows
 
 template <typename S, typename Panel>
 struct Tiles {
@@ -285,6 +327,7 @@ struct Tiles {
   // Panels of a tile of few rows: with vectors of 8 lanes, enough chains of fma to hide the latency of each; of 16,
   // half as many, which are still faster than memory, and memory is faster with fewer streams.
   static constexpr int stream_panels(int rows) {
+    if constexpr (requires { Panel::streams(rows); }) return Panel::streams(rows);
     if constexpr (requires { S::kReadingStreams; }) {
       if (rows <= S::kReadingRows) return S::kReadingStreams;
     }
@@ -292,6 +335,7 @@ struct Tiles {
   }
   // Panels of a tile of few rows on this CPU.
   static int64_t panels_at_once(int64_t rows) {
+    if constexpr (requires { Panel::streams(1); }) return Panel::streams(static_cast<int>(rows));
     if constexpr (requires { S::kWorkingRows; }) {
       if (rows <= S::kWorkingRows && works_on_one_stream()) return 1;
     }
@@ -311,35 +355,59 @@ struct Tiles {
                                     table<kPanels, kXStride, kLeaves>(Indices())};
 };
 
-// Few rows: all of them in one tile, so that each weight is read once, in order.
+// Sums of few rows and of panels over all k: [panel][rows][16]. All rows are in one tile, so that each weight is read
+// once, in order. at_once: panels of a tile. scratch: kStreamBytes for each of them.
+template <typename S, typename Weight>
+void stream_sums(const Weight& weight, const float* x, int64_t rows, int64_t k, int64_t group,
+                 const std::byte* const* panels, int64_t count, int64_t at_once, float* sums, std::byte* scratch) {
+  using T = Tiles<S, typename Weight::Stream>;
+  const int64_t stride = rows * kPanel;
+  const auto row = static_cast<size_t>(rows - 1);
+  for (int64_t p = 0, step; p < count; p += step) {
+    step = at_once > 1 && count - p >= at_once ? at_once : 1;
+    float* const to = sums + p * stride;
+    const auto multiply = [&](int64_t at, int64_t part) {
+      const std::byte *lines[kMaxStreams], *beside[kMaxStreams];
+      for (int64_t i = 0; i < step; ++i) {
+        lines[i] = weight.lines(panels[p + i], at, part, scratch + i * Weight::kStreamBytes);
+        beside[i] = weight.beside(panels[p + i], at);
+      }
+      (step > 1 ? T::kStream : T::kOne)[row]({x + at, k, lines, part, to, stride, at == 0, beside, group});
+    };
+    if constexpr (requires { Weight::kPatchedK; }) {
+      for (int64_t at = 0, patched = 0; at < k; at = patched) {
+        patched = k;
+        for (int64_t i = 0; i < step; ++i) patched = std::min(patched, weight.patched(panels[p + i], at));
+        if (patched > at) multiply(at, patched - at);
+        const int64_t part = std::min(Weight::kPatchedK, k - patched);
+        for (int64_t i = 0; i < step && part > 0; ++i) {
+          const std::byte* const lines = scratch;
+          weight.restore(panels[p + i], patched, scratch);
+          Tiles<S, typename Weight::Blocked>::kOne[row](
+              {x + patched, k, &lines, part, to + i * stride, stride, patched == 0});
+        }
+        patched += part;
+      }
+    } else {
+      for (int64_t at = 0; at < k; at += std::min(Weight::kStreamPart, k))
+        multiply(at, std::min(Weight::kStreamPart, k - at));
+    }
+  }
+}
+
 template <typename S, typename Weight>
 void stream(const MatmulArgs& args, const Team& team) {
   using T = Tiles<S, typename Weight::Stream>;
-  constexpr int64_t kMaxPanels = 4;
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
   const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), stride = args.rows * kPanel;
   const int64_t at_once = T::panels_at_once(args.rows), group = std::max<int64_t>(width, at_once);
-  alignas(64) float sums[kMaxPanels * T::kRows * kPanel];
-  alignas(64) std::byte lines[kMaxPanels * Weight::kStreamBytes + 64];
+  alignas(64) float sums[kMaxStreams * T::kRows * kPanel];
+  alignas(64) std::byte lines[kMaxStreams * Weight::kStreamBytes + 64];
   const auto some = [&](int64_t panel, int64_t count) {
-    for (int64_t k = 0; k < args.k; k += std::min(Weight::kStreamPart, args.k)) {
-      const int64_t part = std::min(Weight::kStreamPart, args.k - k);
-      const std::byte* data[kMaxPanels];
-      const float* scales[kMaxPanels];
-      for (int64_t p = 0; p < count; ++p) {
-        const std::byte* const from = panel_at(args, panel + p, bytes);
-        data[p] = weight.lines(from, k, part, lines + p * Weight::kStreamBytes);
-        scales[p] = weight.scales(from, k);
-      }
-      TileArgs tile{args.x + k, args.k, data, part, sums, stride, k == 0, scales, args.group};
-      for (int64_t p = 0; p < count; p += count - p >= at_once ? at_once : 1) {
-        tile.panels = data + p;
-        tile.scales = scales + p;
-        tile.sums = sums + p * stride;
-        (at_once > 1 && count - p >= at_once ? T::kStream : T::kOne)[static_cast<size_t>(args.rows - 1)](tile);
-      }
-    }
+    const std::byte* panels[kMaxStreams];
+    for (int64_t p = 0; p < count; ++p) panels[p] = panel_at(args, panel + p, bytes);
+    stream_sums<S>(weight, args.x, args.rows, args.k, args.group, panels, count, at_once, sums, lines);
     epilogue<S>(args, 0, args.rows, panel, count, sums, stride, scaled);
   };
   share_panels(args, team, group, bytes, [&](int64_t begin, int64_t end) {
@@ -352,19 +420,58 @@ void stream(const MatmulArgs& args, const Team& team) {
 template <typename S, typename Weight>
 struct Blocked {
   using Panel = typename Weight::Blocked;
-  using First = typename Weight::Stream;
+  using First = typename Weight::First;
   using T = Tiles<S, Panel>;
   static constexpr bool kWidens = !std::is_same_v<First, Panel>;
-  static constexpr int64_t kRows = T::kRows;                     // of a tile
+  static constexpr bool kPatched = requires { Weight::kPatchedK; };
+  static constexpr int64_t kRows = T::kRows;  // of a tile
+  static constexpr int64_t kFirstRows = [] {
+    if constexpr (kPatched) return First::kMostFirstRows;
+    return kRows;
+  }();
   static constexpr int64_t kPart = kBlockedK * Panel::kPerLine;  // k
   static constexpr int64_t kXStride = kPart + kPanel;            // floats
   static constexpr int64_t kMaxRows = S::kRegisters >= 32 ? 11 * kRows : 96 / kRows * kRows;
   static constexpr int64_t kMaxPanels = S::kRegisters >= 32 ? 64 : 32;
 
+  static constexpr auto &kFirst = Tiles<S, First>::template kMany<kXStride, kWidens>,
+                        &kOther = T::template kMany<kXStride, false>;
+
   // For parts of x, then lines.
   static constexpr size_t scratch(int64_t rows) {
     constexpr int64_t kLines = T::kPanels * (Weight::kBlockedBytes + Weight::kStreamBytes);
     return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(kLines);
+  }
+
+  // The first tile of rows over a part of bf16c that begins at k `begin`, run by run: between tiles of weights with
+  // patches, and over these, which are restored where lines are left.
+  static void patched_tile(const Weight& weight, const std::byte* const* panels, int64_t count, int64_t begin,
+                           const TileArgs& part, size_t row) {
+    static_assert(!kPatched || Panel::kPerLine == 1);
+    const std::byte *lines[T::kPanels], *next[T::kPanels];
+    for (int64_t at = 0, end = 0; at < part.k; at = end) {
+      end = part.k;
+      for (int64_t i = 0; i < count; ++i) end = std::min(end, weight.patched(panels[i], begin + at) - begin);
+      const bool restores = end == at;
+      if (restores) end = std::min(at + Weight::kPatchedK, part.k);
+      TileArgs run = part;
+      run.x += at;
+      run.k = end - at;
+      run.panels = lines;
+      run.first = part.first && at == 0;
+      run.next = next;
+      run.widened += at * kPanel;
+      for (int64_t i = 0; i < count; ++i) {
+        next[i] = part.next[i] + at / First::kPerLine * part.next_step;
+        lines[i] = weight.stored(panels[i], begin + at);
+        if (restores) {
+          auto* const place = reinterpret_cast<std::byte*>(run.widened + i * run.widened_stride);
+          weight.restore(panels[i], begin + at, place);
+          lines[i] = place;
+        }
+      }
+      (restores ? kOther : kFirst)[count > 1][row](run);
+    }
   }
 
   // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will
@@ -375,7 +482,8 @@ struct Blocked {
     float* const x = reinterpret_cast<float*>(scratch);
     std::byte* const widened = reinterpret_cast<std::byte*>(x + rows * kXStride);
     std::byte* const narrow = widened + T::kPanels * Weight::kBlockedBytes;
-    const int64_t tiles = ceil_div(rows, kRows), stride = rows * kPanel;
+    const int64_t first_rows = std::min(kFirstRows, ceil_div(rows, ceil_div(rows, kRows)));
+    const int64_t others = ceil_div(rows - first_rows, kRows), tiles = 1 + others, stride = rows * kPanel;
     for (int64_t begin = 0; begin < k; begin += kPart) {
       const int64_t part = std::min(kPart, k - begin);
       for (int64_t r = 0; r < rows; ++r)
@@ -383,10 +491,11 @@ struct Blocked {
       for (int64_t p = 0, step; p < panels; p += step) {
         step = panels - p >= T::kPanels ? T::kPanels : 1;
         const std::byte *lines[T::kPanels], *next[T::kPanels];
-        const float* scales[T::kPanels];
+        const std::byte* beside[T::kPanels];
         for (int64_t i = 0; i < step; ++i) {
-          scales[i] = weight.scales(at(p + i), begin);
+          beside[i] = weight.beside(at(p + i), begin);
           lines[i] = weight.lines(at(p + i), begin, part, narrow + i * Weight::kStreamBytes);
+          if constexpr (kPatched) weight.prefetch_header(at(std::min(p + step + i, panels - 1)), begin);
           if (p + 2 * step <= panels) {
             next[i] = weight.stored(at(p + step + i), begin);
           } else {
@@ -396,7 +505,8 @@ struct Blocked {
         }
         const int64_t next_bytes = Weight::stored_bytes(part) / tiles;  // while a tile is made
         for (int64_t i = 0; i < tiles; ++i) {
-          const int64_t r = rows * i / tiles, end = rows * (i + 1) / tiles;
+          const int64_t r = i == 0 ? 0 : first_rows + (rows - first_rows) * (i - 1) / others;
+          const int64_t end = i == 0 ? first_rows : first_rows + (rows - first_rows) * i / others;
           const bool first = kWidens && i == 0;
           const int64_t per_line = first ? First::kPerLine : Panel::kPerLine;
           const TileArgs tile{.x = x + r * kXStride,
@@ -406,15 +516,24 @@ struct Blocked {
                               .sums = to + p * stride + r * kPanel,
                               .panel_stride = stride,
                               .first = begin == 0,
-                              .scales = scales,
+                              .beside = beside,
                               .group = group,
                               .next = next,
                               .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
                               .widened = reinterpret_cast<float*>(widened),
                               .widened_stride = Weight::kBlockedBytes / int64_t{sizeof(float)}};
-          constexpr auto &kFirst = Tiles<S, First>::template kMany<kXStride, kWidens>,
-                         &kOther = T::template kMany<kXStride, false>;
-          (first ? kFirst : kOther)[step > 1][static_cast<size_t>(end - r - 1)](tile);
+          const auto last = static_cast<size_t>(end - r - 1);
+          if constexpr (kPatched) {
+            if (first) {
+              const std::byte* whole[T::kPanels];
+              for (int64_t each = 0; each < step; ++each) whole[each] = at(p + each);
+              patched_tile(weight, whole, step, begin, tile, last);
+            } else {
+              kOther[step > 1][last](tile);
+            }
+          } else {
+            (first ? kFirst : kOther)[step > 1][last](tile);
+          }
           for (int64_t each = 0; each < step; ++each) {
             if (first) lines[each] = widened + each * Weight::kBlockedBytes;
             next[each] += next_bytes;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "matmul/compressed.h"
 #include "matmul/matmul_kernel.h"
 #include "moe/moe_matmul_kernel.h"
 
@@ -18,6 +19,7 @@ namespace {
 // A line of a bf16 panel: one pair of k of 16 columns.
 struct PanelPairs {
   static constexpr int64_t kPerLine = 1;  // pairs
+  static constexpr int64_t kBytes = kLineBytes;
   static int64_t bytes(int64_t pairs) { return PanelBf16::bytes(2 * pairs); }
 
   template <typename S, int kK>
@@ -29,6 +31,54 @@ struct PanelPairs {
 struct PairsWeight : FloatWeight<PanelPairs> {
   static constexpr int64_t kStreamRows = 12;  // a pair takes one operation of each: more rows keep memory waiting
   using FloatWeight<PanelPairs>::FloatWeight;
+};
+
+// Four pairs of bf16c, without patches.
+struct PanelCompressed {
+  static constexpr int64_t kPerLine = 4;
+  static constexpr int64_t kBytes = Bf16c::kBlockBytes;
+  static constexpr int64_t kMostRows = 10;         // of products that never leave its lines restored
+  static constexpr int64_t kMostFirstRows = 8;     // of a tile that leaves them
+  static constexpr int streams(int) { return 2; }  // one would wait for each sum
+
+  template <typename S>
+  static typename S::UpperBytes tables(const std::byte* panel) {
+    return S::upper_bytes(panel);
+  }
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, typename S::UpperBytes upper) {
+    return S::template restored_pairs<kK>(line, upper);
+  }
+};
+
+// bf16c. Few rows multiply its lines as they are, and so does the first tile of many, which leaves them as bf16 has
+// them. Tiles of weights with patches are restored before that.
+template <typename S>
+struct CompressedWeight : PairsWeight {
+  using Stream = PanelCompressed;
+  using First = PanelCompressed;
+  static constexpr int64_t kStreamRows = PanelCompressed::kMostRows;
+  static constexpr int64_t kPatchedK = Bf16c::kTileK / 2;  // pairs of a tile
+  static constexpr int64_t kStreamBytes = Bf16c::kRestoredBytes;
+  static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
+  Bf16c format;
+
+  template <typename Args>
+  explicit CompressedWeight(const Args& args) : PairsWeight(args), format(2 * args.k) {}
+  int64_t panel_bytes() const { return format.panel_bytes(); }
+  const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
+  const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at / kPatchedK); }
+  static int64_t stored_bytes(int64_t part) { return ceil_div(part, kPatchedK) * Bf16c::kTileBytes; }
+  static const std::byte* beside(const std::byte* panel, int64_t) { return panel; }
+  // The first pair from `at` on of a tile with patches; at least the number of pairs where there is none.
+  int64_t patched(const std::byte* panel, int64_t at) const {
+    return format.patched(panel, at / kPatchedK) * kPatchedK;
+  }
+  // Asks for what `patched` reads from there on.
+  void prefetch_header(const std::byte* panel, int64_t at) const { format.prefetch_header<S>(panel, at / kPatchedK); }
+  void restore(const std::byte* panel, int64_t at, std::byte* to) const {
+    format.restore<S>(panel, at / kPatchedK, to);
+  }
 };
 
 inline int64_t pairs_of(int64_t k) { return ceil_div(k, 2); }
@@ -50,7 +100,7 @@ inline size_t matmul_pairs_scratch(const void* args) {
   return static_cast<size_t>(matmul.rows * pairs_of(matmul.k)) * sizeof(float);
 }
 
-template <typename S>
+template <typename S, typename Weight>
 void matmul_pairs(const MatmulArgs& args, const Team& team) {
   const int64_t pairs = pairs_of(args.k);
   const OwnOrShared place(args, team);
@@ -63,7 +113,7 @@ void matmul_pairs(const MatmulArgs& args, const Team& team) {
   product.x = rounded;
   product.k = pairs;
   product.norm = nullptr;
-  matmul<S, PairsWeight>(product, team);
+  matmul<S, Weight>(product, team);
 }
 
 // Products of experts: a thread rounds the rows of an expert before it multiplies them.

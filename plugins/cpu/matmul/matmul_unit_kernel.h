@@ -256,6 +256,7 @@ void matmul_units(const MatmulArgs& args, const Team& team) {
 template <typename I, typename Format>
 struct UnitWeight {
   using Stream = PanelF32;
+  using First = Stream;
   using Blocked = PanelF32;
   static constexpr bool kScaled = true;
   static constexpr int64_t kStreamRows = INT64_MAX, kStreamPart = kBlockedK;
@@ -267,7 +268,7 @@ struct UnitWeight {
   int64_t panel_bytes() const { return format.panel_bytes(); }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at); }
   static int64_t stored_bytes(int64_t part) { return code_bytes<Format>(tiles_of(part)); }
-  static const float* scales(const std::byte*, int64_t) { return nullptr; }
+  static const std::byte* beside(const std::byte*, int64_t) { return nullptr; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
     return {args, panel_bytes()};

@@ -140,4 +140,19 @@ constexpr WeightFormat kWeightFormats[] = {kW8,   kW4,   kW2t, kW3t,  kW4t,  kW4
 constexpr WeightFormat kTableFormat = kW8;
 static_assert(kTableFormat.in_tables);
 
+// bf16 in 12 bits, without loss: a panel has a table of upper bytes, patches and their counts, then tiles.
+struct Compressed {
+  std::string_view dtype;
+  int64_t tile_k;       // k of a tile
+  int64_t tile_bytes;   // of codes and lower bytes
+  int64_t table_bytes;  // of upper bytes
+
+  constexpr int64_t tiles(int64_t k) const { return (k + tile_k - 1) / tile_k; }
+  // Four bytes for each patch, two for the number of those before each tile and before the end.
+  constexpr int64_t header_bytes(int64_t k) const { return (table_bytes + 6 * tiles(k) + 2 + 63) / 64 * 64; }
+  constexpr int64_t counts_offset(int64_t k) const { return header_bytes(k) - 2 * (tiles(k) + 1); }
+  constexpr int64_t panel_bytes(int64_t k) const { return header_bytes(k) + tiles(k) * tile_bytes; }
+};
+constexpr Compressed kCompressed{.dtype = "bf16c", .tile_k = 32, .tile_bytes = 768, .table_bytes = 16};
+
 }  // namespace ingot

@@ -59,27 +59,12 @@ class VectorProduct {
   int64_t stride() const { return count_ * kPanel; }
 
  private:
-  static constexpr int64_t kAtOnce = 4;  // panels of a tile, at most
-  static constexpr size_t kLinesBytes = static_cast<size_t>(kAtOnce * Weight::kStreamBytes);
+  static constexpr size_t kLinesBytes = static_cast<size_t>(kMaxStreams * Weight::kStreamBytes);
 
   // All rows in one tile over the whole K, so that each weight is read once, in order.
   void stream(const std::byte* const* panels, int64_t count) {
     const int64_t at_once = Few::stream_panels(static_cast<int>(count_));
-    const auto row = static_cast<size_t>(count_ - 1);
-    for (int64_t p = 0, step; p < count; p += step) {
-      step = count - p >= at_once ? at_once : 1;
-      for (int64_t k = 0; k < k_; k += std::min(Weight::kStreamPart, k_)) {
-        const int64_t part = std::min(Weight::kStreamPart, k_ - k);
-        const std::byte* lines[kAtOnce];
-        const float* scales[kAtOnce];
-        for (int64_t i = 0; i < step; ++i) {
-          lines[i] = weight_.lines(panels[p + i], k, part, lines_ + i * Weight::kStreamBytes);
-          scales[i] = weight_.scales(panels[p + i], k);
-        }
-        const auto& tiles = step == at_once ? Few::kStream : Few::kOne;
-        tiles[row]({few_ + k, k_, lines, part, sums_ + p * stride(), stride(), k == 0, scales, group_});
-      }
-    }
+    stream_sums<S>(weight_, few_, count_, k_, group_, panels, count, at_once, sums_, lines_);
   }
 
   Weight weight_;

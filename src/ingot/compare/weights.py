@@ -116,7 +116,7 @@ def _block_error(name: str, block: Block, packed: PackedWeights, source: Source)
     elif isinstance(rows, WeightRows):
         at, expected, bound = _not_the_nearest(wanted, got, rows)
     else:
-        at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype)
+        at, expected, bound = _not_the_rounded(wanted, got, block.weight.dtype.numbers)
     return _BlockError(
         squares=squares,
         difference=difference,

@@ -85,7 +85,7 @@ class Packed:
     @property
     def rounded(self) -> Array | WeightRows:
         """The values that the stored bits stand for."""
-        return to_float32(from_float32(self.values, self.dtype), self.dtype)
+        return to_float32(from_float32(self.values, self.dtype.numbers), self.dtype.numbers)
 
     def cuts(self, pieces: int) -> list[int]:
         """Where the panels (of each expert) are cut."""
@@ -106,7 +106,7 @@ class Packed:
     def _matrices(self) -> Sequence[npt.NDArray[np.generic]]:
         """Panels of each matrix, made once for all sessions: from then on the values stay as they are."""
         self.values.flags.writeable = False
-        stored = from_float32(self.values, self.dtype)
+        stored = from_float32(self.values, self.dtype.numbers)
         matrices = stored.reshape(-1, *stored.shape[-2:])
         return [pack_panels(interleave_gated(each) if self.gated else each, self.dtype) for each in matrices]
 

@@ -27,7 +27,7 @@ from tests.plugins.cpu.one_step import (
 
 pytestmark = pytest.mark.native
 
-KERNELS = [name for name in kernel_table() if name.startswith(("matmul.f32.", "matmul.bf16."))]
+KERNELS = [name for name in kernel_table() if name.startswith(("matmul.f32.", "matmul.bf16.", "matmul.bf16c."))]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 63, 65)
 KS = (1, 4, 31, 32, 33, 64, 172, 300)
 NS = (1, 15, 16, 17, 48, 65, 130)
@@ -174,6 +174,53 @@ def test_the_dot_product_agrees_with_its_twin_bit_for_bit() -> None:
         np.testing.assert_array_equal(np.isnan(made[0]), np.isnan(made[1]))
         clean = np.nan_to_num(made[0], nan=0.0), np.nan_to_num(made[1], nan=0.0)
         assert clean[0].tobytes() == clean[1].tobytes()
+
+
+def _with_patches(weight: Packed) -> Packed:
+    """Some numbers get other exponents than all others: of rows side by side, of the last, and several of one tile."""
+    values = weight.values.copy()
+    n, k = values.shape
+    for row, column, value in ((0, 0, 3e30), (1, 0, -2e-30), (n - 1, k - 1, 1e-39), (n // 2, k // 2, 5e20)):
+        values[row % n, column] = value
+    return dataclasses.replace(weight, values=values)
+
+
+@pytest.mark.parametrize("level", ["avx512bf16", "avx512bf16emu"])
+@pytest.mark.parametrize(("n", "k"), [(65, 300), (24, 2048), (48, 1100), (16, 33)])
+@pytest.mark.parametrize("patched", [False, True])
+def test_compressed_weights_give_the_bits_of_bf16(level: str, n: int, k: int, patched: bool) -> None:
+    """For any number of rows: those that read weights as they are stored, and those that leave them restored."""
+    for gated, threads in ((False, 1), (True, 2)):
+        count = 2 * n if gated else n
+        weight = _weight("matmul.bf16", count, k, gated)
+        weight = _with_patches(weight) if patched else weight
+        for rows in (1, 2, 6, 7, 8, 9, 10, 11, 14, 16, 23, 64, 170):
+            made = []
+            for dtype in (DType.BF16, DType.BF16C):
+                kernel = f"matmul.{dtype.value}.{level}"
+                inputs: list[Input] = [_normal(rows, rows, k), dataclasses.replace(weight, dtype=dtype), None, None]
+                attrs = _attrs(kernel, "silu" if gated else "none", gated)
+                session = open_step(kernel, inputs, attrs, plain_batch(rows), threads=threads)
+                made.append(_run(session, rows))
+                session.close()
+            assert made[0].tobytes() == made[1].tobytes(), f"{rows} rows"
+
+
+@pytest.mark.parametrize("level", ["avx512bf16", "avx512bf16emu"])
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_compressed_weights_of_any_bytes_stay_in_their_place(level: str, rows: int) -> None:
+    """Patches beyond the panel, or of places beyond their tile: whatever comes out, nothing else is read or written."""
+    kernel = f"matmul.bf16c.{level}"
+    weight = dataclasses.replace(_weight(kernel, 40, 300), dtype=DType.BF16C)
+    plan, section = one_step_plan(
+        kernel, [_normal(1, rows, 300), weight, None, None], _attrs(kernel), plain_batch(rows)
+    )
+    for seed in range(8):
+        damaged = np.frombuffer(np.random.default_rng(seed).bytes(section.nbytes), np.uint8)
+        session = open_native(plan, damaged, SessionOptions(num_blocks=(8,), threads=2), runnable_isa(kernel))
+        session.native.write_buffer("in0", _normal(1, rows, 300))
+        assert _run(session, rows).shape == (rows, 40)
+        session.close()
 
 
 @pytest.mark.parametrize(

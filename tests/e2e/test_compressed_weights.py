@@ -1,0 +1,87 @@
+"""Engines of bf16 weights in 12 bits: smaller, and the same bits as those in 16."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.configs.runtime import runtime_config
+from ingot.dtypes import DType
+from ingot.engine import read_plan
+from ingot.plugins.cpu.native import offered_isas
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.session import load_engine
+from tests.e2e.command import ingot
+from tests.handmade import TINY_LLAMA, write_model
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif("avx512bf16" not in offered_isas(), reason="this machine lacks avx512bf16"),
+]
+
+MODEL = {**TINY_LLAMA, "vocab_size": 1000, "hidden_size": 160, "intermediate_size": 300, "num_hidden_layers": 2}
+PROMPTS = [np.random.default_rng(n).integers(3, 1000, 5 + 4 * n).tolist() for n in range(12)]
+TARGET = ("--target", "cpu/avx512bf16", "--precision", "bf16", "--no_autotune")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """c: a Checkpoint; plain, compressed, refit, and ranks, which has two: engines."""
+    folder = tmp_path_factory.mktemp("compressed")
+    model = write_model(folder / "m", MODEL)
+    ingot("convert", "--model_dir", model, "--dtype", "bfloat16", "--output_dir", folder / "c").succeeds()
+    engines = {
+        "compressed": (),
+        "plain": ("--no_compression",),
+        "refit": ("--refit", "--activations", "bf16"),
+        "ranks": ("--tp_size", "2"),
+        "parts": ("--sum_parts", "2"),
+    }
+    for name, options in engines.items():
+        ingot("build", "--checkpoint_dir", folder / "c", "--output_dir", folder / name, *TARGET, *options).succeeds()
+    return folder
+
+
+def answers(engine: Path) -> tuple[list[list[int]], list[bytes]]:
+    """Tokens and logits, of many sequences at once and then of one."""
+    with ModelRunner(load_engine(engine, runtime_config(threads=2))) as runner:
+        made = [
+            runner.generate(prompts, max_new_tokens=12, end_id=-1, return_dict=True, output_generation_logits=True)
+            for prompts in (PROMPTS, PROMPTS[:1])
+        ]
+    return [each["output_ids"].tolist() for each in made], [each["generation_logits"].tobytes() for each in made]
+
+
+def dtypes(engine: Path) -> dict[str, DType]:
+    """Of the weights of matmuls."""
+    plan = read_plan(engine)
+    types = {weight.name: weight.dtype for weight in plan.weights}
+    return {step.name: types[step.inputs[1]] for step in plan.steps if step.op == "matmul"}
+
+
+def test_the_same_bits(folder: Path) -> None:
+    assert set(dtypes(folder / "compressed").values()) == {DType.BF16C}
+    assert set(dtypes(folder / "plain").values()) == {DType.BF16}
+    assert answers(folder / "compressed") == answers(folder / "plain")
+
+
+def test_fewer_bytes(folder: Path) -> None:
+    matmuls = [
+        sum(weight.nbytes for weight in read_plan(folder / name).weights if weight.layout.startswith("panel"))
+        for name in ("compressed", "plain")
+    ]
+    assert matmuls[0] < 0.78 * matmuls[1]
+
+
+@pytest.mark.parametrize("name", ["compressed", "ranks", "parts"])
+def test_verify_finds_every_weight(folder: Path, name: str) -> None:
+    ingot("verify", folder / name, "--against", folder / "c").succeeds()
+
+
+def test_inspect_names_them(folder: Path) -> None:
+    assert "bf16c" in ingot("inspect", folder / "compressed").succeeds().out
+
+
+def test_a_refit_may_bring_other_exponents(folder: Path) -> None:
+    """So its weights are not compressed."""
+    assert set(dtypes(folder / "refit").values()) == {DType.BF16}
