@@ -9,8 +9,8 @@ more of them than there is room for, the weight stays bf16.
     4 * patches   uint16 [patches, 2]: a number, and its place in its tile of restored lines; zeros
     2 * counts    uint16 [tiles + 1]: how many patches there are before each tile, and in all. The header up to here
                   ends at a multiple of 64: the smallest that has room for a patch per tile
-    768 * tiles   a tile is 32 k of 16 columns, four blocks of 8 k each. Of a block, 64 bytes are codes, low nibbles of
-                  the first 64 numbers, high nibbles of the others; 128 bytes are lower bytes
+    768 * tiles   a tile is 32 k of 16 columns, four blocks of 8 k each. A block has 64 bytes of codes, in low nibbles
+                  those of its first 64 numbers, in high nibbles the others; then 128 lower bytes
 
 A block restores four lines of 64 bytes, as panel16.bf16 has them. 16 lower bytes are those of eight numbers of a line,
 then those in the same places of the next line: vectors of bytes interleave so.
@@ -40,12 +40,12 @@ class CompressedPanel:
 
     @property
     def tiles(self) -> int:
-        """Of 32 columns."""
+        """How many tiles of 32 columns a panel has."""
         return -(-self.k // TILE_K)
 
     @property
     def header_bytes(self) -> int:
-        """Of upper bytes, patches and counts."""
+        """Bytes of upper bytes, patches and counts."""
         return -(-(CODES + 6 * self.tiles + 2) // 64) * 64
 
     @property
@@ -55,7 +55,7 @@ class CompressedPanel:
 
     @property
     def nbytes(self) -> int:
-        """Of the panel."""
+        """Bytes of the panel."""
         return self.header_bytes + self.tiles * TILE_BYTES
 
 
@@ -113,7 +113,7 @@ def _lines(bits: Words) -> Words:
 
 def _numbered(upper: Integers) -> npt.NDArray[np.int32]:
     """Upper bytes [panels, numbers], apart by panel."""
-    return (upper + 256 * np.arange(len(upper))[:, None]).astype(np.int32)
+    return upper.astype(np.int32) + 256 * np.arange(len(upper), dtype=np.int32)[:, None]
 
 
 def _counts(upper: Integers) -> npt.NDArray[np.int64]:
