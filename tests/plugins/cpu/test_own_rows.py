@@ -21,11 +21,12 @@ FEW, MANY = OWN_ELEMENTS // K, OWN_ELEMENTS // K + 1
 def _case(kernel: str) -> tuple[list[Input], dict[str, Attr]]:
     weight_type, rounded = kernel.split(".")[1], activations_of(kernel)
     group = group_of(weight_type)
-    weight: Packed = Packed(
-        values=np.random.default_rng(1).standard_normal((20, K)).astype(np.float32), dtype=DType.BF16, panels=True
-    )
-    if DType(weight_type.removesuffix("a8")).is_quantised:
-        weight = Quantised.of(random_weight(weight_type, 20, K, group))
+    dtype = DType(weight_type.removesuffix("a8"))
+    if dtype.is_quantised:
+        weight: Packed = Quantised.of(random_weight(weight_type, 20, K, group))
+    else:
+        values = np.random.default_rng(1).standard_normal((20, K)).astype(np.float32)
+        weight = Packed(values=values, dtype=dtype, panels=True)
     x = np.random.default_rng(2).standard_normal((MANY, K)).astype(np.float32)
     return [x, weight, None, None], {"activation": "none", "gated": 0, "activations": rounded, "group": group}
 
