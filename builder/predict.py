@@ -31,7 +31,7 @@ PROMPT = 512  # tokens
 CONTEXT = 128  # tokens before a decode step
 SAMPLE_BYTES = 64 << 20  # of weights, or twice the last cache where that is more
 SMALL = 8 << 20  # bytes of weights: below, the runtime around the kernels takes as long as they do
-BESIDE = 32 << 20  # bytes: scratch of kernels, and what packing left behind
+BESIDE = 48 << 20  # bytes: scratch of kernels, and what packing left behind
 ROUNDS, ROUNDS_SECONDS = 5, 3.0  # of a prompt and decode steps, at most; no more once they took so long
 STEPS, STEPS_SECONDS = 12, 0.2  # that decode, in a round; likewise
 

@@ -28,7 +28,6 @@ CODES = 16
 _PLACES = TILE_K * PANEL  # of numbers of a tile
 
 Words = npt.NDArray[np.uint16]
-Integers = npt.NDArray[np.integer]
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -61,7 +60,7 @@ class CompressedPanel:
 
 def fits(bits: Words) -> bool:
     """Whether all panels of bf16 rows [n, K] have room for their patches."""
-    counts = _counts(_lines(bits) >> 8)
+    counts = _counts(_upper(_lines(bits)))
     coded = np.partition(counts, -CODES, axis=1)[:, -CODES:].sum(axis=1)
     return bool((counts.sum(axis=1) - coded <= CompressedPanel(bits.shape[1]).most_patches).all())
 
@@ -70,17 +69,19 @@ def compress(bits: Words) -> Bytes:
     """bf16 rows [n, K] → panels [ceil(n/16), panel bytes]. Raises ValueError if the rows do not fit."""
     place, lines = CompressedPanel(bits.shape[1]), _lines(bits)
     panels = np.zeros((len(lines), place.nbytes), np.uint8)
-    upper = lines >> 8
-    common = np.sort(np.argsort(-_counts(upper), axis=1, kind="stable")[:, :CODES], axis=1)
+    codes = _upper(lines)
+    common = np.sort(np.argsort(-_counts(codes), axis=1, kind="stable")[:, :CODES], axis=1)
     panels[:, :CODES] = common
     code_of = np.full((len(lines), 256), CODES, np.uint8)
     code_of[np.arange(len(lines))[:, None], common] = np.arange(CODES)
-    codes: Bytes = np.take(code_of.reshape(-1), _numbered(upper))
+    for own, each in zip(code_of, codes, strict=True):  # panel by panel: it takes less memory
+        each[:] = own[each]
     _write_patches(panels, place, lines, codes == CODES)
-    low, high = (np.ascontiguousarray(each) for each in np.moveaxis(_interleaved((codes & 15).astype(np.uint8)), 2, 0))
-    lower = _interleaved(lines.astype(np.uint8))
-    blocks = np.concatenate([(low | high << 4)[:, :, None], lower], axis=2)
-    panels[:, place.header_bytes :] = blocks.reshape(len(lines), -1)
+    codes &= 15
+    blocks = panels[:, place.header_bytes :].reshape(len(lines), -1, 3, 64)  # a view
+    low, high = np.moveaxis(_interleaved(codes), 2, 0)
+    blocks[:, :, 0] = low | high << 4
+    blocks[:, :, 1:] = _interleaved(lines.astype(np.uint8))
     return panels
 
 
@@ -92,11 +93,11 @@ def restore(panels: Bytes, n: int, k: int) -> Words:
     codes = _lines_of(np.stack([blocks[:, :, 0] & 15, blocks[:, :, 0] >> 4], axis=2))
     upper = panels[np.arange(len(panels))[:, None], codes].astype(np.uint16)
     words = upper << 8 | _lines_of(blocks[:, :, 1:])
-    counts = _counts_before(panels, place)
-    for panel, own in enumerate(counts):
-        patches = panels[panel, CODES : CODES + 4 * own[-1]].view(np.uint16).reshape(-1, 2)
-        tile = np.repeat(np.arange(place.tiles), np.diff(own.astype(np.int64)))
-        words[panel, tile * _PLACES + patches[:, 1]] = patches[:, 0]
+    for panel, counts in enumerate(_counts_before(panels, place).astype(np.int64)):
+        patches = panels[panel, CODES : CODES + 4 * place.most_patches].view(np.uint16).reshape(-1, 2)
+        for tile in np.flatnonzero(counts[1:] > counts[:-1]):  # of damaged panels, what a kernel makes of them
+            own = patches[counts[tile] : counts[tile + 1]]
+            words[panel, tile * _PLACES + own[:, 1] % _PLACES] = own[:, 0]
     pairs = words.reshape(len(panels), -1, PANEL, 2).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(pairs.reshape(len(panels) * PANEL, -1)[:n, :k])
 
@@ -105,20 +106,21 @@ def _lines(bits: Words) -> Words:
     """Rows [n, K] → numbers in the order of lines of panel16.bf16 [panels, K * 16], with zeros behind rows and
     columns."""
     n, k = bits.shape
-    padded = np.zeros((-(-n // PANEL) * PANEL, -(-k // TILE_K) * TILE_K), np.uint16)
-    padded[:n, :k] = bits
+    padded = bits
+    if n % PANEL or k % TILE_K or not bits.flags.c_contiguous:
+        padded = np.zeros((-(-n // PANEL) * PANEL, -(-k // TILE_K) * TILE_K), np.uint16)
+        padded[:n, :k] = bits
     pairs = padded.view(np.uint32).reshape(-1, PANEL, padded.shape[1] // 2)
     return np.ascontiguousarray(pairs.transpose(0, 2, 1)).view(np.uint16).reshape(len(pairs), -1)
 
 
-def _numbered(upper: Integers) -> npt.NDArray[np.int32]:
-    """Upper bytes [panels, numbers], apart by panel."""
-    return upper.astype(np.int32) + 256 * np.arange(len(upper), dtype=np.int32)[:, None]
+def _upper(lines: Words) -> Bytes:
+    return (lines >> 8).astype(np.uint8)
 
 
-def _counts(upper: Integers) -> npt.NDArray[np.int64]:
+def _counts(upper: Bytes) -> npt.NDArray[np.int64]:
     """[panels, numbers] → how many numbers have each upper byte [panels, 256]."""
-    return np.bincount(_numbered(upper).reshape(-1), minlength=256 * len(upper)).reshape(-1, 256)
+    return np.stack([np.bincount(each, minlength=256) for each in upper])
 
 
 def _interleaved(lines: Bytes) -> Bytes:

@@ -1,5 +1,6 @@
 """Engines of bf16 weights in 12 bits: smaller, and the same bits as those in 16."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,13 @@ import pytest
 from ingot.configs.runtime import runtime_config
 from ingot.dtypes import DType
 from ingot.engine import read_plan
+from ingot.plan import Plan
+from ingot.plugins.compressed import CompressedPanel
 from ingot.plugins.cpu.native import offered_isas
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
 from tests.e2e.command import ingot
+from tests.hall.planted import Bytes, Edit, panel, replant
 from tests.handmade import TINY_LLAMA, write_model
 
 pytestmark = [
@@ -76,6 +80,31 @@ def test_fewer_bytes(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["compressed", "ranks", "parts"])
 def test_verify_finds_every_weight(folder: Path, name: str) -> None:
     ingot("verify", folder / name, "--against", folder / "c").succeeds()
+
+
+def lower_byte(plan: Plan, section: Bytes) -> None:
+    """That of row 16, column 0, the first of the panel."""
+    panel(plan, section, "layers.1/down.weight", 21)[CompressedPanel(300).header_bytes + 64] ^= 1
+
+
+def upper_byte(plan: Plan, section: Bytes) -> None:
+    """What one code of the panel stands for."""
+    panel(plan, section, "layers.1/down.weight", 21)[3] ^= 1
+
+
+def counts(plan: Plan, section: Bytes) -> None:
+    """Patches before each tile: more than there is room for, then fewer."""
+    part = panel(plan, section, "layers.1/down.weight", 21)
+    header = CompressedPanel(300).header_bytes
+    part[header - 22 : header].view(np.uint16)[:] = np.arange(11) * 7 % 5 * 9000
+
+
+@pytest.mark.parametrize("edit", [lower_byte, upper_byte, counts])
+def test_verify_names_a_weight_with_other_bytes(folder: Path, tmp_path: Path, edit: Edit) -> None:
+    engine = replant(folder / "compressed", tmp_path / "e", edit)
+    result = ingot("verify", engine, "--against", folder / "c")
+    assert result.code == 1
+    assert re.search(r"weight layers.1/down.weight, row (16|19|2\d|3[01]), column", result.err), result.err
 
 
 def test_inspect_names_them(folder: Path) -> None:

@@ -91,7 +91,8 @@ def test_each_precision_has_a_row(tmp_path: Path) -> None:
     precisions, caches = ["f32", "bf16", "w8", "w4g32", "w4g64", "w4g128"], ["f32", "bf16", "int8", "fp8"]
     assert [row[0].strip("| `") for row in rows] == precisions + caches
     sizes, errors = ([float(row[column].split()[0]) for row in rows] for column in (1, 4))
-    assert sizes[0] > 1.9 * sizes[1] > 3 * sizes[2] > 3 * sizes[3]
+    assert sizes[0] > 1.9 * sizes[1]
+    assert sizes[1] > 1.3 * sizes[2] > 1.3 * sizes[3]  # of 12 or 16 bits, 8 and 4
     assert errors[0] <= errors[1] < errors[2] < errors[3]
     assert sizes[6] == 2 * sizes[7] > 2 * sizes[8] == 2 * sizes[9]
     assert errors[6] <= errors[7] <= errors[8] < errors[9]
