@@ -59,14 +59,9 @@ class Built:
         if not engine.exists():
             target, precision, kv = (*kind.split("-"), "auto")[:3]
             config = BuildConfig(
-                target=target,
-                precision=precision,
-                kv_cache_dtype=kv,
-                tokens_per_block=16,
-                max_num_tokens=24,
-                compress_weights=False,  # errors are planted in the bytes of floats
+                target=target, precision=precision, kv_cache_dtype=kv, tokens_per_block=16, max_num_tokens=24
             )
-            build(config, self.checkpoint, engine)
+            build(dataclasses.replace(config, compress_weights=False), self.checkpoint, engine)  # errors go into floats
         return engine
 
 
