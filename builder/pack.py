@@ -238,8 +238,7 @@ class Packer:
     def _work(self) -> Iterator[_Block]:
         for piece, name in self._pieces:
             use = self._uses[name]
-            step = max(2, BLOCK_BYTES // (4 * use.unit_values) // 2 * 2)  # even: pairs of gated panels
-            offset = piece.offset
+            step, offset = _block_units(use), piece.offset
             for expert, begin in itertools.product(range(use.experts), range(piece.begin, piece.end, step)):
                 end = min(begin + step, piece.end)
                 yield _Block(use=use, expert=expert, begin=begin, end=end, offset=offset)
@@ -284,21 +283,22 @@ class Packer:
 
 def fits_compressed(reader: WeightReader, use: WeightUse) -> bool:
     """Whether all panels of a weight can be stored as bf16c."""
-    step = max(2, BLOCK_BYTES // (4 * use.unit_values) // 2 * 2)
+    step, tensor = _block_units(use), use.tensor
+    copied = is_copy(tensor, DType.BF16)
     for expert, begin in itertools.product(range(use.experts), range(0, use.units, step)):
-        block = _Block(use=use, expert=expert, begin=begin, end=min(begin + step, use.units), offset=0)
-        stored = _bits(reader, block, DType.BF16)
+        ranges = _ranges(_Block(use=use, expert=expert, begin=begin, end=min(begin + step, use.units), offset=0))
+        if copied:
+            stored = np.concatenate([reader.read_bits(tensor, *each) for each in ranges])
+        else:
+            stored = from_float32(np.concatenate([reader.read_rows(tensor, *each) for each in ranges]), DType.BF16)
         if not fits((interleave_gated(stored) if use.gated else stored).view(np.uint16)):
             return False
     return True
 
 
-def _bits(reader: WeightReader, block: _Block, dtype: DType) -> npt.NDArray[np.generic]:
-    """The rows of a block, gate rows before up rows, as stored bits of a float type."""
-    tensor, ranges = block.use.tensor, _ranges(block)
-    if is_copy(tensor, dtype):
-        return np.concatenate([reader.read_bits(tensor, *each) for each in ranges])
-    return from_float32(np.concatenate([reader.read_rows(tensor, *each) for each in ranges]), dtype)
+def _block_units(use: WeightUse) -> int:
+    """Panels or rows of a block: an even number, for gated panels come in pairs."""
+    return max(2, BLOCK_BYTES // (4 * use.unit_values) // 2 * 2)
 
 
 def _ranges(block: _Block) -> list[tuple[int, int]]:

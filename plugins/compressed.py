@@ -49,8 +49,8 @@ class CompressedPanel:
 
     @property
     def most_patches(self) -> int:
-        """Numbers whose upper byte needs no code."""
-        return (self.header_bytes - CODES - 2 * (self.tiles + 1)) // 4
+        """How many numbers need no code; uint16 counts them."""
+        return min((self.header_bytes - CODES - 2 * (self.tiles + 1)) // 4, 0xFFFF)
 
     @property
     def nbytes(self) -> int:

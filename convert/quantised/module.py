@@ -119,7 +119,7 @@ class Module:
 
         codes   the tensor that holds its codes
         bits    that a code has at most
-        pieces  those that are None are left out
+        pieces  tensors by their roles; a piece that is None does not exist
         """
         if 0 in shape:
             raise CheckpointError("a quantised weight has no elements", where=self.where(codes), got=str(list(shape)))

@@ -16,7 +16,7 @@ from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
 from tests.e2e.command import ingot
 from tests.hall.planted import Bytes, Edit, panel, replant
-from tests.handmade import TINY_LLAMA, write_model
+from tests.handmade import TINY_LLAMA, random_tensors, write_model
 
 pytestmark = [
     pytest.mark.native,
@@ -56,9 +56,9 @@ def answers(engine: Path) -> tuple[list[list[int]], list[bytes]]:
     return [each["output_ids"].tolist() for each in made], [each["generation_logits"].tobytes() for each in made]
 
 
-def dtypes(engine: Path) -> dict[str, DType]:
+def dtypes(engine: Path, rank: int = 0) -> dict[str, DType]:
     """Of the weights of matmuls."""
-    plan = read_plan(engine)
+    plan = read_plan(engine, rank)
     types = {weight.name: weight.dtype for weight in plan.weights}
     return {step.name: types[step.inputs[1]] for step in plan.steps if step.op == "matmul"}
 
@@ -114,3 +114,22 @@ def test_inspect_names_them(folder: Path) -> None:
 def test_a_refit_may_bring_other_exponents(folder: Path) -> None:
     """So its weights are not compressed."""
     assert set(dtypes(folder / "refit").values()) == {DType.BF16}
+
+
+def test_a_weight_with_too_many_exponents_stays_in_16_bits(folder: Path, tmp_path: Path) -> None:
+    """Of one rank: the other one has the first rows of the up projection."""
+    tensors = random_tensors(MODEL, dtype=DType.BF16)
+    name = "model.layers.0.mlp.up_proj.weight"
+    bits = tensors[name][1].view(np.uint16)
+    exponents = np.random.default_rng(1).integers(1, 120, bits[150:].shape)
+    wild = bits.copy()
+    wild[150:] = (bits[150:] & 0x807F | exponents << 7).astype(np.uint16)
+    model = write_model(tmp_path / "m", MODEL, tensors={**tensors, name: (DType.BF16, wild)})
+    ingot("convert", "--model_dir", model, "--output_dir", tmp_path / "c").succeeds()
+    for engine, options in (("one", ()), ("two", ("--tp_size", "2"))):
+        build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / engine)
+        ingot(*build, *TARGET, *options).succeeds()
+        ingot("verify", tmp_path / engine, "--against", tmp_path / "c").succeeds()
+    found = [dtypes(tmp_path / "one"), dtypes(tmp_path / "two"), dtypes(tmp_path / "two", rank=1)]
+    assert [each.pop("layers.0/gate_up") for each in found] == [DType.BF16, DType.BF16C, DType.BF16]
+    assert {dtype for each in found for dtype in each.values()} == {DType.BF16C}

@@ -38,6 +38,10 @@ def test_every_number_comes_back(n: int, k: int) -> None:
         np.testing.assert_array_equal(unpack_panels(pack_panels(bits, DType.BF16C), n, k, DType.BF16C), bits)
 
 
+def test_counts_of_patches_fit_their_type() -> None:
+    assert CompressedPanel(1 << 28).most_patches == 0xFFFF
+
+
 def test_weights_take_three_quarters_of_their_bytes() -> None:
     assert panel_layout(DType.BF16C) == "panel16.bf16c"
     for k in (512, 2048, 14336):

@@ -15,8 +15,7 @@ namespace {
 
 struct Bf16c {
   static constexpr int64_t kTileK = kCompressed.tile_k, kTileBytes = kCompressed.tile_bytes;
-  static constexpr int64_t kBlockBytes =
-      3 * kLineBytes;  // of eight k: codes of upper bytes, and two lines of lower bytes
+  static constexpr int64_t kBlockBytes = 3 * kLineBytes;  // of eight k: codes of upper bytes, two lines of lower ones
   static constexpr int64_t kBlocks = kTileK / 8;
   static constexpr int64_t kRestoredBytes = kTileK / 2 * kLineBytes;  // of a tile
   static constexpr int64_t kNumbers = kTileK * kPanel;
@@ -41,7 +40,7 @@ struct Bf16c {
     S::prefetch(panel + counts_offset_ + 2 * tile);
   }
 
-  // The first tile from `tile` on that has patches; at least the number of tiles where there is none.
+  // Finds the first tile with patches, from `tile` on. If no tile has any, returns the number of tiles.
   int64_t patched(const std::byte* panel, int64_t tile) const {
     const auto before = [panel, this](int64_t each) {
       uint16_t count;

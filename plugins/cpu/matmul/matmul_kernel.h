@@ -169,7 +169,7 @@ struct TileArgs {
   int64_t panel_stride;
   bool first;
   const std::byte* const* beside = nullptr;  // of FP8, scales of the groups of each panel; of bf16c, its upper bytes
-  int64_t group = 0;                         // k of a group, which the first k begins; 0: there are none
+  int64_t group = 0;                         // k of a group; the first k begins one. 0: there are no groups
   const std::byte* const* next = nullptr;    // what is fetched meanwhile, from each pointer on, and
   int64_t next_step = 0;                     // bytes of it per line
   float* widened = nullptr;                  // where lines are left as PanelF32 has them, and

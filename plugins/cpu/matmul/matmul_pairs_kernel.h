@@ -70,7 +70,8 @@ struct CompressedWeight : PairsWeight {
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at / kPatchedK); }
   static int64_t stored_bytes(int64_t part) { return ceil_div(part, kPatchedK) * Bf16c::kTileBytes; }
   static const std::byte* beside(const std::byte* panel, int64_t) { return panel; }
-  // The first pair from `at` on of a tile with patches; at least the number of pairs where there is none.
+  // Finds the first tile with patches, from pair `at` on, and returns its first pair. If no tile has any, returns where
+  // the last tile ends.
   int64_t patched(const std::byte* panel, int64_t at) const {
     return format.patched(panel, at / kPatchedK) * kPatchedK;
   }
