@@ -58,11 +58,16 @@ INGOT_DEVICE float fast_exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
 }
-// threadIdx.x, which no register shall hold.
+// threadIdx.x and blockIdx.x, which no register shall hold.
 INGOT_DEVICE unsigned thread_anew() {
   unsigned thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
+}
+INGOT_DEVICE unsigned block_anew() {
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return block;
 }
 // A value that the compiler would otherwise compute anew in each step of a loop.
 INGOT_DEVICE void hold(int& value) { asm volatile("" : "+r"(value)); }

@@ -28,6 +28,65 @@ INGOT_DEVICE Eight rounded(const float (&numbers)[8]) {
 
 constexpr uint32_t kSigns = 0x80808080u;  // signed bytes become those from 0 to 255, 128 larger
 
+// strips.cuh
+template <class Codes, bool kShifts, int kHalves>
+struct GroupStrip;
+template <int kHalves>
+struct StripF8;
+
+// A short way to (code - zero point) * scale in bf16, of codes of four bits that are whole numbers in order, as those
+// of AWQ, GPTQ and Q4_0, and whole zero points: the difference has at most five bits. A float16 scale has 11, of which
+// `high` gets eight, rounded, and `low` what is left, at most two. So difference * low is exact in bf16, and the sum
+// difference * high + difference * low is rounded once.
+struct ShortWay {
+  uint32_t high, low, less;  // twice each; less: from 128 + a code to the difference
+
+  INGOT_DEVICE static bool takes(float zero) { return zero >= 0.f && zero <= 16.f && zero == rintf(zero); }
+  INGOT_DEVICE static ShortWay of(float scale, float less) {
+    ShortWay found;
+    found.high = pack_two<BF16>(scale, scale);
+    const float rest = __fsub_rn(scale, __uint_as_float(found.high << 16));
+    found.low = pack_two<BF16>(rest, rest);
+    found.less = pack_two<BF16>(less, less);
+    return found;
+  }
+  // codes: in the order k 0 4 1 5 2 6 3 7.
+  INGOT_DEVICE Eight numbers(uint32_t codes) const {
+    const uint32_t bytes[2] = {two_bytes(codes, 0), two_bytes(codes, 1)};
+    Eight found;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = masked_or(bytes[i % 2] >> i / 2 * 4, 0x000f000fu, kBias);
+      const uint32_t difference = fused_bf16(two, 0x3f803f80u, less);
+      found.words[i] = fused_bf16(difference, high, fused_bf16(difference, low, 0x80008000u));
+    }
+    return found;
+  }
+};
+
+// Another one, of tables of whole numbers from -64 to 63 and scales of at most six bits, as those of MXFP4 and NVFP4:
+// both 192 + a number, which has eight bits, and -192 * scale are exact in bf16, so that their fma is number * scale,
+// rounded once.
+struct TableWay {
+  uint32_t factor, less;  // twice each: the scale, and it times -192
+
+  INGOT_DEVICE static bool takes(uint32_t two_scales) { return (two_scales & 0x001f001fu) == 0; }
+  INGOT_DEVICE static TableWay of(float scale) {
+    const uint32_t factor = pack_two<BF16>(scale, scale);
+    return {factor, fused_bf16(factor, 0xc340c340u, 0)};
+  }
+  // bytes: 64 + the numbers of k 0 4 1 5, and of k 2 6 3 7.
+  INGOT_DEVICE Eight numbers(const uint32_t (&bytes)[2]) const {
+    Eight found;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = __byte_perm(bytes[i % 2], 0x43434343u, i / 2 ? 0x4341 : 0x4240);
+      found.words[i] = fused_bf16(two, factor, less);
+    }
+    return found;
+  }
+};
+
 // Codes of four bits, in the order k 0 4 1 5 2 6 3 7, which are places of a table of 16 bytes.
 struct TableCodes {
   static constexpr int kBits = 4, kWords = 1, kBlock = 128;
@@ -36,6 +95,26 @@ struct TableCodes {
   bool more;  // numbers have more bits
 
   INGOT_DEVICE TableCodes of_eight_bits() const { return {{table[0], table[1], table[2], table[3]}, false}; }
+  // Whether the table holds 16 whole numbers in order, the first of them from -8 to 0.
+  INGOT_DEVICE bool in_order() const {
+    const uint32_t first = table[0] & 0xff, from = first * 0x01010101u + 0x03020100u;
+    return !more && first >= 120 && first <= 128 && table[0] == from && table[1] == from + 0x04040404u &&
+           table[2] == from + 0x08080808u && table[3] == from + 0x0c0c0c0cu;
+  }
+  // Whether it holds whole numbers from -64 to 63: the upper two bits of all bytes differ.
+  INGOT_DEVICE bool is_small() const {
+    uint32_t all = kSigns;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all &= table[i] ^ table[i] << 1;
+    return !more && (all & kSigns) == kSigns;
+  }
+  // For TableWay, if it does.
+  INGOT_DEVICE void look_up_small(uint32_t (&bytes)[2], uint32_t codes) const {
+    const uint32_t from[4] = {table[0] - 0x40404040u, table[1] - 0x40404040u, table[2] - 0x40404040u,
+                              table[3] - 0x40404040u};
+    look_up(bytes, from, codes);
+  }
+  INGOT_DEVICE float first() const { return static_cast<float>(static_cast<int>(table[0] & 0xff) - 128); }
   INGOT_DEVICE static TableCodes of(const unsigned char* panel) {
     TableCodes found;
     found.more = panel[81] != 0;
@@ -98,7 +177,9 @@ struct ByteCodes {
 template <bool kWideRows, class Codes, bool kShifts>
 struct GroupRow {
   static constexpr bool kWide = kWideRows, kScaled = true;
-  static constexpr int kAhead = Codes::kBits == 8 && !kShifts ? 4 : 3, kNumbers = kShifts ? 2 : 1;
+  static constexpr int kNumbers = kShifts ? 2 : 1;
+  template <int kHalves>
+  using Strip = GroupStrip<Codes, kShifts, kHalves>;
   static constexpr int kBits = Codes::kBits;
   static constexpr int kGroupLine = 32 * kNumbers;  // bytes of what a panel's rows have of a group
   struct Raw {
@@ -117,9 +198,14 @@ struct GroupRow {
     const int number = 2 * pair + i / 16;
     const bool valid = number < panels_of(of);
     const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of);
-    const int eights = 1 + (of.group > 16) + (of.group > 32) + (of.group > 64);
-    return {panel, Codes::of(panel), kPanelHeader + group_bytes(of), i % 16, eights, valid, kShifts && panel[80] != 0};
+    return {panel, Codes::of(panel),         kPanelHeader + group_bytes(of), i % 16, eights_of(of),
+            valid, kShifts && panel[80] != 0};
   }
+  // What `value` needs.
+  INGOT_DEVICE static GroupRow of_panel(const unsigned char* panel) {
+    return {panel, Codes::of(panel), 0, 0, 0, true, kShifts && panel[80] != 0};
+  }
+  INGOT_DEVICE static int eights_of(const Sizes& of) { return 1 + (of.group > 16) + (of.group > 32) + (of.group > 64); }
   INGOT_DEVICE static int group_bytes(const Sizes& of) {
     return ((slabs(of.k) * kSlab + of.group - 1) / of.group * 32 * kNumbers + 63) / 64 * 64;
   }
@@ -181,7 +267,9 @@ INGOT_DEVICE void turn_bytes(uint32_t (&words)[4]) {
 template <bool kWideRows>
 struct RowF8 {
   static constexpr bool kWide = kWideRows, kScaled = true;
-  static constexpr int kAhead = 4, kBits = 8, kGroupLine = 64;
+  static constexpr int kBits = 8, kGroupLine = 64;
+  template <int kHalves>
+  using Strip = StripF8<kHalves>;
   struct Raw {
     uint32_t words[2];
     float scale;
@@ -197,8 +285,10 @@ struct RowF8 {
     const int number = 2 * pair + i / 16;
     const bool valid = number < panels_of(of);
     const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of);
-    const int eights = (of.group > 0) + (of.group > 16) + (of.group > 32) + (of.group > 64);
-    return {panel, panel + kPanelHeader + group_bytes(of), i % 16, eights, valid};
+    return {panel, panel + kPanelHeader + group_bytes(of), i % 16, eights_of(of), valid};
+  }
+  INGOT_DEVICE static int eights_of(const Sizes& of) {
+    return (of.group > 0) + (of.group > 16) + (of.group > 32) + (of.group > 64);
   }
   INGOT_DEVICE static int group_bytes(const Sizes& of) {
     return of.group ? (slabs(of.k) * kSlab + of.group - 1) / of.group * 64 : 0;
@@ -227,22 +317,35 @@ struct RowF8 {
     if (eights) raw.scale = reinterpret_cast<const float*>(panel + kPanelHeader)[(eight >> eights) * 16 + column];
     return raw;
   }
-  INGOT_DEVICE Eight value(const Raw& raw) const {
+  // Two numbers in the upper bytes of two halves become bf16.
+  INGOT_DEVICE static uint32_t widened(uint32_t bytes) {
+    const uint32_t small = masked_or(bytes, 0x80008000u, bytes >> 4 & 0x07f007f0u);  // times 2^-120
+    return fused_bf16(small, 0x7b807b80u, 0x80008000u);                              // exact, zeros keep signs
+  }
+  // Row `row` of the four whose bytes of eight k the words have.
+  INGOT_DEVICE static Eight widened_row(const uint32_t (&words)[2][4], int row) {
     Eight found;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t bytes = __byte_perm(raw.words[i / 2], 0, i % 2 ? 0x3424 : 0x1404);  // the upper ones of two halves
-      const uint32_t small = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u);         // in bf16, times 2^-120
-      found.words[i] = fused_bf16(small, 0x7b807b80u, 0x80008000u);                      // exact, zeros keep signs
+      const uint32_t (&from)[4] = words[i / 2];
+      found.words[i] = widened(__byte_perm(from[i % 2 * 2], from[i % 2 * 2 + 1], 0x4400 + 0x1111 * row));
     }
-    if (eights == 0) return found;
+    return found;
+  }
+  INGOT_DEVICE static Eight scaled(const Eight& numbers, float scale) {
     float number[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      const uint32_t two = found.words[k / 2];
-      number[k] = __fmul_rn(__uint_as_float(k % 2 ? two & 0xffff0000u : two << 16), raw.scale);
+      const uint32_t two = numbers.words[k / 2];
+      number[k] = __fmul_rn(__uint_as_float(k % 2 ? two & 0xffff0000u : two << 16), scale);
     }
     return rounded(number);
+  }
+  INGOT_DEVICE Eight value(const Raw& raw) const {
+    Eight found;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) found.words[i] = widened(__byte_perm(raw.words[i / 2], 0, i % 2 ? 0x3424 : 0x1404));
+    return eights == 0 ? found : scaled(found, raw.scale);
   }
   INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
 };

@@ -80,6 +80,12 @@ INGOT_DEVICE void multiply_add_fp8(float (&sum)[4], const uint32_t (&a)[4], uint
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// (x & mask) | more, as one instruction: ptxas makes two of two constants.
+INGOT_DEVICE uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t more) {
+  uint32_t to;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(to) : "r"(x), "r"(mask), "r"(more));
+  return to;
+}
 // x * y + z of two pairs of bf16, each rounded once.
 INGOT_DEVICE uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
   uint32_t to;

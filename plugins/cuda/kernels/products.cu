@@ -8,7 +8,7 @@
 // A warp computes a pair of 16 rows of the weight: neighbours, or those of gate and up that belong together.
 #include "epilogue.cuh"
 #include "experts.cuh"
-#include "kept_rows.cuh"
+#include "strips.cuh"
 
 constexpr int kProductThreads = 256;  // of a block that computes many rows
 
@@ -104,28 +104,28 @@ INGOT_DEVICE void copy_kept(int top, int count, void* y, const float* from, int 
 #ifndef INGOT_WEIGHT_IS_F32
 
 constexpr int kParts = 8;
-constexpr int kFewThreads = kParts * kWarp;  // of a block that computes few rows: a warp for each part
 
 INGOT_DEVICE int part_begin(int part, int slabs) {
   return static_cast<int>(static_cast<int64_t>(part) * slabs / kParts);
 }
 
-// One slab: the rows lane / 4, + 8 of each 16 rows of the weight, and row lane / 4 of every eight of x.
-template <int kHalves, int kTiles>
-INGOT_DEVICE void multiply_slab(float (&sum)[kHalves][kTiles][4], const Eight (&a)[2 * kHalves],
-                                const Eight (&b)[kTiles]) {
+// One slab: the rows lane / 4, + 8 of 16 rows of the weight, and row lane / 4 of every eight of x.
+template <int kTiles>
+INGOT_DEVICE void multiply_half(float (&sum)[kTiles][4], const Eight (&a)[2], const Eight (&b)[kTiles]) {
 #pragma unroll
   for (int step = 0; step < 4; step += 2) {
+    const uint32_t left[4] = {a[0].words[step], a[1].words[step], a[0].words[step + 1], a[1].words[step + 1]};
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const Eight &upper = a[2 * half], &lower = a[2 * half + 1];
-      const uint32_t left[4] = {upper.words[step], lower.words[step], upper.words[step + 1], lower.words[step + 1]};
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        multiply_add<Weight>(sum[half][tile], left, b[tile].words[step], b[tile].words[step + 1]);
-      }
+    for (int tile = 0; tile < kTiles; ++tile) {
+      multiply_add<Weight>(sum[tile], left, b[tile].words[step], b[tile].words[step + 1]);
     }
   }
+}
+template <int kHalves, int kTiles>
+INGOT_DEVICE void multiply_slab(float (&sum)[kHalves][kTiles][4], const Eight (&a)[kHalves][2],
+                                const Eight (&b)[kTiles]) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) multiply_half<kTiles>(sum[half], a[half], b);
 }
 
 // Two sums of a row of x: rows i and i + 16 of a pair, whose scales are given.
@@ -142,96 +142,7 @@ INGOT_DEVICE void finish(const Product& p, int row, int pair, int i, float sum, 
   }
 }
 
-// Few rows: 8 * kTiles at most. Each warp computes a part of K for the block's pair, or for a half of it (16 rows of a
-// weight without a gate), straight from global memory. The first weights are under way before x is there.
-template <int kTiles, int kHalves, class Row>
-INGOT_DEVICE void few_rows(const Product& p, float* parts) {
-  constexpr int kAhead = Row::kAhead * 2 / kHalves;              // slabs of the weight under way
-  constexpr int kNear = kTiles == 1 || kAhead < 4 ? kAhead : 4;  // of x, which is in the L2 cache
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int pair = blockIdx.x * kHalves / 2, top = kHalves == 2 ? 0 : blockIdx.x % 2 * 16;  // the first row of 32
-  const int slabs = Row::slabs(p.of.k), begin = part_begin(warp, slabs), end = part_begin(warp + 1, slabs);
-  Row left[2 * kHalves];
-#pragma unroll
-  for (int i = 0; i < 2 * kHalves; ++i) left[i] = Row::at(p.weight, p.of, pair, top + lane / 4 + 8 * i);
-  typename Row::Raw a[kAhead][2 * kHalves];
-  const auto load_weights = [&](int slot, int slab) {
-#pragma unroll
-    for (int i = 0; i < 2 * kHalves; ++i) a[slot][i] = left[i].load(slab, lane % 4);
-  };
-#pragma unroll
-  for (int slot = 0; slot < kAhead; ++slot) {
-    if (begin + slot < end) load_weights(slot, begin + slot);
-  }
-  wait_for_previous();
-  const Weight* from[kTiles];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int row = 8 * tile + lane / 4;
-    from[tile] = row < p.rows ? p.input(row) : p.x;
-  }
-  Eight b[kNear][kTiles];
-  const auto load_inputs = [&](int slot, int slab) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const bool valid = 8 * tile + lane / 4 < p.rows;
-      b[slot][tile] = load_eight<Row::kWide>(from[tile], slab * kSlab + 8 * (lane % 4), p.of.k, valid);
-    }
-  };
-#pragma unroll
-  for (int slot = 0; slot < kNear; ++slot) {
-    if (begin + slot < end) load_inputs(slot, begin + slot);
-  }
-  float sum[kHalves][kTiles][4] = {};
-  for (int slab = begin; slab < end; slab += kAhead) {
-#pragma unroll
-    for (int slot = 0; slot < kAhead; ++slot) {
-      if (slab + slot >= end) break;
-      Eight values[2 * kHalves];
-#pragma unroll
-      for (int i = 0; i < 2 * kHalves; ++i) values[i] = left[i].value(a[slot][i]);
-      multiply_slab<kHalves, kTiles>(sum, values, b[slot % kNear]);
-      if (slab + slot + kAhead < end) load_weights(slot, slab + slot + kAhead);
-      if (slab + slot + kNear < end) load_inputs(slot % kNear, slab + slot + kNear);
-    }
-  }
-  // parts[warp][half][tile][lane][4]
-  constexpr int kHalf = kTiles * kWarp * 4;
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        parts[(kHalves * warp + half) * kHalf + (tile * kWarp + lane) * 4 + c] = sum[half][tile][c];
-      }
-    }
-  }
-  __syncthreads();
-  const int i = threadIdx.x % 16, row = threadIdx.x / 16;  // of a half, of x
-  if (row >= 8 * kTiles || row >= p.rows) return;
-  const int place = (row / 8 * kWarp + i % 8 * 4 + row % 8 / 2) * 4 + i / 8 * 2 + row % 2;
-  float total[kHalves] = {};
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) total[half] += parts[(kHalves * part + half) * kHalf + place];
-  }
-  const float scale = Row::at(p.weight, p.of, pair, top + i).scale();
-  if constexpr (kHalves == 2) {
-    finish<Row>(p, p.target(row), pair, i, total[0], total[1], scale, Row::at(p.weight, p.of, pair, i + 16).scale());
-  } else if (const int col = pair * kPairRows + top + i; col < p.of.n) {
-    p.to.write(p.target(row), col, Row::kScaled ? __fmul_rn(total[0], scale) : total[0]);
-  }
-}
-
-template <int kTiles, int kHalves, template <bool> class Row>
-INGOT_DEVICE void few_rows(const Product& p, float* parts) {
-  if (p.of.k % 8 == 0) {
-    few_rows<kTiles, kHalves, Row<true>>(p, parts);
-  } else {
-    few_rows<kTiles, kHalves, Row<false>>(p, parts);
-  }
-}
+#include "few_rows.cuh"
 
 // Many rows: a block computes 16 * kTiles of them and four pairs of the weight, by eight warps of one pair and half of
 // the rows each. Slabs of both pass through shared memory, kStages of them at a time. Codes become numbers on the way.
@@ -305,9 +216,9 @@ INGOT_DEVICE void many_rows(const Product& p, Eight* stages) {
     const Eight* stage = stages + slab % kStages * kLines * 4;
     const Eight* left = stage + (warp % kBlockPairs * kPairRows + lane / 4) * 4 + lane % 4;
     const Eight* right = stage + (kWeightRows + warp / kBlockPairs * 8 * kTiles + lane / 4) * 4 + lane % 4;
-    Eight a[4], b[kTiles];
+    Eight a[2][2], b[kTiles];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = left[8 * 4 * i];
+    for (int i = 0; i < 4; ++i) a[i / 2][i % 2] = left[8 * 4 * i];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) b[tile] = right[8 * 4 * tile];
     multiply_slab<2, kTiles>(sum, a, b);

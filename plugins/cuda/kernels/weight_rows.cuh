@@ -88,6 +88,12 @@ struct FloatRow {
 
 #ifdef INGOT_CODES
 
+// strips.cuh
+template <int kHalves>
+struct StripW8;
+template <int kHalves>
+struct StripW4;
+
 constexpr int kPanelHeader = 128;
 constexpr uint32_t kBias = 0x43004300;  // twice 128 in bf16: its lowest seven bits are whole numbers
 
@@ -98,14 +104,15 @@ INGOT_DEVICE int panels_of(const Sizes& of) { return of.half ? 2 * ((of.half + 1
 
 // Bytes 0 and 2 of a word, from -127 to 127: 128 + the lowest seven bits, less 128 or 256 as the sign says.
 INGOT_DEVICE uint32_t bytes_to_bf16(uint32_t two) {
-  return fused_bf16((two & 0x00800080u) | kBias, 0xbf80bf80u, (two & 0x007f007fu) | kBias);
+  return fused_bf16(masked_or(two, 0x00800080u, kBias), 0xbf80bf80u, masked_or(two, 0x007f007fu, kBias));
 }
 
 // Whole numbers from -127 to 127, a byte each.
 template <bool kWideRows>
 struct RowW8 {
   static constexpr bool kWide = kWideRows, kScaled = true;
-  static constexpr int kAhead = 4;
+  template <int kHalves>
+  using Strip = StripW8<kHalves>;
   struct Raw {
     uint32_t words[2];
   };
@@ -145,7 +152,8 @@ struct RowW8 {
 template <bool kWideRows>
 struct RowW4 {
   static constexpr bool kWide = kWideRows, kScaled = true;
-  static constexpr int kAhead = 4;
+  template <int kHalves>
+  using Strip = StripW4<kHalves>;
   struct Raw {
     uint32_t words[2];
     uint32_t multiplier;  // a signed byte
@@ -161,8 +169,9 @@ struct RowW4 {
     const int number = 2 * pair + i / 16;
     const bool valid = number < panels_of(of);
     const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of);
-    return {panel, panel + kPanelHeader + group_bytes(of), i % 16, of.group == 128 ? 2 : of.group / 64, valid};
+    return {panel, panel + kPanelHeader + group_bytes(of), i % 16, shift_of_group(of), valid};
   }
+  INGOT_DEVICE static int shift_of_group(const Sizes& of) { return of.group == 128 ? 2 : of.group / 64; }
   INGOT_DEVICE static int group_bytes(const Sizes& of) {
     return ((slabs(of.k) * kSlab + of.group - 1) / of.group * 16 + 63) / 64 * 64;
   }
@@ -179,16 +188,24 @@ struct RowW4 {
     const int high = slab % 4 / 2 * 4;  // the second 64 of a block lie in the high nibbles
     return {{at[0] >> high, at[16] >> high}, multiplier};
   }
-  INGOT_DEVICE static Eight value(const Raw& raw) {
-    const uint32_t factor = bytes_to_bf16(__byte_perm(raw.multiplier, 0, 0x4040));
-    const uint32_t less = fused_bf16(factor, 0xc308c308u, 0);  // times -136: eight bits and three zeros
+  // Of a multiplier: it twice, and it times -136, which has eight bits and three zeros.
+  INGOT_DEVICE static void factors(uint32_t& factor, uint32_t& less, uint32_t multiplier) {
+    factor = bytes_to_bf16(__byte_perm(multiplier, 0, 0x4040));
+    less = fused_bf16(factor, 0xc308c308u, 0);
+  }
+  INGOT_DEVICE static Eight numbers(const uint32_t (&words)[2], uint32_t factor, uint32_t less) {
     Eight found;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t two = (two_bytes(raw.words[i / 2], i % 2) & 0x000f000fu) | kBias;  // 136 + the code
-      found.words[i] = fused_bf16(two, factor, less);
+      const uint32_t two = two_bytes(words[i / 2], i % 2);
+      found.words[i] = fused_bf16(masked_or(two, 0x000f000fu, kBias), factor, less);  // of 136 + the code
     }
     return found;
+  }
+  INGOT_DEVICE static Eight value(const Raw& raw) {
+    uint32_t factor, less;
+    factors(factor, less, raw.multiplier);
+    return numbers(raw.words, factor, less);
   }
   INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
 };

@@ -66,36 +66,111 @@ INGOT_DEVICE int kept_place<RowF8<true>>(int piece) {
   return wide_place(piece / 8, piece % 8);
 }
 
-// A thread makes the 64 numbers of one row, kAtOnce times eight of them side by side.
+// The codes and groups of a thread's row in a step: 64 numbers.
+template <class Codes, bool kShifts>
+struct StepOfRow {
+  using Row = GroupRow<true, Codes, kShifts>;
+  using Raw = typename Row::Raw;
+
+  const unsigned char* lines;
+  const uint16_t* groups;
+  int column, eights, line;
+
+  INGOT_DEVICE StepOfRow(const Row& row, const unsigned char* codes) : column(row.column), eights(row.eights) {
+    const int panel = threadIdx.x % kGroup / 16;
+    line = kept_line(panel, column);
+    lines = KeptStep<Row>::panel(codes, panel);
+    groups = reinterpret_cast<const uint16_t*>(KeptStep<Row>::groups(codes, panel)) + column;
+  }
+  INGOT_DEVICE uint32_t scale(int eight) const {
+    const uint16_t* group = groups + (eight / 2 * 2 >> eights) * 16 * Row::kNumbers;  // two eights share it
+    return kShifts ? group[0] | static_cast<uint32_t>(group[16]) << 16 : group[0];
+  }
+  INGOT_DEVICE void load(uint32_t (&words)[Codes::kWords], int eight) const {
+    Codes::load(words, lines, eight, column);
+  }
+  INGOT_DEVICE bool begins_group(int eight) const { return (eight & ((1 << eights) - 1)) == 0; }
+  INGOT_DEVICE void store(unsigned char* numbers, int eight, const Eight& found) const {
+    store_numbers(numbers + wide_place(line, eight), found);
+  }
+};
+
+// kAtOnce times eight numbers side by side.
 template <int kAtOnce, class Codes, bool kShifts>
 INGOT_DEVICE void unpack_row(const GroupRow<true, Codes, kShifts>& row, unsigned char* numbers,
                              const unsigned char* codes) {
-  using Row = GroupRow<true, Codes, kShifts>;
-  const int panel = threadIdx.x % kGroup / 16, line = kept_line(panel, row.column);
-  const unsigned char* lines = KeptStep<Row>::panel(codes, panel);
-  const uint16_t* groups = reinterpret_cast<const uint16_t*>(KeptStep<Row>::groups(codes, panel)) + row.column;
+  const StepOfRow<Codes, kShifts> step(row, codes);
 #pragma unroll kAtOnce
   for (int eight = 0; eight < 8; ++eight) {
-    typename Row::Raw raw;
-    Codes::load(raw.words, lines, eight, row.column);
-    const uint16_t* group = groups + (eight / 2 * 2 >> row.eights) * 16 * Row::kNumbers;  // two eights share it
-    raw.scale = group[0];
-    if constexpr (kShifts) raw.scale |= static_cast<uint32_t>(group[16]) << 16;
-    store_numbers(numbers + wide_place(line, eight), row.value(raw));
+    typename StepOfRow<Codes, kShifts>::Raw raw;
+    step.load(raw.words, eight);
+    raw.scale = step.scale(eight);
+    step.store(numbers, eight, row.value(raw));
   }
 }
 
-// What kind of numbers a row has is asked once for all of them.
+// Barriers come behind these ways, so a warp goes one of them together.
+INGOT_DEVICE bool all_of_warp(bool each) { return !__any_sync(kAllLanes, !each); }
+
+// A shorter way, if it takes what all groups of the warp's rows have in the step.
+template <class Codes, bool kShifts, class Takes, class Make, class Numbers>
+INGOT_DEVICE bool unpack_short(const GroupRow<true, Codes, kShifts>& row, unsigned char* numbers,
+                               const unsigned char* codes, Takes takes, Make make, Numbers numbers_of) {
+  const StepOfRow<Codes, kShifts> step(row, codes);
+  bool all = true;
+#pragma unroll
+  for (int eight = 0; eight < 8; eight += 2) {
+    if (step.begins_group(eight)) all = all && takes(step.scale(eight));
+  }
+  if (!all_of_warp(all)) return false;
+  decltype(make(0u)) way;
+#pragma unroll
+  for (int eight = 0; eight < 8; ++eight) {
+    if (eight % 2 == 0 && step.begins_group(eight)) way = make(step.scale(eight));
+    uint32_t words[Codes::kWords];
+    step.load(words, eight);
+    step.store(numbers, eight, numbers_of(way, words[0]));
+  }
+  return true;
+}
+
+template <bool kShifts>
+INGOT_DEVICE bool unpack_short(const GroupRow<true, TableCodes, kShifts>& row, unsigned char* numbers,
+                               const unsigned char* codes) {
+  const auto shift = [](uint32_t scale) { return kShifts ? f16_to_float(static_cast<uint16_t>(scale >> 16)) : 0.f; };
+  if (all_of_warp(!row.offsets && row.codes.in_order())) {
+    const float less = row.codes.first() - 128;
+    return unpack_short(
+        row, numbers, codes, [&](uint32_t scale) { return ShortWay::takes(shift(scale)); },
+        [&](uint32_t scale) { return ShortWay::of(f16_to_float(static_cast<uint16_t>(scale)), less - shift(scale)); },
+        [](const ShortWay& way, uint32_t word) { return way.numbers(word); });
+  }
+  if (kShifts || !all_of_warp(row.codes.is_small())) return false;
+  return unpack_short(
+      row, numbers, codes, [](uint32_t scale) { return TableWay::takes(scale); },
+      [](uint32_t scale) { return TableWay::of(f16_to_float(static_cast<uint16_t>(scale))); },
+      [&](const TableWay& way, uint32_t word) {
+        uint32_t bytes[2];
+        row.codes.look_up_small(bytes, word);
+        return way.numbers(bytes);
+      });
+}
+
+// What kind of numbers the rows of a warp have is asked once for all of them.
 template <class Codes, bool kShifts>
 INGOT_DEVICE void unpack_step(const GroupRow<true, Codes, kShifts>& row, unsigned char* numbers,
                               const unsigned char* codes) {
-  if (row.codes.more) {
+  if constexpr (Codes::kBits == 4) {
+    if (unpack_short(row, numbers, codes)) return;
+  }
+  const bool offsets = kShifts && all_of_warp(row.offsets);
+  if (!all_of_warp(!row.codes.more) || (kShifts && !offsets && !all_of_warp(!row.offsets))) {
     unpack_row<1>(row, numbers, codes);
     return;
   }
   GroupRow<true, Codes, kShifts> usual = row;
   usual.codes = row.codes.of_eight_bits(), usual.offsets = false;
-  if (kShifts && row.offsets) {
+  if (offsets) {
     usual.offsets = true;
     unpack_row<8>(usual, numbers, codes);
   } else {
@@ -139,12 +214,17 @@ INGOT_DEVICE void unpack_step(const RowF8<true>& row, unsigned char* numbers, co
       const int place = (eight ^ k ^ 4 * half) * 16;
       words[k / 4][k % 4] = *reinterpret_cast<const uint32_t*>(from + 4 * half * kWideLine + place);
     }
-    turn_bytes(words[0]), turn_bytes(words[1]);
-    Four<float> scales{{1.f, 1.f, 1.f, 1.f}};
-    if (row.eights) {
-      const unsigned char* group = Step::groups(codes, panel) + (eight + 4 * half >> row.eights) * Step::kGroupLine;
-      scales = load_four(reinterpret_cast<const float*>(group) + first);
+    const auto place_of = [&](int i) { return (eight ^ i ^ first % 8 ^ 4 * half) * 16; };  // in line `first + i`
+    if (row.eights == 0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        store_numbers(to + i * kWideLine + place_of(i), RowF8<true>::widened_row(words, i));
+      }
+      continue;
     }
+    turn_bytes(words[0]), turn_bytes(words[1]);
+    const unsigned char* group = Step::groups(codes, panel) + (eight + 4 * half >> row.eights) * Step::kGroupLine;
+    const auto scales = load_four(reinterpret_cast<const float*>(group) + first);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t halves[4];
@@ -155,8 +235,7 @@ INGOT_DEVICE void unpack_step(const RowF8<true>& row, unsigned char* numbers, co
       for (int k = 0; k < 8; ++k) {
         number[k] = __fmul_rn(f16_to_float(static_cast<uint16_t>(halves[k / 2] >> 16 * (k % 2))), scales.at[i]);
       }
-      const int place = (eight ^ i ^ first % 8 ^ 4 * half) * 16;  // of line `first + i`
-      store_numbers(to + i * kWideLine + place, rounded(number));
+      store_numbers(to + i * kWideLine + place_of(i), rounded(number));
     }
   }
 }

@@ -130,8 +130,37 @@ def kept(precision: str, n: int, k: int) -> Iterator[WeightRows]:
         else:
             more_bits, byte_codes = group in (32, 128), precision.startswith("w8")
             found = [random_grouped((n, k), group, more_bits=more_bits, byte_codes=byte_codes)]
-        for each in found:
+        for each in [*found, *short_ways(precision, n, k, group)]:
             yield dataclasses.replace(each, scale=np.ones(n, np.float32))
+
+
+def short_ways(precision: str, n: int, k: int, group: int) -> Iterator[WeightRows]:
+    """Codes of four bits for which kernels have a shorter way (kept_rows.cuh), and some that just have none."""
+    random, few_bits = np.random.default_rng(group), ~np.uint16(0x1F)
+    second = np.arange(n) // 16 == 1  # of the panels, which may have tables of their own
+    if precision == "w4ts":
+        with_zeros = random_grouped((n, k), group, "zero")
+        assert with_zeros.shift is not None
+        assert with_zeros.table is not None
+        for zero in (0.5, -1.0, 16.0, 17.0):
+            shift = with_zeros.shift.copy()
+            shift[5, 0] = zero
+            yield dataclasses.replace(with_zeros, shift=shift, table=with_zeros.table - np.int8(3))
+        yield dataclasses.replace(with_zeros, is_offset=second)
+    if precision == "w4t":
+        rows = random_grouped((n, k), group)
+        scales = (rows.group_scale.astype(np.float16).view(np.uint16) & few_bits).view(np.float16).astype(np.float32)
+        more_bits = scales.copy()
+        more_bits[3, -1], more_bits[4, -1] = 1.03125, 1.015625  # six bits, seven
+        for first in (-8, 0, 1, -9):
+            in_order = np.broadcast_to(np.arange(16) + first, (n, 16)).astype(np.int8)
+            yield dataclasses.replace(rows, table=in_order)
+            yield dataclasses.replace(rows, table=np.where(second[:, None], in_order, rows.table))
+        for lowest, highest in ((-64, 63), (-65, 63), (-64, 64)):
+            table = random.integers(lowest, highest + 1, 16).astype(np.int8)
+            table[3], table[12] = lowest, highest
+            for scale in (scales, more_bits):
+                yield dataclasses.replace(rows, table=np.broadcast_to(table, (n, 16)).copy(), group_scale=scale)
 
 
 def check_numbers(driver: ctypes.CDLL, precision: str, rows: int, needs: str = "sm80") -> None:

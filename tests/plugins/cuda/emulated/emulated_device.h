@@ -126,6 +126,7 @@ inline int max(int a, int b) { return a > b ? a : b; }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 using std::rint;
 inline unsigned thread_anew() { return emulated::thread_index().x; }
+inline unsigned block_anew() { return blockIdx.x; }
 inline void hold(int&) {}
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1.f / x; }
@@ -182,6 +183,7 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
   for (int i = 0; i < 4; ++i) found |= static_cast<uint32_t>(bytes >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
   return found;
 }
+inline uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t more) { return (x & mask) | more; }
 inline uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
   const auto half = [](uint32_t word, int high) { return __uint_as_float(high ? word & 0xffff0000u : word << 16); };
   uint32_t found = 0;

@@ -18,7 +18,8 @@ from ingot.plugins.cuda.fp8_products import FP8_KERNELS, fp8_shared_bytes, fp8_t
 from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
-from ingot.weight_formats import FOR_GPUS
+from ingot.plugins.layouts import panel_bytes
+from ingot.weight_formats import FOR_GPUS, PANEL
 from tests.plugins.cuda.emulated.units import unit_of
 from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
 from tests.plugins.cuda.ptx.machine import Machine
@@ -104,16 +105,35 @@ PRODUCTS = {  # kernel → rows of x in a block
 }
 
 
-def product_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WeightOf:
+    """in_order: the table of 4-bit codes has whole numbers in order, as those of AWQ and GPTQ; else zeros."""
+
+    dtype: DType
+    group: int
+    in_order: bool = True
+
+    def placed(self, machine: Machine, n: int, k: int) -> int:
+        """Where it lies in the machine's memory."""
+        weight = np.zeros(2 * n * k, np.uint8)
+        if self.in_order and self.dtype in (DType.W4T, DType.W4TS):
+            for panel in range(n // PANEL):
+                header = weight[panel * panel_bytes(k, self.dtype, self.group) :]
+                header[64:80] = np.arange(-8, 8, dtype=np.int8).view(np.uint8)
+        return _placed(machine, weight.nbytes, weight)
+
+
+def product_cost(nvcc: Compiler, kernel: str, group: int = 128, *, in_order: bool = True) -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
-    (many)."""
+    (many). group, in_order: of a weight of codes (WeightOf)."""
     codes = tuple(DType(each) for each in FOR_GPUS if kernel.startswith(f"product_{each}_"))
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes)
     entry, rows = kernel_of(nvcc, types, kernel), PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
     least = 32 if few else 8  # slabs from which each further one costs the same
+    weight = WeightOf(dtype=codes[0] if codes else DType.BF16, group=group, in_order=in_order)
     short, long = (
-        _multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows)) for slabs in (least, 2 * least)
+        _multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows), weight) for slabs in (least, 2 * least)
     )
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
@@ -141,8 +161,8 @@ def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
         wide=True,
     )
     entry, least, shared = kernel_of(nvcc, types, kernel), 32, wide_shared_bytes(rows, dtype)
-    multiply = _multiply_of_expert if types.experts else _multiply
-    short, long = (multiply(entry, rows, 128, 32 * slabs, shared, WIDE_THREADS) for slabs in (least, 2 * least))
+    multiply, weight = _multiply_of_expert if types.experts else _multiply, WeightOf(dtype=dtype, group=WIDE_GROUP)
+    short, long = (multiply(entry, rows, 128, 32 * slabs, shared, weight, WIDE_THREADS) for slabs in (least, 2 * least))
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
 
@@ -183,25 +203,27 @@ def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
     return Counter({name: (long[name] - short[name]) // 32 for name in long if long[name] != short[name]})
 
 
-def _multiply(entry: Kernel, rows: int, n: int, k: int, shared: int, threads: int = 256) -> Counter[str]:
+def _multiply(
+    entry: Kernel, rows: int, n: int, k: int, shared: int, weight: WeightOf, threads: int = 256
+) -> Counter[str]:
     machine = Machine()
-
-    def place(nbytes: int) -> int:
-        return _placed(machine, nbytes)
-
-    y, x, weight, counts = (place(size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k, 256))
-    next(iter(machine.memory.find(np.array([counts], np.uint64), 4)))[1].data[:4].view(np.int32)[0] = rows
-    given = struct.pack("<6Q6iQ", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, 128 if threads == 256 else WIDE_GROUP, 0)
+    y, x = (_placed(machine, size) for size in (4 * rows * n, 2 * rows * k))
+    counts = _placed(machine, 256, np.full(64, rows, np.int32))
+    addresses = (y, x, weight.placed(machine, n, k), 0, 0, counts)
+    given = struct.pack("<6Q6iQ", *addresses, n, k, 0, 0, 0, weight.group, 0)
     return machine.launch(entry, (1, 1, 1), threads, shared, given)
 
 
-def _multiply_of_expert(entry: Kernel, rows: int, n: int, k: int, shared: int, threads: int) -> Counter[str]:
+def _multiply_of_expert(
+    entry: Kernel, rows: int, n: int, k: int, shared: int, weight: WeightOf, threads: int
+) -> Counter[str]:
     """A whole tile."""
     machine = Machine()
-    y, x, weight = (_placed(machine, size) for size in (4 * rows * n, 2 * rows * k, 2 * n * k))
+    y, x = (_placed(machine, size) for size in (4 * rows * n, 2 * rows * k))
     tiles = _placed(machine, 16, np.array([0, 0, rows, 0], np.int32))
     pairs = _placed(machine, 4 * rows, np.arange(rows, dtype=np.int32))
-    given = struct.pack("<6Q7i2f", y, x, weight, 0, tiles, pairs, 1, n, k, 0, 0, 0, WIDE_GROUP, 0.0, 1.0)
+    addresses = (y, x, weight.placed(machine, n, k), 0, tiles, pairs)
+    given = struct.pack("<6Q7i2f", *addresses, 1, n, k, 0, 0, 0, weight.group, 0.0, 1.0)
     return machine.launch(entry, (1, 1, 1), threads, shared, given)
 
 

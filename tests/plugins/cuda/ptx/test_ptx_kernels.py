@@ -17,11 +17,11 @@ from ingot.dtypes import DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation
 from tests.plugins.cuda import test_draws as draws
-from tests.plugins.cuda import test_experts, test_kernels, test_latent, test_own_products, test_states
+from tests.plugins.cuda import test_experts, test_kernels, test_latent, test_states
 from tests.plugins.cuda import test_paged_attention as attention
 from tests.plugins.cuda.emulated.units import units_of
 from tests.plugins.cuda.ptx import costs
-from tests.plugins.cuda.ptx.costs import PRODUCTS, attention_cost, loads_per_tile, product_cost, row_cost
+from tests.plugins.cuda.ptx.costs import attention_cost, loads_per_tile, row_cost
 from tests.plugins.cuda.ptx.launches import Interpreted, assert_waits, ptx_of
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.parse import parse
@@ -30,8 +30,6 @@ from tests.spanning import often
 
 _LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
 _LONG = (pytest.mark.slow, pytest.mark.long)
-CONTAINED = ("w4t", "w8t")
-OWN_TYPES = ("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES)
 BLOCKS = {64: costs.BLOCK}  # head_dim → tokens per block: PTX of few kinds is compiled
 
 
@@ -56,39 +54,6 @@ def test_tables_and_epilogues(interpreted: Interpreted, dtype: DType) -> None:
         test_kernels._check(interpreted.driver, case)
     product = {"product_f32"} if dtype is DType.F32 else {"product_8", "product_16"}
     assert whole(interpreted) == {"embed", "epilogue", *product}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", but_long(OWN_TYPES, {*OWN_TYPES} - {"bf16", "w4ts", "f8"}))
-def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
-    """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
-    test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
-    kind = "product_" if precision in ("bf16", "f16") else f"product_{precision.partition('g')[0]}_"
-    assert whole(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), _LATER((66, 176, 1), 7), _LATER((40, 1104, 0), 2)])
-def test_a_row_has_the_same_bits_in_any_batch(
-    interpreted: Interpreted, shape: tuple[int, int, int], which: int
-) -> None:
-    test_own_products.check_bits(interpreted.driver, "bf16", shape, which)
-    assert whole(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", but_long(test_own_products.KEPT_TYPES, CONTAINED))
-def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interpreted, precision: str) -> None:
-    """To the bit, in few rows and in many."""
-    for rows in (3, 20):
-        test_own_products.check_numbers(interpreted.driver, precision, rows)
-    assert whole(interpreted) == {"epilogue", f"product_{precision}_8", f"product_{precision}_64"}
-
-
-@pytest.mark.slow
-def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted) -> None:
-    test_own_products.check_bits(interpreted.driver, "w4g64", (70, 1104, 1), 7)
-    assert whole(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
 
 
 EXPERTS = [(op, each) for op in (test_experts.GATE_UP, test_experts.DOWN) for each in ("f16", *test_experts.PRECISIONS)]
@@ -343,29 +308,6 @@ def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, head_dim
     assert cost.instructions["cp"] >= loads_per_tile(head_dim), "the count is of a whole tile"
     assert cost.instructions.total() <= BUDGETS[kernel, head_dim]
     assert cost.loading <= 15 * loads_per_tile(head_dim)
-
-
-SLAB_BUDGETS = {  # of a block's warps
-    **{"product_8": 75, "product_16": 95, "product_64": 620, "product_128": 840},
-    **{"product_w8_8": 150, "product_w8_16": 165, "product_w8_64": 1100, "product_w8_128": 1320},
-    **{"product_w4_8": 210, "product_w4_16": 225, "product_w4_64": 1350, "product_w4_128": 1520},
-    **{"product_w4t_8": 270, "product_w4t_16": 285, "product_w4t_64": 1800, "product_w4t_128": 1880},
-    **{"product_w4ts_8": 375, "product_w4ts_16": 390, "product_w4ts_64": 2130, "product_w4ts_128": 2290},
-    **{"product_w8t_8": 216, "product_w8t_16": 232, "product_w8t_64": 1400, "product_w8t_128": 1620},
-    **{"product_w8ts_8": 326, "product_w8ts_16": 342, "product_w8ts_64": 1830, "product_w8ts_128": 2050},
-    **{"product_f8_8": 382, "product_f8_16": 397, "product_f8_64": 2060, "product_f8_128": 2280},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kernel", but_long(SLAB_BUDGETS, [each for each in SLAB_BUDGETS if each.split("_")[1] in CONTAINED])
-)
-def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
-    """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
-    cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]
-    assert cost["mma"] == (2 if rows <= 16 else 8) * (rows // 8) * 2
-    assert cost.total() <= SLAB_BUDGETS[kernel]
 
 
 ROW_BUDGETS = {  # instructions of all warps for a row; how many of them store

@@ -1,0 +1,86 @@
+"""The PTX of ingot's own matmuls, as test_ptx_kernels.py: values, the same bits in any batch, and what a slab costs."""
+
+import functools
+
+import pytest
+
+from ingot.plugins.cuda.compiler import Compiler
+from tests.plugins.cuda import test_own_products
+from tests.plugins.cuda.ptx.costs import PRODUCTS, product_cost
+from tests.plugins.cuda.ptx.launches import Interpreted
+from tests.plugins.cuda.ptx.test_ptx_kernels import but_long, whole
+
+_LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
+CONTAINED = ("w4t", "w8t")
+OWN_TYPES = ("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", but_long(OWN_TYPES, {*OWN_TYPES} - {"bf16", "w4ts", "f8"}))
+def test_products_without_a_library(interpreted: Interpreted, precision: str) -> None:
+    """Few and many rows, rows of odd sizes, and those whose copies are asynchronous."""
+    test_own_products.check(interpreted.driver, precision, 2 if precision in ("bf16", "f16") else 3)
+    kind = "product_" if precision in ("bf16", "f16") else f"product_{precision.partition('g')[0]}_"
+    assert whole(interpreted) >= {f"{kind}{rows}" for rows in (8, 16, 64, 128)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "which"), [((70, 300, 0), 3), _LATER((66, 176, 1), 7), _LATER((40, 1104, 0), 2)])
+def test_a_row_has_the_same_bits_in_any_batch(
+    interpreted: Interpreted, shape: tuple[int, int, int], which: int
+) -> None:
+    test_own_products.check_bits(interpreted.driver, "bf16", shape, which)
+    assert whole(interpreted) >= {"product_8", "product_16", "product_64", "product_128"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", but_long(test_own_products.KEPT_TYPES, ["w8t"]))
+def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interpreted, precision: str) -> None:
+    """To the bit, in few rows and in many."""
+    for rows in (3, 20):
+        test_own_products.check_numbers(interpreted.driver, precision, rows)
+    assert whole(interpreted) == {"epilogue", f"product_{precision}_8", f"product_{precision}_64"}
+
+
+@pytest.mark.slow
+def test_a_row_of_codes_has_the_same_bits_in_any_batch(interpreted: Interpreted) -> None:
+    test_own_products.check_bits(interpreted.driver, "w4g64", (70, 1104, 1), 7)
+    assert whole(interpreted) >= {"product_w4_8", "product_w4_16", "product_w4_64", "product_w4_128"}
+
+
+SLAB_BUDGETS = {  # of a block's warps
+    **{"product_8": 75, "product_16": 95, "product_64": 620, "product_128": 840},
+    **{"product_w8_8": 102, "product_w8_16": 108, "product_w8_64": 1050, "product_w8_128": 1230},
+    **{"product_w4_8": 95, "product_w4_16": 100, "product_w4_64": 1320, "product_w4_128": 1490},
+    **{"product_w4t_8": 142, "product_w4t_16": 148, "product_w4t_64": 1800, "product_w4t_128": 1880},
+    **{"product_w4ts_8": 175, "product_w4ts_16": 182, "product_w4ts_64": 2130, "product_w4ts_128": 2290},
+    **{"product_w8t_8": 185, "product_w8t_16": 193, "product_w8t_64": 1400, "product_w8t_128": 1620},
+    **{"product_w8ts_8": 282, "product_w8ts_16": 288, "product_w8ts_64": 1830, "product_w8ts_128": 2050},
+    **{"product_f8_8": 255, "product_f8_16": 262, "product_f8_64": 2010, "product_f8_128": 2230},
+}
+WAY_BUDGETS = {  # kernel, columns of a group, whether the table is in order
+    ("product_w4_8", 32, True): 128,
+    ("product_w4t_8", 32, True): 186,
+    ("product_w4t_8", 16, False): 215,
+    ("product_w4ts_8", 32, True): 275,
+    ("product_w4ts_8", 128, False): 370,
+    ("product_f8_8", 0, True): 128,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kernel", but_long(SLAB_BUDGETS, [each for each in SLAB_BUDGETS if each.split("_")[1] in CONTAINED])
+)
+def test_a_slab_of_a_product_costs_no_more_instructions(nvcc: Compiler, kernel: str) -> None:
+    """And takes no matrix instruction more than its rows need: one for 16 rows of the weight, 8 of x, 16 of K."""
+    cost, rows = product_cost(nvcc, kernel), PRODUCTS[kernel]
+    assert cost["mma"] == (2 if rows <= 16 else 8) * (rows // 8) * 2
+    assert cost.total() <= SLAB_BUDGETS[kernel]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WAY_BUDGETS)
+def test_a_slab_of_other_codes_costs_no_more_instructions(nvcc: Compiler, case: tuple[str, int, bool]) -> None:
+    kernel, group, in_order = case
+    assert product_cost(nvcc, kernel, group, in_order=in_order).total() <= WAY_BUDGETS[case]
