@@ -61,8 +61,13 @@ def prefill_rows(head_dim: int) -> int:
 
 def attention_shared_bytes(head_dim: int, *, decode: bool, codes: bool = False) -> int:
     """Dynamic shared memory of attention that multiplies 16-bit numbers: queries, then stages of K, then of V. codes:
-    the scales of K and of V follow."""
+    the scales of K and of V follow, and in prompts the codes of a tile that are under way; in decode, stages have codes
+    in the place of numbers, where rows are whole 16 bytes."""
     padded = -(-head_dim // 16) * 16
+    ahead = codes and head_dim % 16 == 0 and head_dim <= _WIDE
+    if decode and ahead:
+        row = head_dim if head_dim // 16 % 2 else head_dim + 16  # bytes
+        return 2 * (padded + 8) * 16 + 2 * 64 * 2 * (row + 4)
     if head_dim > _WIDE:  # tiles are the smaller, the more rows there are
         rows, stages, tile = (16, 1, 32) if decode else (32, 1, 16)
     elif decode:
@@ -71,7 +76,9 @@ def attention_shared_bytes(head_dim: int, *, decode: bool, codes: bool = False) 
         rows, stages, tile = 0, 2, 64  # queries lie in registers
     else:
         rows, stages, tile = prefill_rows(head_dim), 1, 32 if padded > (80 if codes else 192) else 64
-    return 2 * (padded + 8) * (rows + 2 * stages * tile) + (4 * 2 * stages * tile if codes else 0)
+    scales = (4 if ahead and not decode else stages) if codes else 0
+    under_way = 2 * tile * head_dim if ahead else 0
+    return 2 * (padded + 8) * (rows + 2 * stages * tile) + 4 * 2 * scales * tile + under_way
 
 
 def takes_warpgroups(code: str, dtype: DType, head_dim: int, tokens_per_block: int) -> bool:

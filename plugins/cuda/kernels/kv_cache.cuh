@@ -12,25 +12,29 @@ constexpr int kHeadDim = INGOT_HEAD_DIM;
 constexpr int kPaddedDim = (kHeadDim + 15) / 16 * 16;
 
 #ifdef INGOT_KV_CODES
-// Codes of a token's key or value in one head. kLargest: the number that the largest magnitude becomes.
+// Codes of a token's key or value in one head. kLargest: the number that the largest magnitude becomes. kUnit: by which
+// the numbers that matrix units take are too small, a power of two: queries and weights are larger by it.
 struct Int8Codes {
   using Stored = int8_t;
-  static constexpr float kLargest = 127.f;
+  static constexpr float kLargest = 127.f, kUnit = 64.f;
 
   INGOT_DEVICE static uint32_t code(float x) { return static_cast<int>(rintf(x)) & 0xff; }
   INGOT_DEVICE static float number(Stored code) { return static_cast<float>(code); }
-  // Bytes 0 and 1 of a word, or 2 and 3, as bf16: 128 + the lowest seven bits, less 128 or 256 as the sign says.
-  INGOT_DEVICE static uint32_t two(uint32_t word, int second) {
-    const uint32_t pair = __byte_perm(word, 0, second ? 0x4342 : 0x4140);
-    return fused_bf16((pair & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (pair & 0x007f007fu) | 0x43004300u);
+  // Two bytes of a word as bf16, divided by kUnit: a code and 128, as the lowest bits of a bf16, are so many times
+  // 2^-133.
+  static constexpr uint32_t kFirst = 0x4140, kSecond = 0x4342;  // bytes 0 and 1, or 2 and 3
+  INGOT_DEVICE static uint32_t two(uint32_t word, uint32_t which) {
+    return fused_bf16(__byte_perm(word ^ 0x80808080u, 0, which), 0x7f007f00u, 0xc000c000u);  // * 2^127 - 2
   }
+  // Bytes 0 and 2 of a word, or 1 and 3, likewise.
+  INGOT_DEVICE static uint32_t two_apart(uint32_t word, int odd) { return two(word, odd ? 0x4341 : 0x4240); }
 };
 
 // E4M3: sign, four bits of exponent (bias 7), three bits of fraction. Its exponent and fraction, at the place of those
 // of a wider type, are its number times a power of two, also where it is denormal.
 struct Fp8Codes {
   using Stored = uint8_t;
-  static constexpr float kLargest = 448.f;
+  static constexpr float kLargest = 448.f, kUnit = 1.f;
 
   // The nearest number, ties to even. x: not NaN.
   INGOT_DEVICE static uint32_t code(float x) {
@@ -44,10 +48,14 @@ struct Fp8Codes {
   INGOT_DEVICE static float number(Stored code) {
     return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;
   }
-  // Bytes 0 and 1 of a word, or 2 and 3, as bf16.
-  INGOT_DEVICE static uint32_t two(uint32_t word, int second) {
-    const uint32_t pair = __byte_perm(word, 0, second ? 0x3424 : 0x1404);  // in the upper bytes
-    return fused_bf16((pair & 0x80008000u) | (pair >> 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u);  // * 2^120 - 0
+  // Two bytes of a word as bf16.
+  static constexpr uint32_t kFirst = 0x1404, kSecond = 0x3424;  // bytes 0 and 1, or 2 and 3, to upper bytes
+  INGOT_DEVICE static uint32_t two(uint32_t word, uint32_t which) { return upper(__byte_perm(word, 0, which)); }
+  // Bytes 0 and 2 of a word, or 1 and 3.
+  INGOT_DEVICE static uint32_t two_apart(uint32_t word, int odd) { return upper(odd ? word : word << 8); }
+  // The upper bytes of both halves: what their sign makes of 2^120 multiplies the rest.
+  INGOT_DEVICE static uint32_t upper(uint32_t pair) {
+    return fused_bf16(pair >> 4 & 0x07f007f0u, (pair & 0x80008000u) | 0x7b807b80u, 0x80008000u);
   }
 };
 
@@ -61,6 +69,9 @@ constexpr int kScaleBytes = 0;
 // The numbers of a KV head in a block lie together, token after token; behind codes lie the scales of these tokens,
 // float32.
 constexpr bool kScaled = kScaleBytes > 0;
+// Whether attention brings codes to shared memory as they are, ahead of their tile: a row of them is whole 16 bytes,
+// and so is what lies before it, as a block has a multiple of 16 tokens. Larger heads have no room for that.
+constexpr bool kCodesAhead = kScaled && kHeadDim % 16 == 0 && kHeadDim <= 256;
 
 // A token of a KV head in a pool has the number (block * kv_heads + kv_head) * kTokens + its place in the block.
 template <int kDim, int kTokens>
@@ -78,22 +89,30 @@ struct Slots {
 struct alignas(8) EightCodes {
   uint32_t words[2];
 };
+struct alignas(16) SixteenCodes {
+  uint32_t words[4];
+};
 struct alignas(16) EightNumbers {
   uint32_t words[4];
 };
+INGOT_DEVICE EightNumbers eight_numbers(uint32_t low, uint32_t high) {
+  return {{Codes::two(low, Codes::kFirst), Codes::two(low, Codes::kSecond), Codes::two(high, Codes::kFirst),
+           Codes::two(high, Codes::kSecond)}};
+}
 // Eight neighbours of the cache to shared memory, as the matrix units take them; zeros unless `valid`.
 INGOT_DEVICE void copy_eight(Kv* to, const Stored* from, bool valid) {
   const EightCodes codes = valid ? *reinterpret_cast<const EightCodes*>(from) : EightCodes{{0, 0}};
-  *reinterpret_cast<EightNumbers*>(to) = EightNumbers{{Codes::two(codes.words[0], 0), Codes::two(codes.words[0], 1),
-                                                       Codes::two(codes.words[1], 0), Codes::two(codes.words[1], 1)}};
+  *reinterpret_cast<EightNumbers*>(to) = eight_numbers(codes.words[0], codes.words[1]);
 }
+constexpr float kCodeUnit = Codes::kUnit;
 // A number of the cache, without its scale.
 constexpr float kLargestCode = Codes::kLargest;
 INGOT_DEVICE uint32_t code_of(float x) { return Codes::code(x); }
 INGOT_DEVICE float number_of(Stored code) { return Codes::number(code); }
-INGOT_DEVICE Kv as_kv(Stored code) { return from_float<Kv>(Codes::number(code)); }
+INGOT_DEVICE Kv as_kv(Stored code) { return from_float<Kv>(Codes::number(code) / kCodeUnit); }
 #else
 INGOT_DEVICE void copy_eight(Kv* to, const Stored* from, bool valid) { copy_async(to, from, valid); }
+constexpr float kCodeUnit = 1.f;
 constexpr float kLargestCode = 1.f;  // there are none
 INGOT_DEVICE uint32_t code_of(float) { return 0; }
 INGOT_DEVICE float number_of(Stored number) { return to_float(number); }

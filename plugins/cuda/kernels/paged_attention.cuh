@@ -6,6 +6,7 @@
 
 #include "kv_cache.cuh"
 
+constexpr int kAttentionThreads = 128;
 constexpr int kBlockTokens = INGOT_TOKENS_PER_BLOCK;
 using KeySlots = Slots<kHeadDim, kBlockTokens>;
 using ValueSlots = Slots<kPaddedDim, kBlockTokens>;
@@ -108,7 +109,7 @@ INGOT_DEVICE void load_scales(float* to, const Attention& at, const Item& item, 
   }
 }
 // A weight times the scale of its value: of tokens that a row does not see, nothing, even if their scale is NaN.
-INGOT_DEVICE float scaled_share(float share, float scale) { return share > 0.f ? share * scale : 0.f; }
+INGOT_DEVICE float scaled_share(float share, float scale) { return share > 0.f ? share * (scale * kCodeUnit) : 0.f; }
 
 // The parameters of every attention kernel, and the struct they make.
 #define INGOT_ATTENTION_PARAMETERS                                                                                    \

@@ -16,8 +16,7 @@
 // stage of K and V each, of which V comes while K is read, and the next K while V is.
 #pragma once
 
-#include "matrix_units.cuh"
-#include "paged_attention.cuh"
+#include "prefill_pages.cuh"
 
 struct PrefillShape {
   static constexpr int kThreads = 128;
@@ -32,15 +31,9 @@ struct PrefillShape {
       kPaddedDim <= 64 && !kScaled ? 3 : 2;       // of a multiprocessor, that registers shall allow
   static constexpr int kStride = kPaddedDim + 8;  // elements of a row in shared memory: no conflicts of banks
   static constexpr int kStage = kTile * kStride;
-};
-
-// What a block has to do, in shared memory: what is rarely needed takes no registers.
-struct PrefillWork {
-  Item item;
-  const int* table;  // of the sequence's blocks
-  int kv_head;
-  int begin, end;   // tokens that some row sees
-  int plain[4][2];  // where each warp's tiles begin and end of which every row sees all, with scores of a scale alone
+  // For the scales of how many tiles there is room. Where codes come ahead, those of a tile are used while the scales
+  // of the tile after the next one come.
+  static constexpr int kScaleTiles = kCodesAhead ? 4 : kStages;
 };
 
 // What a block of prefill computes: all heads of the first item first, which has most to do. An item that other heads
@@ -55,80 +48,15 @@ struct PrefillBlock {
   }
 };
 
-// Copies tiles of K and V of one KV head to shared memory. Tokens outside begin .. end - 1 become zeros: their blocks
-// may not be there any more, or not yet.
-template <class Shape>
-struct Pages {
-  static constexpr int kTile = Shape::kTile, kStride = Shape::kStride;
-  static constexpr int kChunks = kHeadDim / 8, kRowsAtOnce = kChunks ? Shape::kThreads / kChunks : 1;
-  static constexpr int kPage = kBlockTokens < kTile ? kBlockTokens : kTile;
-  static constexpr bool kWide = kHeadDim % 8 == 0 && (kTile % kBlockTokens == 0 || kBlockTokens % kTile == 0);
-
-  const Attention& at;
-  const PrefillWork& work;
-
-  template <bool kKeys, bool kValues>
-  INGOT_DEVICE void load(Kv* keys, Kv* values, int tile) const {
-    if constexpr (!kWide) return load_rows<kKeys, kValues>(keys, values, tile);
-    const unsigned thread = thread_anew();
-    const int begin = work.begin, end = work.end, chunk = thread % kChunks, row = thread / kChunks;
-    if (kChunks * kRowsAtOnce < Shape::kThreads && row >= kRowsAtOnce) return;
-#pragma unroll
-    for (int i = 0; i < kTile / kPage; ++i) {
-      const int position = tile * kTile + i * kPage, to = (i * kPage + row) * kStride + chunk * 8;
-      const int64_t block =
-          position < end && position + kPage > begin ? work.table[static_cast<unsigned>(position) / kBlockTokens] : 0;
-      const int64_t slot = (block * at.kv_heads + work.kv_head) * kBlockTokens;
-      const int64_t from = slot + static_cast<unsigned>(position) % kBlockTokens + row;
-      const Stored *from_keys = at.key(from) + chunk * 8, *from_values = at.value(from) + chunk * 8;
-      const auto copy = [&](int next, bool valid) {
-        if constexpr (kKeys) copy_eight(keys + to + next * kStride, from_keys + next * kHeadDim, valid);
-        if constexpr (kValues) copy_eight(values + to + next * kStride, from_values + next * kPaddedDim, valid);
-      };
-      if (position >= begin && position + kPage <= end) {
-#pragma unroll
-        for (int next = 0; next < kPage; next += kRowsAtOnce) {
-          if (kPage % kRowsAtOnce == 0 || row + next < kPage) copy(next, true);
-        }
-      } else {
-#pragma unroll 1
-        for (int next = 0; row + next < kPage; next += kRowsAtOnce) {
-          copy(next, position + row + next >= begin && position + row + next < end);
-        }
-      }
-    }
-  }
-
-  template <bool kKeys, bool kValues>
-  INGOT_DEVICE void load_scales(float* to, int tile) const {
-    ::load_scales<kTile, kKeys, kValues>(to, at, work.item, tile, work.begin, work.end, work.kv_head);
-  }
-
-  // The same, element by element: blocks or rows are no whole 16 bytes.
-  template <bool kKeys, bool kValues>
-  INGOT_DEVICE void load_rows(Kv* keys, Kv* values, int tile) const {
-    for (int i = threadIdx.x; i < kTile * kHeadDim; i += Shape::kThreads) {
-      const int row = i / kHeadDim, dim = i % kHeadDim, position = tile * kTile + row;
-      const bool valid = position >= work.begin && position < work.end;
-      int64_t slot = 0;
-      if (valid)
-        slot = static_cast<int64_t>(work.table[static_cast<unsigned>(position) / kBlockTokens]) * at.kv_heads +
-               work.kv_head;
-      slot = slot * kBlockTokens + static_cast<unsigned>(position) % kBlockTokens;
-      if constexpr (kKeys) keys[row * kStride + dim] = valid ? as_kv(at.key(slot)[dim]) : Kv{0};
-      if constexpr (kValues) values[row * kStride + dim] = valid ? as_kv(at.value(slot)[dim]) : Kv{0};
-    }
-  }
-};
-
 // Two numbers of one row of q, as the matrix units take them; zeros behind its dims, and for no row.
 INGOT_DEVICE uint32_t two_queries(const float* row, int dim, bool valid) {
   if constexpr (kHeadDim % 2 == 0) {
     const bool some = valid && dim < kHeadDim;
     const TwoFloats two = some ? *reinterpret_cast<const TwoFloats*>(row + dim) : TwoFloats{0.f, 0.f};
-    return pack_two<Kv>(two.first, two.second);
+    return pack_two<Kv>(two.first * kCodeUnit, two.second * kCodeUnit);
   } else {
-    return pack_two<Kv>(valid && dim < kHeadDim ? row[dim] : 0.f, valid && dim + 1 < kHeadDim ? row[dim + 1] : 0.f);
+    return pack_two<Kv>(valid && dim < kHeadDim ? row[dim] * kCodeUnit : 0.f,
+                        valid && dim + 1 < kHeadDim ? row[dim + 1] * kCodeUnit : 0.f);
   }
 }
 
@@ -312,7 +240,23 @@ struct PrefillRows {
   // scales: of the tokens' values, behind codes.
   INGOT_DEVICE void exponents(Weights& weights, float (&added)[kHalves][2], const Scores& scores,
                               const float* scales) const {
-    const unsigned thread = kScaled ? thread_anew() : 0;
+    float of_tokens[4] = {1.f, 1.f, 1.f, 1.f};
+    if constexpr (kScaled) {
+      const unsigned thread = thread_anew();
+#pragma unroll
+      for (int c = 0; c < 4; ++c) of_tokens[c] = scales[token(thread, c)];
+    }
+    make_weights<false>(weights, added, scores, of_tokens);
+    if constexpr (kScaled) {
+      const float sum = (of_tokens[0] + of_tokens[1]) + (of_tokens[2] + of_tokens[3]);
+      if (__any_sync(kAllLanes, !(sum < -minus_infinity()))) make_weights<true>(weights, added, scores, of_tokens);
+    }
+  }
+
+  // kWild: a scale may be NaN or infinite, which must not reach the weights of rows that do not see its token.
+  template <bool kWild>
+  INGOT_DEVICE void make_weights(Weights& weights, float (&added)[kHalves][2], const Scores& scores,
+                                 const float (&scales)[4]) const {
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) {
 #pragma unroll
@@ -325,7 +269,8 @@ struct PrefillRows {
         added[m][side] = (each[0] + each[1]) + (each[2] + each[3]);
         if constexpr (kScaled) {
 #pragma unroll
-          for (int c = 0; c < 4; ++c) each[c] = scaled_share(each[c], scales[token(thread, c)]);
+          for (int c = 0; c < 4; ++c)
+            each[c] = kWild ? scaled_share(each[c], scales[c]) : each[c] * (scales[c] * kCodeUnit);
         }
         weights[m][side] = pack_two<Kv>(each[0], each[1]);
         weights[m][side + 2] = pack_two<Kv>(each[2], each[3]);
@@ -515,7 +460,7 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
   Kv* queries = reinterpret_cast<Kv*>(memory);
   Kv* keys = queries + (Shape::kHeld ? 0 : Shape::kRows * Shape::kStride);
   Kv* values = keys + Shape::kStages * Shape::kStage;
-  float* scales = reinterpret_cast<float*>(values + Shape::kStages * Shape::kStage);  // of each stage's keys and values
+  float* scales = reinterpret_cast<float*>(values + Shape::kStages * Shape::kStage);
   if constexpr (kHeadDim < kPaddedDim) {  // K and V lie one behind the other
     constexpr int kPad = kHeadDim < kPaddedDim ? kPaddedDim - kHeadDim : 1;
     for (int i = threadIdx.x; i < 2 * Shape::kStages * Shape::kTile * kPad; i += Shape::kThreads) {
@@ -526,50 +471,43 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
   __syncthreads();  // the work is known
   if (work.item.count <= 0) return;
   const int begin_tile = work.begin / Shape::kTile;
-  const Pages<Shape> pages{at, work};
+  const Pages<Shape, kCodesAhead> pages{at, work, scales};
   const auto stage = [](unsigned tile) { return static_cast<int>(tile % Shape::kStages) * Shape::kStage; };
-  const auto scales_of = [scales](unsigned tile) {
-    return scales + static_cast<int>(tile % Shape::kStages) * 2 * Shape::kTile;
-  };
-  pages.load<true, Shape::kStages == 2>(keys + stage(begin_tile), values + stage(begin_tile), begin_tile);
-  pages.load_scales<true, Shape::kStages == 2>(scales_of(begin_tile), begin_tile);
-  copy_commit();
+  pages.begin<true, Shape::kStages == 2>(keys + stage(begin_tile), values + stage(begin_tile), begin_tile);
 
   PrefillRows rows;
   rows.clear();
   rows.scale = bends(at) ? kLog2e : at.scale * kLog2e;
   rows.take_queries(queries, at, work.item, work.kv_head);
   find_plain_tiles(work, at);
+  pages.finish_first<true, Shape::kStages == 2>(keys + stage(begin_tile), values + stage(begin_tile), begin_tile);
   if constexpr (Shape::kStages == 2) {
     for (int tile = begin_tile; tile * Shape::kTile < work.end; ++tile) {
-      copy_wait<0>();
+      pages.wait();
       __syncthreads();  // the tile is here, and everybody is done with the one before
       const int next = tile + 1;
       if (next * Shape::kTile < work.end) {
         pages.load<true, true>(keys + stage(next), values + stage(next), next);
-        pages.load_scales<true, true>(scales_of(next), next);
       }
       copy_commit();
       attend_held(rows, is_plain(work, tile), keys + stage(tile) + rows.in_keys(),
-                  values + stage(tile) + rows.in_values(), scales_of(tile), at, work, tile);
+                  values + stage(tile) + rows.in_values(), pages.of_scales(tile), at, work, tile);
     }
   } else {
     for (int tile = begin_tile; tile * Shape::kTile < work.end; ++tile) {
       constexpr int kChunks = Shape::kTile / 16;
       const int first = tile * Shape::kTile;
       PrefillRows::Scores scores[kChunks];
-      copy_wait<0>();
+      pages.wait();
       __syncthreads();  // the keys are here, and everybody is done with the values before
       const bool all = is_plain(work, tile), some = all || PrefillView(at, work.item).some(at, first, Shape::kTile);
       pages.load<false, true>(keys, values, tile);
-      pages.load_scales<false, true>(scales, tile);
       copy_commit();
-      if (some) rows.multiply<Shape::kTile>(scores, keys + rows.in_keys(), scales);
-      copy_wait<0>();
+      if (some) rows.multiply<Shape::kTile>(scores, keys + rows.in_keys(), pages.of_scales(tile));
+      pages.wait();
       __syncthreads();  // the values are here, and everybody is done with the keys
       if ((tile + 1) * Shape::kTile < work.end) {
         pages.load<true, false>(keys, values, tile + 1);
-        pages.load_scales<true, false>(scales, tile + 1);
       }
       copy_commit();
       if (!some) continue;
@@ -581,7 +519,7 @@ INGOT_DEVICE void attend_prompt(unsigned char* memory, PrefillWork& work, const 
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         PrefillRows::Weights weights;
-        rows.weigh(weights, scores[c], scales + Shape::kTile + 16 * c, [] {});
+        rows.weigh(weights, scores[c], pages.of_scales(tile) + Shape::kTile + 16 * c, [] {});
         rows.add(weights, values + rows.in_values() + c * 16 * Shape::kStride);
         __syncwarp();  // for the compiler, which else fetches more values than there are registers
       }

@@ -20,7 +20,7 @@ struct WideShape {
   static constexpr int kTile = 8 * kWarps / kHalves;           // tokens
   static constexpr int kSlices = kTile / 8;                    // of a tile's tokens
   static constexpr int kStride = kPaddedDim + 8;  // elements of a row in shared memory: no conflicts of banks
-  static constexpr int kStage = kTile * kStride;
+  static constexpr int kStage = kTile * kStride, kScaleTiles = 1;
   static constexpr int kShareStride = kTile + 8;
   static constexpr int kDimTiles = kPaddedDim / 16, kWarpDimTiles = (kDimTiles + kWarps - 1) / kWarps;
 };
@@ -272,9 +272,8 @@ INGOT_DEVICE void attend_wide(unsigned char* memory, WideWork<kRows>& work, cons
   if (static_cast<int>(blockIdx.z) >= splits.used) return;  // nobody reads what it would write
   const int begin_tile = splits.first_tile + blockIdx.z * splits.share;
   const int end_tile = min(splits.first_tile + splits.tiles, begin_tile + splits.share);
-  const Pages<Shape> pages{at, work.of};
+  const Pages<Shape, false> pages{at, work.of, scales};
   pages.template load<true, false>(keys, values, begin_tile);
-  pages.template load_scales<true, false>(scales, begin_tile);
   copy_commit();
 
   constexpr int kPairs = kPaddedDim / 2;
@@ -293,15 +292,11 @@ INGOT_DEVICE void attend_wide(unsigned char* memory, WideWork<kRows>& work, cons
     copy_wait<0>();
     __syncthreads();  // the keys are here, and everybody is done with the values before
     pages.template load<false, true>(keys, values, index);
-    pages.template load_scales<false, true>(scales, index);
     copy_commit();
     tile.multiply(scores, queries, keys, scales);
     tile.bend(scores, work, at, index * Shape::kTile);
     __syncthreads();  // everybody is done with the keys, and the highest scores are known
-    if (index + 1 < end_tile) {
-      pages.template load<true, false>(keys, values, index + 1);
-      pages.template load_scales<true, false>(scales, index + 1);
-    }
+    if (index + 1 < end_tile) pages.template load<true, false>(keys, values, index + 1);
     copy_commit();
     tile.weigh(scores, work, scales + Shape::kTile);
     copy_wait<1>();

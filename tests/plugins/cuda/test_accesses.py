@@ -42,7 +42,7 @@ ATTENTION = [
     for dtype, heads, dim in (
         *((DType.BF16, 4, 12), (DType.BF16, 4, 16), (DType.BF16, 24, 12), (DType.BF16, 24, 88), (DType.F32, 4, 16)),
         *((DType.BF16, 4, 260), (DType.BF16, 24, 260), (DType.I8, 4, 12), (DType.I8, 4, 88), (DType.I8, 4, 260)),
-        (DType.F8, 4, 88),
+        *((DType.F8, 4, 88), (DType.F8, 4, 80), (DType.I8, 4, 16), (DType.I8, 24, 64), (DType.F8, 24, 96)),
     )
     for splits in (7, 1)
 ]
@@ -121,8 +121,8 @@ def test_draws_with_rules(checked: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch)
 
 SYNC = "    __syncthreads();"
 FAULTS = {  # what → (file, the right text, the wrong one)
-    "no barrier after a load": ("paged_attention.cu", f"<Shape::kStages - 1>();\n{SYNC}", "<Shape::kStages - 1>();"),
-    "no barrier before a load": ("paged_attention.cu", f"positions);\n{SYNC}\n  }}", "positions);\n  }"),
+    "no barrier after a load": ("decode_attention.cuh", f"<Shape::kStages - 1>();\n{SYNC}", "<Shape::kStages - 1>();"),
+    "no barrier before a load": ("decode_attention.cuh", f"view);\n{SYNC}\n  }}", "view);\n  }"),
     "a block before the pool": ("paged_attention.cuh", "/ kBlockTokens];", "/ kBlockTokens] - (1 << 24);"),
 }
 
@@ -159,6 +159,34 @@ def test_faults_of_prompts_are_seen(
     with pytest.raises(TargetError, match="LAUNCH_FAILED"):
         check(checked, DType.BF16, [(0, 70)], heads=2, kv_heads=1, dim=int(dim))
     assert "a race" in capfd.readouterr().err
+
+
+CODE_FAULTS = {  # the same over codes, and waits: file, the right text, the wrong one, query heads of a KV head, dims
+    "no wait of a warp": ("decode_codes.cuh", "copy_wait<kStages - 1>();", "", 4, 64),
+    "a warp does not meet after a wait": ("decode_codes.cuh", "__syncwarp();  // what", "// what", 4, 64),
+    "a warp does not meet before a load": ("decode_codes.cuh", "__syncwarp();  // all lanes", "// all lanes", 4, 64),
+    "no barrier before sums": ("decode_codes.cuh", "__syncthreads();  // all warps", "// all warps", 4, 64),
+    "no barrier after queries": ("decode_codes.cuh", "__syncthreads();  // the queries", "// the queries", 4, 64),
+    "no wait of a thread": ("prefill_pages.cuh", "copy_wait<kKeys && kValues ? 0 : 1>();", "", 24, 64),
+    "a wait for the wrong copies": ("prefill_pages.cuh", "kValues ? 0 : 1>", "kValues ? 0 : 2>", 24, 96),
+    "scales in the place of others": ("prefill_attention.cuh", "kCodesAhead ? 4 : kStages", "kStages", 24, 64),
+    "no barrier before a tile": (*PROMPT_FAULTS["no barrier before a tile"][:3], 24, 64),
+    "no barrier before keys": (*PROMPT_FAULTS["no barrier before keys"][:3], 24, 96),
+    "no barrier before values": (*PROMPT_FAULTS["no barrier before values"][:3], 24, 96),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", often(CODE_FAULTS, ("no wait of a warp", "no wait of a thread")))
+def test_faults_over_codes_are_seen(
+    checked: ctypes.CDLL, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    """Without a wait, copies that come late give other bits than those that come at once."""
+    file, right, wrong, heads, dim = CODE_FAULTS[fault]
+    plant(monkeypatch, tmp_path, file, right, wrong)
+    with pytest.raises((TargetError, AssertionError), match=r"LAUNCH_FAILED|not equal"):
+        check(checked, DType.I8, [(300, 1), (3, 1)], heads=heads, kv_heads=1, dim=dim)
+    assert ("a race" in capfd.readouterr().err) == (not fault.startswith("no wait"))
 
 
 WIDE_FAULTS = (  # where a barrier stands in wide_attention.cuh

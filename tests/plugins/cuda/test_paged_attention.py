@@ -199,6 +199,9 @@ CODES: list[tuple[int, int, int, dict[str, Any]]] = [  # query and KV heads, dim
     (5, 1, 72, {"softcap": 1.5}),
     (3, 1, 256, {}),
     (6, 2, 260, {"slopes": True}),
+    (8, 2, 128, {"block": 128, "growth": 0.5}),  # a block has several tiles
+    (4, 1, 80, {"block": 48, "window": 33}),  # a tile has parts of blocks
+    (17, 1, 112, {"sinks": True}),  # threads and lanes have different numbers of pieces to copy
 ]
 
 

@@ -48,10 +48,10 @@ def test_kernels_are_found_in_their_file(unit: str) -> None:
 
 def test_no_two_files_name_a_type_alike() -> None:
     """nvcc compiles all files of an engine as one, which tests that compile each by itself do not see."""
-    files = defaultdict[str, list[str]](list)
+    files = defaultdict[str, set[str]](set)
     for path in sorted(SOURCES.glob("*.cu*")):
         for name in re.findall(r"^struct (?:alignas\(.*?\) )?(\w+)[^;\n]*$", path.read_text(), re.MULTILINE):
-            files[name].append(path.name)
+            files[name].add(path.name)
     assert len(files) > 50
     assert {name: found for name, found in files.items() if len(found) > 1} == {}
 

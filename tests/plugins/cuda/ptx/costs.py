@@ -6,12 +6,13 @@ import dataclasses
 import re
 import struct
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ingot.dtypes import DType
+from ingot.dtypes import KV_CODES, DType
 from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation, find_compiler
 from ingot.plugins.cuda.fp8_products import FP8_KERNELS, fp8_shared_bytes, fp8_threads
@@ -27,52 +28,72 @@ from tests.plugins.cuda.ptx.parse import Kernel
 
 TILE, BLOCK, GROUP, THREADS = 64, 32, 4, 128
 SHORT, LONG = 3, 6  # tiles
-COPY = ("matrix_units.cuh", "copy_async")
-LOADING = {  # kernel → file and function, beside COPY; heads of more than 256 dims have one way for both
-    "attention_decode": ("paged_attention.cu", "load_pages"),
-    "attention_prefill": ("prefill_attention.cuh", "load"),
+COPY = (("matrix_units.cuh", "copy_async"), ("matrix_units.cuh", "copy_word_async"))
+LOADING = {  # kernel → files and functions, beside COPY; heads of more than 256 dims have one way for both
+    "attention_decode": (("decode_attention.cuh", "load_pages"), ("decode_codes.cuh", "load")),
+    "attention_prefill": (("prefill_pages.cuh", "load"), ("prefill_pages.cuh", "fetch")),
 }
+CONVERTING = (("kv_cache.cuh", "two"), ("kv_cache.cuh", "two_apart"), ("kv_cache.cuh", "upper"))
+CONVERTING += (("matrix_units.cuh", "fused_bf16"), ("kv_cache.cuh", "copy_eight"), ("prefill_pages.cuh", "convert"))
+
+
+ATTENTION = [  # kernel, head_dim, codes
+    (kernel, head_dim, codes)
+    for kernel in ("attention_decode", "attention_prefill")
+    for codes in (None, *KV_CODES)
+    for head_dim in ((64, 128, 256) if codes else (64, 128, 512))
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Of one tile: instructions by name; how many of them load, up to the copies themselves."""
+    """Of one tile: instructions by name; how many of them load, up to the copies themselves; how many make numbers of
+    codes."""
 
     instructions: Counter[str]
     loading: int
+    converting: int
 
 
-def attention_cost(nvcc: Compiler, kernel: str, head_dim: int) -> Cost:
-    """A tile's 64 tokens lie in two pages; GQA with four heads for a KV head."""
+def attention_cost(nvcc: Compiler, kernel: str, head_dim: int, codes: DType | None = None) -> Cost:
+    """A tile's 64 tokens lie in two pages; GQA with four heads for a KV head. codes: of the cache, else it has bf16."""
     wide = head_dim > 256
-    types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=head_dim, tokens_per_block=BLOCK, alone=wide)
+    types = Specialisation(
+        weight=DType.BF16,
+        kv=DType.BF16,
+        head_dim=head_dim,
+        tokens_per_block=BLOCK,
+        alone=wide or codes is not None,
+        kv_codes=codes,
+    )
     new = 1 if kernel == "attention_decode" else prefill_rows(head_dim) // GROUP
     text, entry = ptx_of(nvcc, types, unit_of(kernel)), kernel_of(nvcc, types, kernel)
     files = {int(number): Path(name).name for number, name in re.findall(r'\.file\s+(\d+) "([^"]+)"', text)}
-    (short, few), (long, many) = (_launch(entry, head_dim, tiles * TILE - new, new) for tiles in (SHORT, LONG))
+    (short, few), (long, many) = (_launch(entry, head_dim, codes, tiles * TILE - new, new) for tiles in (SHORT, LONG))
     names = Counter({name: (long[name] - short[name]) // (LONG - SHORT) for name in long if long[name] != short[name]})
-    loader = LOADING["attention_prefill" if wide else kernel]
-    loads = [(file, range(*_lines_of(file, function))) for file, function in (loader, COPY)]
-    loading = sum(
-        many[file, line] - few[file, line]
-        for file, line in many
-        if any(files.get(file) == name and line in lines for name, lines in loads)
-    )
-    return Cost(instructions=names, loading=loading // (LONG - SHORT))
+    more = {(files.get(file), line): many[file, line] - few[file, line] for file, line in many}
+
+    def of(functions: Sequence[tuple[str, str]]) -> int:
+        lines = {(file, line) for file, function in functions for line in _lines_of(file, function)}
+        return sum(count for place, count in more.items() if place in lines) // (LONG - SHORT)
+
+    loading = of((*LOADING["attention_prefill" if wide else kernel], *COPY))
+    return Cost(instructions=names, loading=loading, converting=of(CONVERTING) if codes else 0)
 
 
-def _lines_of(file: str, function: str) -> tuple[int, int]:
-    """First line, and the one behind the last."""
+def _lines_of(file: str, function: str) -> Iterator[int]:
+    """Those of all functions of the name."""
     lines = (compiler.SOURCES / file).read_text().splitlines()
-    begin = next(number for number, line in enumerate(lines, 1) if re.match(rf" *INGOT_DEVICE .*\b{function}\(", line))
-    first = lines[begin - 1]
-    end = first[: len(first) - len(first.lstrip())] + "}"
-    return begin, next(number for number, line in enumerate(lines, 1) if number > begin and line == end) + 1
+    for begin, first in enumerate(lines, 1):
+        if re.match(rf" *INGOT_DEVICE .*\b{function}\([^;]*$", first):
+            end = first[: len(first) - len(first.lstrip())] + "}"
+            last = begin if first.endswith("}") else lines.index(end, begin) + 1
+            yield from range(begin, last + 1)
 
 
-def loads_per_tile(head_dim: int) -> int:
+def loads_per_tile(head_dim: int, codes: DType | None = None) -> int:
     """Copies of 16 bytes that a warp issues at once: K and V of a tile."""
-    return 2 * TILE * head_dim * 2 // 16 // 32
+    return 2 * TILE * head_dim * (codes or DType.BF16).itemsize // 16 // 32
 
 
 def _placed(machine: Machine, nbytes: int, values: npt.NDArray[np.generic] | None = None) -> int:
@@ -85,18 +106,21 @@ def _placed(machine: Machine, nbytes: int, values: npt.NDArray[np.generic] | Non
     return int(data.ctypes.data)
 
 
-def _launch(entry: Kernel, head_dim: int, past: int, new: int) -> tuple[Counter[str], Counter[tuple[int, int]]]:
+def _launch(
+    entry: Kernel, head_dim: int, codes: DType | None, past: int, new: int
+) -> tuple[Counter[str], Counter[tuple[int, int]]]:
     machine, pages = Machine(), -(-(past + new) // BLOCK)
 
     def place(values: npt.NDArray[np.generic]) -> int:
         return _placed(machine, values.nbytes, values)
 
-    pool, rows = np.zeros((pages, BLOCK, head_dim), np.uint16), np.zeros((new, GROUP, head_dim), np.float32)
+    pool = np.zeros((pages, BLOCK, head_dim + 4 if codes else 2 * head_dim), np.uint8)  # with scales behind codes
+    rows = np.zeros((new, GROUP, head_dim), np.float32)
     items, table = np.array([[0, 0, new, past]], np.int32), np.arange(pages, dtype=np.int32)
     sums = place(np.zeros(16 * (head_dim + 2), np.float32))
     addresses = [place(each) for each in (rows, rows, pool, pool, items, table)]
     given = struct.pack("<8Q4i2f2Qifii", *addresses, sums, sums, pages, GROUP, 1, 0, 0.1, 0.0, 0, 0, 0, 0.0, 1, 0)
-    shared = attention_shared_bytes(head_dim, decode=new == 1)
+    shared = attention_shared_bytes(head_dim, decode=new == 1, codes=codes is not None)
     return machine.launch(entry, (1, 1, 1), THREADS, shared, given), machine.lines
 
 
@@ -315,13 +339,15 @@ def main() -> None:
         names = token_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a token, of all warps")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
-    for kernel in ("attention_decode", "attention_prefill"):
-        for head_dim in (64, 128, 512):
-            cost = attention_cost(nvcc, kernel, head_dim)
-            each = cost.loading / loads_per_tile(head_dim)
-            print(f"{kernel}, head_dim {head_dim}: {cost.instructions.total()} instructions a tile")
-            print(f"  loading: {cost.loading}, {each:.1f} for each load of 16 bytes")
-            print("  " + ", ".join(f"{name} {count}" for name, count in cost.instructions.most_common(12)))
+    for kernel, head_dim, codes in ATTENTION:
+        cost, loads = attention_cost(nvcc, kernel, head_dim, codes), loads_per_tile(head_dim, codes)
+        what = f"{kernel}, head_dim {head_dim}, {(codes or DType.BF16).value}"
+        print(f"{what}: {cost.instructions.total()} instructions a tile")
+        print(f"  loading: {cost.loading}, {cost.loading / loads:.1f} for each load of 16 bytes")
+        if codes:
+            numbers = 2 * TILE * head_dim // 64
+            print(f"  converting: {cost.converting}, {cost.converting / numbers:.1f} for two numbers of each lane")
+        print("  " + ", ".join(f"{name} {count}" for name, count in cost.instructions.most_common(12)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ emulated GPU runs the same sources in CI, with more shapes."""
 
 import dataclasses
 import functools
-import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,18 @@ import numpy as np
 import pytest
 
 from ingot.dtypes import DType
-from ingot.plugins.cuda import compiler
 from ingot.plugins.cuda.compiler import Compiler, Specialisation
 from tests.plugins.cuda import test_draws as draws
 from tests.plugins.cuda import test_experts, test_kernels, test_latent, test_states
 from tests.plugins.cuda import test_paged_attention as attention
 from tests.plugins.cuda.emulated.units import units_of
+from tests.plugins.cuda.planted import plant
 from tests.plugins.cuda.ptx import costs
 from tests.plugins.cuda.ptx.costs import attention_cost, loads_per_tile, row_cost
 from tests.plugins.cuda.ptx.launches import Interpreted, assert_waits, ptx_of
 from tests.plugins.cuda.ptx.memory import KernelError
 from tests.plugins.cuda.ptx.parse import parse
-from tests.plugins.cuda.test_accesses import FAULTS
+from tests.plugins.cuda.test_accesses import CODE_FAULTS, FAULTS
 from tests.spanning import often
 
 _LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -190,6 +189,8 @@ def test_rope_and_cache(interpreted: Interpreted, dtype: DType, interleaved: int
         _LATER(DType.I8, 2, 2, 12, 33),
         _LATER(DType.I8, 8, 1, 260, 33),
         _LATER(DType.F8, 4, 2, 64, 0),
+        _LATER(DType.F8, 4, 1, 80, 33),
+        _LATER(DType.I8, 12, 1, 96, 33),
         (DType.F16, 4, 2, 16, 0),
         (DType.F32, 4, 2, 16, 33),
     ],
@@ -280,34 +281,58 @@ def test_more_groups(interpreted: Interpreted, heads: int, kv_heads: int) -> Non
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_seen(interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
     """Those that the emulated GPU sees, in the PTX that nvcc makes of the wrong sources."""
-    file, right, wrong = FAULTS[fault]
-    sources = Path(shutil.copytree(compiler.SOURCES, tmp_path / "kernels"))
-    text = (sources / file).read_text()
-    (sources / file).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(compiler, "SOURCES", sources)
+    plant(monkeypatch, tmp_path, *FAULTS[fault])
     with pytest.raises(
         KernelError, match="outside all memory|into" if "pool" in fault else "a race|still being copied"
     ):
         test_splits(interpreted, 12)
 
 
-BUDGETS = {  # instructions of all four warps; prefill: for 128 rows
-    ("attention_decode", 64): 1550,
-    ("attention_decode", 128): 2000,
-    ("attention_prefill", 64): 2750,
-    ("attention_prefill", 128): 4150,
-    ("attention_decode", 512): 7000,
-    ("attention_prefill", 512): 11500,  # for 32 rows
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CODE_FAULTS)
+def test_faults_over_codes_are_seen(
+    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    file, right, wrong, heads, dim = CODE_FAULTS[fault]
+    plant(monkeypatch, tmp_path, file, right, wrong)
+    with pytest.raises(KernelError, match=r"a race|still being copied|never written"):
+        attention.check(interpreted.driver, DType.I8, [(300, 1), (3, 1)], heads=heads, kv_heads=1, dim=dim)
+
+
+BUDGETS: dict[tuple[str, DType | None, int], int] = {  # instructions of all four warps; prefill: for 128 rows
+    ("attention_decode", None, 64): 1300,
+    ("attention_decode", None, 128): 1550,
+    ("attention_prefill", None, 64): 2750,
+    ("attention_prefill", None, 128): 4150,
+    ("attention_decode", None, 512): 7000,
+    ("attention_prefill", None, 512): 11500,  # for 32 rows
+    ("attention_decode", DType.I8, 64): 1700,
+    ("attention_decode", DType.I8, 128): 2300,
+    ("attention_decode", DType.I8, 256): 3550,
+    ("attention_prefill", DType.I8, 64): 4400,
+    ("attention_prefill", DType.I8, 128): 6950,
+    ("attention_prefill", DType.I8, 256): 7550,  # for 64 rows
+    ("attention_decode", DType.F8, 64): 2050,
+    ("attention_decode", DType.F8, 128): 3050,
+    ("attention_decode", DType.F8, 256): 5050,
+    ("attention_prefill", DType.F8, 64): 4800,
+    ("attention_prefill", DType.F8, 128): 7800,
+    ("attention_prefill", DType.F8, 256): 9250,
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "head_dim"), list(BUDGETS))
-def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, head_dim: int) -> None:
-    cost = attention_cost(nvcc, kernel, head_dim)
-    assert cost.instructions["cp"] >= loads_per_tile(head_dim), "the count is of a whole tile"
-    assert cost.instructions.total() <= BUDGETS[kernel, head_dim]
-    assert cost.loading <= 15 * loads_per_tile(head_dim)
+@pytest.mark.parametrize(("kernel", "codes", "head_dim"), list(BUDGETS))
+def test_a_tile_costs_no_more_instructions(nvcc: Compiler, kernel: str, codes: DType | None, head_dim: int) -> None:
+    """All of K and V comes by asynchronous copies of 16 bytes. Prompts over codes make a number of each code once for
+    all rows, decode makes one where it multiplies it."""
+    cost, loads = attention_cost(nvcc, kernel, head_dim, codes), loads_per_tile(head_dim, codes)
+    assert cost.instructions["cp"] >= loads, "the count is of a whole tile"
+    assert cost.instructions.total() <= BUDGETS[kernel, codes, head_dim]
+    assert cost.loading <= (21 if codes else 15) * loads
+    if codes:
+        pairs, each = 2 * costs.TILE * head_dim // 64, {DType.I8: 3, DType.F8: 5}[codes]
+        assert cost.converting <= (each + 1.5 * (kernel == "attention_prefill") + 0.1) * pairs
 
 
 ROW_BUDGETS = {  # instructions of all warps for a row; how many of them store
