@@ -33,10 +33,10 @@ LOADING = {  # kernel → files and functions, beside COPY; heads of more than 2
     "attention_decode": (("decode_attention.cuh", "load_pages"), ("decode_codes.cuh", "load")),
     "attention_prefill": (("prefill_pages.cuh", "load"), ("prefill_pages.cuh", "fetch")),
 }
-CONVERTING = (("kv_cache.cuh", "two"), ("kv_cache.cuh", "two_apart"), ("kv_cache.cuh", "upper"))
-CONVERTING += (("matrix_units.cuh", "fused_bf16"), ("kv_cache.cuh", "copy_eight"), ("prefill_pages.cuh", "convert"))
-
-
+CONVERTING = (
+    *(("kv_cache.cuh", function) for function in ("two", "two_apart", "upper", "copy_eight")),
+    *(("matrix_units.cuh", "fused_bf16"), ("prefill_pages.cuh", "convert")),
+)
 ATTENTION = [  # kernel, head_dim, codes
     (kernel, head_dim, codes)
     for kernel in ("attention_decode", "attention_prefill")
