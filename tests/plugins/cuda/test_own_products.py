@@ -149,6 +149,7 @@ def short_ways(precision: str, n: int, k: int, group: int) -> Iterator[WeightRow
         yield dataclasses.replace(with_zeros, is_offset=second)
     if precision == "w4t":
         rows = random_grouped((n, k), group)
+        assert rows.table is not None
         scales = (rows.group_scale.astype(np.float16).view(np.uint16) & few_bits).view(np.float16).astype(np.float32)
         more_bits = scales.copy()
         more_bits[3, -1], more_bits[4, -1] = 1.03125, 1.015625  # six bits, seven
