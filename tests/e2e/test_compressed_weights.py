@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ingot.configs.runtime import runtime_config
+from ingot.convert.family import find_family
 from ingot.dtypes import DType
 from ingot.engine import read_plan
 from ingot.plan import Plan
 from ingot.plugins.compressed import CompressedPanel
 from ingot.plugins.cpu.native import offered_isas
+from ingot.plugins.registry import find_op
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import load_engine
 from tests.e2e.command import ingot
@@ -24,6 +27,10 @@ pytestmark = [
 ]
 
 MODEL = {**TINY_LLAMA, "vocab_size": 1000, "hidden_size": 160, "intermediate_size": 300, "num_hidden_layers": 2}
+MIXTURE = {
+    **find_family("qwen3_moe").tiny,
+    **{"vocab_size": 1000, "hidden_size": 160, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 90},
+}
 PROMPTS = [np.random.default_rng(n).integers(3, 1000, 5 + 4 * n).tolist() for n in range(12)]
 TARGET = ("--target", "cpu/avx512bf16", "--precision", "bf16", "--no_autotune")
 
@@ -46,6 +53,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a mixture of experts: c, plain, compressed and ranks."""
+    folder = tmp_path_factory.mktemp("mixture")
+    model = write_model(folder / "m", MIXTURE, dtype=DType.BF16)
+    ingot("convert", "--model_dir", model, "--output_dir", folder / "c").succeeds()
+    for name, options in {"compressed": (), "plain": ("--no_compression",), "ranks": ("--tp_size", "2")}.items():
+        ingot("build", "--checkpoint_dir", folder / "c", "--output_dir", folder / name, *TARGET, *options).succeeds()
+    return folder
+
+
 def answers(engine: Path) -> tuple[list[list[int]], list[bytes]]:
     """Tokens and logits, of many sequences at once and then of one."""
     with ModelRunner(load_engine(engine, runtime_config(threads=2))) as runner:
@@ -57,10 +75,11 @@ def answers(engine: Path) -> tuple[list[list[int]], list[bytes]]:
 
 
 def dtypes(engine: Path, rank: int = 0) -> dict[str, DType]:
-    """Of the weights of matmuls."""
+    """Of the weights of matmuls and experts."""
     plan = read_plan(engine, rank)
     types = {weight.name: weight.dtype for weight in plan.weights}
-    return {step.name: types[step.inputs[1]] for step in plan.steps if step.op == "matmul"}
+    packed = [(step, find_op(step.op).packed) for step in plan.steps]
+    return {step.name: types[step.inputs[at]] for step, at in packed if at is not None}
 
 
 def test_the_same_bits(folder: Path) -> None:
@@ -116,15 +135,20 @@ def test_a_refit_may_bring_other_exponents(folder: Path) -> None:
     assert set(dtypes(folder / "refit").values()) == {DType.BF16}
 
 
+def wild_from(bits: npt.NDArray[np.generic], row: int) -> npt.NDArray[np.uint16]:
+    """The same numbers; from that row on with other exponents."""
+    wild = bits.view(np.uint16).copy()
+    exponents = np.random.default_rng(1).integers(1, 120, wild[row:].shape)
+    wild[row:] = (wild[row:] & 0x807F | exponents << 7).astype(np.uint16)
+    return wild
+
+
 def test_a_weight_with_too_many_exponents_stays_in_16_bits(folder: Path, tmp_path: Path) -> None:
     """Of one rank: the other one has the first rows of the up projection."""
     tensors = random_tensors(MODEL, dtype=DType.BF16)
     name = "model.layers.0.mlp.up_proj.weight"
-    bits = tensors[name][1].view(np.uint16)
-    exponents = np.random.default_rng(1).integers(1, 120, bits[150:].shape)
-    wild = bits.copy()
-    wild[150:] = (bits[150:] & 0x807F | exponents << 7).astype(np.uint16)
-    model = write_model(tmp_path / "m", MODEL, tensors={**tensors, name: (DType.BF16, wild)})
+    wild = (DType.BF16, wild_from(tensors[name][1], 150))
+    model = write_model(tmp_path / "m", MODEL, tensors={**tensors, name: wild})
     ingot("convert", "--model_dir", model, "--output_dir", tmp_path / "c").succeeds()
     for engine, options in (("one", ()), ("two", ("--tp_size", "2"))):
         build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / engine)
@@ -133,3 +157,43 @@ def test_a_weight_with_too_many_exponents_stays_in_16_bits(folder: Path, tmp_pat
     found = [dtypes(tmp_path / "one"), dtypes(tmp_path / "two"), dtypes(tmp_path / "two", rank=1)]
     assert [each.pop("layers.0/gate_up") for each in found] == [DType.BF16, DType.BF16C, DType.BF16]
     assert {dtype for each in found for dtype in each.values()} == {DType.BF16C}
+
+
+def test_experts_have_the_same_bits(mixture: Path) -> None:
+    found = dtypes(mixture / "compressed")
+    assert found["layers.2/moe_gate_up"] is found["layers.2/moe_down"] is DType.BF16C
+    assert DType.BF16C not in dtypes(mixture / "plain").values()
+    assert answers(mixture / "compressed") == answers(mixture / "plain")
+
+
+@pytest.mark.parametrize("name", ["compressed", "ranks"])
+def test_verify_finds_every_expert(mixture: Path, name: str) -> None:
+    found = [dtype for step, dtype in dtypes(mixture / name).items() if "/moe_" in step]
+    assert set(found) == {DType.BF16C}
+    ingot("verify", mixture / name, "--against", mixture / "c").succeeds()
+
+
+def test_verify_names_an_expert_with_other_bytes(mixture: Path, tmp_path: Path) -> None:
+    def edit(plan: Plan, section: Bytes) -> None:
+        panel(plan, section, "layers.2/moe_down.weight", 21, expert=4)[CompressedPanel(90).header_bytes + 64] ^= 1
+
+    engine = replant(mixture / "compressed", tmp_path / "e", edit)
+    result = ingot("verify", engine, "--against", mixture / "c")
+    assert result.code == 1
+    assert "weight layers.2/moe_down.weight, expert 4, row 16, column 0" in result.err, result.err
+
+
+def test_an_expert_with_too_many_exponents_keeps_the_others_in_16_bits(tmp_path: Path) -> None:
+    """Its last rows, which the second of two ranks has."""
+    tensors = random_tensors(MIXTURE, dtype=DType.BF16)
+    name = "model.layers.0.mlp.experts.3.gate_proj.weight"
+    tensors[name] = (DType.BF16, wild_from(tensors[name][1], 60))
+    model = write_model(tmp_path / "m", MIXTURE, tensors=tensors)
+    ingot("convert", "--model_dir", model, "--output_dir", tmp_path / "c").succeeds()
+    for engine, options in (("one", ()), ("two", ("--tp_size", "2"))):
+        build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / engine)
+        ingot(*build, *TARGET, *options).succeeds()
+        ingot("verify", tmp_path / engine, "--against", tmp_path / "c").succeeds()
+    found = [dtypes(tmp_path / "one"), dtypes(tmp_path / "two"), dtypes(tmp_path / "two", rank=1)]
+    assert [each["layers.0/moe_gate_up"] for each in found] == [DType.BF16, DType.BF16C, DType.BF16]
+    assert {dtype for each in found for step, dtype in each.items() if "/moe_down" in step} == {DType.BF16C}

@@ -9,7 +9,7 @@ from onnx import TensorProto, numpy_helper
 from ingot.builder.graph import Graph, weight_shape
 from ingot.builder.passes import insert_matmul, insert_moe, recognise_activations
 from ingot.builder.passes.base import PassReport
-from tests.passes.graphs import GraphMaker, ops_of, run_pass
+from tests.passes.graphs import VOCAB, GraphMaker, ops_of, run_pass
 
 HIDDEN, EXPERTS, INNER = 8, 6, 5
 
@@ -56,7 +56,7 @@ def experts(**changes: Any) -> Graph:
         made = g.node("Add", made, _bias(g, (EXPERTS, HIDDEN)))
     weighted = g.node("Mul", *([column, made] if changes.get("swapped") else [made, column]))
     summed = g.node("ReduceSum", weighted, g.constant([changes.get("sum_axis", 1)]), keepdims=0)
-    return g.finish(summed)
+    return g.finish(g.linear(summed, HIDDEN, VOCAB) if changes.get("head") else summed)
 
 
 def _first_half(g: GraphMaker, alike: str, changes: dict[str, Any]) -> str:

@@ -190,10 +190,7 @@ struct SimdEmulated {
 
 // The lanes of simd_avx512bf16.h, bit for bit.
 struct PairsEmulated : SimdEmulated {
-  INGOT_INLINE void accumulate(V& sum, V a, V b) {
-    const V odd = normal(fma(normal(odd_of(a)), normal(odd_of(b)), normal(sum)));
-    sum = normal(fma(normal(even_of(a)), normal(even_of(b)), odd));
-  }
+  INGOT_INLINE void accumulate(V& sum, V a, V b) { add_products(sum, a, b); }
 
   INGOT_INLINE V round_pairs(V first, V second) {
     const Words low = rounded(normal(first)) >> 16, high = rounded(normal(second)) >> 16;
@@ -227,6 +224,11 @@ struct PairsEmulated : SimdEmulated {
   }
 
  private:
+  // No part of the tiles that call it, which would take long to compile.
+  [[gnu::noinline]] static void add_products(V& sum, const V& a, const V& b) {
+    const V odd = normal(fma(normal(odd_of(a)), normal(odd_of(b)), normal(sum)));
+    sum = normal(fma(normal(even_of(a)), normal(even_of(b)), odd));
+  }
   INGOT_INLINE V even_of(V pairs) { return from_words(to_words(pairs) << 16); }
   INGOT_INLINE V odd_of(V pairs) { return from_words(to_words(pairs) & 0xFFFF0000u); }
   // Denormal numbers become zeros of their sign.

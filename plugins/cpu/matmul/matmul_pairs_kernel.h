@@ -118,9 +118,9 @@ void matmul_pairs(const MatmulArgs& args, const Team& team) {
 }
 
 // Products of experts: a thread rounds the rows of an expert before it multiplies them.
-template <typename S>
+template <typename S, typename Weight>
 class PairsProduct {
-  using Product = VectorProduct<S, PairsWeight>;
+  using Product = VectorProduct<S, Weight>;
 
  public:
   static constexpr int64_t kFewRows = Product::kFewRows, kMaxRows = Product::kMaxRows, kMaxPanels = Product::kMaxPanels;

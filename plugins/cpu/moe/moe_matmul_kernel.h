@@ -21,7 +21,7 @@ class VectorProduct {
   static constexpr int64_t kFewRows = Few::kRows, kMaxRows = Many::kMaxRows, kMaxPanels = Many::kMaxPanels;
 
   static size_t scratch(const MoeMatmulArgs& args) {
-    const size_t few = static_cast<size_t>(kFewRows * args.k) * sizeof(float);
+    const size_t few = static_cast<size_t>(kStreamedRows * args.k) * sizeof(float);
     return static_cast<size_t>(kMaxPanels * kPanel * kMaxRows) * sizeof(float) + kLinesBytes +
            std::max(few, Many::scratch(kMaxRows));
   }
@@ -39,14 +39,14 @@ class VectorProduct {
   void set_rows(const float* const* rows, int64_t count) {
     rows_ = rows;
     count_ = count;
-    if (count > kFewRows) return;
+    if (count > kStreamedRows) return;
     few_ = count == 1 ? rows[0] : x_;
     for (int64_t r = 0; r < count && count > 1; ++r)
       std::memcpy(x_ + r * k_, rows[r], static_cast<size_t>(k_) * sizeof(float));
   }
 
   void multiply(const std::byte* const* panels, int64_t count) {
-    if (count_ <= kFewRows) {
+    if (count_ <= kStreamedRows) {
       stream(panels, count);
     } else {
       Many::sums(
@@ -59,6 +59,7 @@ class VectorProduct {
   int64_t stride() const { return count_ * kPanel; }
 
  private:
+  static constexpr int64_t kStreamedRows = kFewRowsOf<S, Weight>;  // of an expert, at most
   static constexpr size_t kLinesBytes = static_cast<size_t>(kMaxStreams * Weight::kStreamBytes);
 
   // All rows in one tile over the whole K, so that each weight is read once, in order.

@@ -4,9 +4,13 @@
 #include "moe/head_matmul_kernel.h"
 
 namespace ingot {
-using Product = PairsProduct<Pairs>;
+using Product = PairsProduct<Pairs, PairsWeight>;
+using CompressedProduct = PairsProduct<Pairs, CompressedWeight<Pairs>>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Pairs, ingot::Product>))
 INGOT_KERNEL("moe_down.bf16." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Pairs, ingot::Product>))
 INGOT_KERNEL("head_matmul.bf16." INGOT_LEVEL, HeadMatmulArgs, (ingot::head_matmul<ingot::Pairs, ingot::Product>))
+INGOT_KERNEL("moe_gate_up.bf16c." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Pairs, ingot::CompressedProduct>))
+INGOT_KERNEL("moe_down.bf16c." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Pairs, ingot::CompressedProduct>))

@@ -1,5 +1,6 @@
 """Products of experts: right on odd shapes, and the same bits for a row whatever shares the call, threads or pieces."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -10,11 +11,12 @@ from ingot.dtypes import DType
 from ingot.errors import EngineError
 from ingot.plan import Attr
 from ingot.plugins.cpu.native import kernel_table
-from ingot.plugins.cpu.session import CpuSession
+from ingot.plugins.cpu.session import CpuSession, open_native
 from ingot.plugins.cpu.target import TARGETS
 from ingot.plugins.op import Array
 from ingot.plugins.quantised import QuantisedRows
-from ingot.plugins.target import Product, Tunable
+from ingot.plugins.ref.weights import read_weight
+from ingot.plugins.target import Product, SessionOptions, Tunable
 from ingot.weight_formats import FORMATS
 from tests.plugins.cpu.one_step import (
     Input,
@@ -22,9 +24,11 @@ from tests.plugins.cpu.one_step import (
     Quantised,
     activations_of,
     native_outputs,
+    one_step_plan,
     open_step,
     plain_batch,
     reference_outputs,
+    runnable_isa,
 )
 from tests.plugins.ops.calls import random_f8, random_grouped, random_units
 from tests.spanning import isa, precision, spanning
@@ -208,6 +212,73 @@ def test_experts_of_few_and_of_many_rows(kernel: str, group: int) -> None:
     for row in np.unique(ids, return_index=True)[1]:
         _write(session, inputs, slice(row, row + 1))
         assert _run(session, 1).tobytes() == whole[row : row + 1].tobytes(), f"expert of {takers[int(ids[row])]} rows"
+
+
+def _patched(weight: Packed) -> Packed:
+    """Expert 1 and the last one have numbers of other exponents than all others: of rows side by side, of the last
+    column, and several of one tile."""
+    values = weight.values.copy()
+    _, n, k = values.shape
+    for row, column, value in ((0, 0, 3e30), (1, 0, -2e-30), (n - 1, k - 1, 1e-39), (n // 2, k // 2, 5e20)):
+        values[1, row % n, column] = values[-1, row, k // 3] = value
+    return dataclasses.replace(weight, values=values)
+
+
+TAKERS = (1, 2, 5, 9, 10, 11, 13, 14, 15, 29, 170)  # rows of each expert, which few and many read in different ways
+
+
+@pytest.mark.parametrize("level", ["avx512bf16", "avx512bf16emu"])
+@pytest.mark.parametrize("op", ["moe_gate_up", "moe_down"])
+@pytest.mark.parametrize(("n", "k"), [(65, 300), (24, 1100), (16, 33)])
+@pytest.mark.parametrize("patched", [False, True])
+def test_compressed_experts_give_the_bits_of_bf16(level: str, op: str, n: int, k: int, patched: bool) -> None:
+    """Of any number of rows, in all ways to share the work."""
+    ids = np.random.default_rng(k).permutation(np.repeat(np.arange(len(TAKERS)), TAKERS)).astype(np.float32)
+    inputs, attrs = _case(f"{op}.bf16.{level}", len(TAKERS), 1, k, n, rows=len(ids), gates=n != 24)
+    inputs[1], weight = ids[:, None], inputs[-2]
+    assert isinstance(weight, Packed)
+    weight = _patched(weight) if patched else weight
+    made = []
+    for dtype, threads, pieces, tactic in (
+        (DType.BF16, 1, 1, 0),
+        (DType.BF16C, 1, 1, 0),
+        (DType.BF16C, 2, 3, 1),
+        (DType.BF16C, 3, 2, 2),
+    ):
+        inputs[-2], kernel = dataclasses.replace(weight, dtype=dtype), f"{op}.{dtype.value}.{level}"
+        batch, tactics = plain_batch(len(ids)), _tactics(kernel, tactic)
+        session = open_step(kernel, inputs, attrs, batch, threads=threads, pieces=pieces, tactics=tactics)
+        made.append([_run(session, rows).tobytes() for rows in (len(ids), 40, 14, 1)])
+        session.close()
+    assert all(each == made[0] for each in made)
+
+
+@pytest.mark.parametrize("level", ["avx512bf16", "avx512bf16emu"])
+@pytest.mark.parametrize("op", ["moe_gate_up", "moe_down"])
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_compressed_experts_of_any_bytes_stay_in_their_place(level: str, op: str, rows: int) -> None:
+    """Patches beyond the panel, or of places beyond their tile: an expert with such bytes has the numbers that they
+    stand for, and no other expert has any of them."""
+    kernel, k = f"{op}.bf16c.{level}", 300
+    inputs, attrs = _case(kernel, 3, 1, k, 40, rows=rows)
+    inputs[1] = np.where(np.arange(rows)[:, None] % 3 == 2, np.float32(2), np.float32(1))
+    plan, section = one_step_plan(kernel, inputs, attrs, plain_batch(rows))
+    weight = inputs[-2]
+    assert isinstance(weight, Packed)
+    matrix = section.nbytes // 3  # bytes of an expert
+    for seed in range(8):
+        damaged = section.copy()
+        damaged[matrix : 2 * matrix] = np.frombuffer(np.random.default_rng(seed).bytes(matrix), np.uint8)
+        values = read_weight(damaged, plan.weights[0])
+        assert isinstance(values, np.ndarray)
+        inputs[-2] = dataclasses.replace(weight, values=values, dtype=DType.BF16)
+        session = open_native(plan, damaged, SessionOptions(num_blocks=(8,), threads=2), runnable_isa(kernel))
+        _write(session, inputs, slice(rows))
+        got = _run(session, rows)
+        session.close()
+        plain = open_step(kernel.replace("bf16c", "bf16"), inputs, attrs, plain_batch(rows))
+        np.testing.assert_array_equal(got, _run(plain, rows))
+        plain.close()
 
 
 @pytest.mark.parametrize("kernel", spanning(KERNELS, precision, isa))
