@@ -71,6 +71,15 @@ def test_kernels_are_timed_by_rows() -> None:
     assert all(row.count(" GB/s)") == 2 for row in rows)
 
 
+def test_products_of_experts_are_timed_by_rows() -> None:
+    kernels = ("moe_gate_up.w8.avx2", "moe_down.w8.avx2")
+    shape = ("--experts", 3, "--slots", 2, "--n", 64, "--k", 64, "--rounds", 1)
+    head, _, *rows = run("time_products", *kernels, "--rows", "1,9", *shape).splitlines()
+    assert head == "| rows | `moe_gate_up.w8.avx2:0` | `moe_down.w8.avx2:0` |"
+    assert [row.split(" | ")[0] for row in rows] == ["| 1", "| 9"]
+    assert all(row.count(" GB/s)") == 2 for row in rows)
+
+
 @pytest.mark.slow
 def test_attention_is_timed_by_contexts() -> None:
     kernels = ("paged_attention.bf16.avx2", "paged_attention.int8.avx2")
