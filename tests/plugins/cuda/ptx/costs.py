@@ -129,6 +129,17 @@ PRODUCTS = {  # kernel → rows of x in a block
 }
 
 
+WAYS = (  # kernel, columns of a group, whether the table is in order: those that take other ways to the numbers
+    ("product_w4_8", 32, True),
+    ("product_w4t_8", 32, True),
+    ("product_w4t_8", 16, False),
+    ("product_w4t_8", 32, False),
+    ("product_w4ts_8", 32, True),
+    ("product_w4ts_8", 128, False),
+    ("product_f8_8", 0, True),
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WeightOf:
     """in_order: the table of 4-bit codes has whole numbers in order, as those of AWQ and GPTQ; else zeros."""
@@ -322,6 +333,10 @@ def main() -> None:
         names = product_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
+    for kernel, group, in_order in WAYS:
+        names = product_cost(nvcc, kernel, group, in_order=in_order)
+        table = "" if in_order else ", another table"
+        print(f"{kernel}, groups of {group or 'no'} columns{table}: {names.total()} instructions a slab")
     for kernel in WIDE_PRODUCTS:
         names = wide_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
