@@ -119,7 +119,7 @@ class Module:
 
         codes   the tensor that holds its codes
         bits    that a code has at most
-        pieces  tensors by their roles; a piece that is None does not exist
+        pieces  tensors by their roles; None stands for a tensor that the module does not have
         """
         if 0 in shape:
             raise CheckpointError("a quantised weight has no elements", where=self.where(codes), got=str(list(shape)))

@@ -143,18 +143,22 @@ def wild_from(bits: npt.NDArray[np.generic], row: int) -> npt.NDArray[np.uint16]
     return wild
 
 
-def test_a_weight_with_too_many_exponents_stays_in_16_bits(folder: Path, tmp_path: Path) -> None:
-    """Of one rank: the other one has the first rows of the up projection."""
-    tensors = random_tensors(MODEL, dtype=DType.BF16)
-    name = "model.layers.0.mlp.up_proj.weight"
-    wild = (DType.BF16, wild_from(tensors[name][1], 150))
-    model = write_model(tmp_path / "m", MODEL, tensors={**tensors, name: wild})
-    ingot("convert", "--model_dir", model, "--output_dir", tmp_path / "c").succeeds()
+def dtypes_with_wild(folder: Path, config: dict[str, object], name: str, row: int) -> list[dict[str, DType]]:
+    """Of one rank, then of each of two, if that weight is wild from that row on. `verify` finds every weight."""
+    tensors = random_tensors(config, dtype=DType.BF16)
+    tensors[name] = (DType.BF16, wild_from(tensors[name][1], row))
+    model = write_model(folder / "m", config, tensors=tensors)
+    ingot("convert", "--model_dir", model, "--output_dir", folder / "c").succeeds()
     for engine, options in (("one", ()), ("two", ("--tp_size", "2"))):
-        build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / engine)
+        build = ("build", "--checkpoint_dir", folder / "c", "--output_dir", folder / engine)
         ingot(*build, *TARGET, *options).succeeds()
-        ingot("verify", tmp_path / engine, "--against", tmp_path / "c").succeeds()
-    found = [dtypes(tmp_path / "one"), dtypes(tmp_path / "two"), dtypes(tmp_path / "two", rank=1)]
+        ingot("verify", folder / engine, "--against", folder / "c").succeeds()
+    return [dtypes(folder / "one"), dtypes(folder / "two"), dtypes(folder / "two", rank=1)]
+
+
+def test_a_weight_with_too_many_exponents_stays_in_16_bits(tmp_path: Path) -> None:
+    """Of one rank: the other one has the first rows of the up projection."""
+    found = dtypes_with_wild(tmp_path, MODEL, "model.layers.0.mlp.up_proj.weight", 150)
     assert [each.pop("layers.0/gate_up") for each in found] == [DType.BF16, DType.BF16C, DType.BF16]
     assert {dtype for each in found for dtype in each.values()} == {DType.BF16C}
 
@@ -185,15 +189,6 @@ def test_verify_names_an_expert_with_other_bytes(mixture: Path, tmp_path: Path) 
 
 def test_an_expert_with_too_many_exponents_keeps_the_others_in_16_bits(tmp_path: Path) -> None:
     """Its last rows, which the second of two ranks has."""
-    tensors = random_tensors(MIXTURE, dtype=DType.BF16)
-    name = "model.layers.0.mlp.experts.3.gate_proj.weight"
-    tensors[name] = (DType.BF16, wild_from(tensors[name][1], 60))
-    model = write_model(tmp_path / "m", MIXTURE, tensors=tensors)
-    ingot("convert", "--model_dir", model, "--output_dir", tmp_path / "c").succeeds()
-    for engine, options in (("one", ()), ("two", ("--tp_size", "2"))):
-        build = ("build", "--checkpoint_dir", tmp_path / "c", "--output_dir", tmp_path / engine)
-        ingot(*build, *TARGET, *options).succeeds()
-        ingot("verify", tmp_path / engine, "--against", tmp_path / "c").succeeds()
-    found = [dtypes(tmp_path / "one"), dtypes(tmp_path / "two"), dtypes(tmp_path / "two", rank=1)]
+    found = dtypes_with_wild(tmp_path, MIXTURE, "model.layers.0.mlp.experts.3.gate_proj.weight", 60)
     assert [each["layers.0/moe_gate_up"] for each in found] == [DType.BF16, DType.BF16C, DType.BF16]
     assert {dtype for each in found for step, dtype in each.items() if "/moe_down" in step} == {DType.BF16C}

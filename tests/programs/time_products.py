@@ -8,9 +8,9 @@ python -m tests.programs.time_products moe_gate_up.bf16.avx512bf16 moe_gate_up.b
 A kernel is written as plans name it, with the group of its weights behind a colon. Values are random; weights lie in
 memory, one copy. Prints a table: medians of the rounds, in Top/s and in GB/s of weights. A round takes each once.
 
-Of experts, n and k are those of one, and n counts gate and up together. A row takes `slots` of them, which change from
-call to call; weights that do not fit the CPU's caches come from memory. GB/s are of the experts that so many rows take
-on average.
+For kernels of experts, --n and --k are the size of one expert; --n counts the rows of gate and up. Each row of the
+input takes --slots experts, other ones in each call. Weights that do not fit the CPU's caches come from memory. GB/s
+count the experts that so many rows take on average.
 """
 
 import argparse

@@ -45,7 +45,7 @@ INGOT_DEVICE void load_pages(Kv* keys, Kv* values, const Attention& at, const It
                              int kv_head) {
   constexpr int kChunks = kHeadDim / 8, kRowsAtOnce = kAttentionThreads / kChunks;
   constexpr int kPage = kBlockTokens < kTile ? kBlockTokens : kTile;
-  const int chunk = threadIdx.x % kChunks, row = threadIdx.x / kChunks;
+  const int thread = static_cast<int>(thread_anew()), chunk = thread % kChunks, row = thread / kChunks;
   if (row >= kRowsAtOnce) return;
   const int* table = at.tables + static_cast<int64_t>(item.sequence) * at.table_width;
 #pragma unroll

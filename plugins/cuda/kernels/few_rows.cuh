@@ -99,7 +99,8 @@ INGOT_DEVICE void add_strips(float (&sum)[kHalves][kTiles][4], const Product& p,
   Strip left(p.weight, p.of, pair, top);
   const int first = begin / kStripSlabs;
   typename Strip::Raw a[kStrips] = {};
-  left.start(first, end);
+#pragma unroll
+  for (int slab = 0; slab < kStripSlabs; ++slab) left.load_group(first, slab, end);
 #pragma unroll
   for (int slot = 0; slot < kStrips; ++slot) {
 #pragma unroll

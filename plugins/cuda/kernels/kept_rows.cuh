@@ -34,6 +34,9 @@ struct GroupStrip;
 template <int kHalves>
 struct StripF8;
 
+// The lanes of a warp make numbers in the same way: warp instructions and barriers come behind.
+INGOT_DEVICE bool all_of_warp(bool each) { return !__any_sync(kAllLanes, !each); }
+
 // A short way to (code - zero point) * scale in bf16, of codes of four bits that are whole numbers in order, as those
 // of AWQ, GPTQ and Q4_0, and whole zero points: the difference has at most five bits. A float16 scale has 11, of which
 // `high` gets eight, rounded, and `low` what is left, at most two. So difference * low is exact in bf16, and the sum

@@ -2,10 +2,10 @@
 // slabs share addresses and what is computed from the scale of a group, and neighbouring rows of a panel at once. The
 // numbers are those that `value` of weight_rows.cuh and kept_rows.cuh makes, bit for bit.
 //
-// A kernel calls `load` for each slab of a strip, early, into one of kStrips places. For the first strip it calls
-// `start`. Then for each slab in order it calls `begin`, and `values` for the two rows of each half. Behind `values`
-// the place of the slab is free. Slabs from `end` on, where the kernel's part of K ends, may have any numbers that are
-// finite. kTogether: neighbouring rows that a lane computes.
+// A kernel calls `load` for each slab of a strip, early, into one of kStrips places, and `load_group` for each slab of
+// its first strip. Then for each slab in order it calls `begin`, and `values` for the two rows of each half. Behind
+// `values` the place of the slab is free. Slabs from `end` on, where the kernel's part of K ends, may have any numbers
+// that are finite. kTogether: neighbouring rows that a lane computes.
 #pragma once
 
 #include "kept_rows.cuh"
@@ -61,7 +61,7 @@ struct StripW8 {
       for (int i = 0; i < 2; ++i) raw.words[slab][half][i] = *reinterpret_cast<const TwoWords*>(from + 64 * i);
     }
   }
-  INGOT_DEVICE void start(int, int) {}
+  INGOT_DEVICE void load_group(int, int, int) {}
   INGOT_DEVICE void begin(int, int, int) {}
   INGOT_DEVICE void values(Eight (&to)[2], const Raw& raw, int slab, int half) const {
     const TwoWords(&words)[2] = raw.words[slab][half];
@@ -98,10 +98,6 @@ struct StripW4 {
       for (int i = 0; i < 2; ++i) raw.words[slab % 2][half][i] = *reinterpret_cast<const TwoWords*>(from + 64 * i);
     }
   }
-  INGOT_DEVICE void start(int strip, int end) {
-#pragma unroll
-    for (int slab = 0; slab < kStripSlabs; ++slab) load_group(strip, slab, end);
-  }
   INGOT_DEVICE void begin(int strip, int slab, int end) {
     if (!begins_group(slab, group_shift + 2)) return;
 #pragma unroll
@@ -119,8 +115,6 @@ struct StripW4 {
       to[i] = RowW4<true>::numbers(of_row, factor[2 * half + i], less[2 * half + i]);
     }
   }
-
- private:
   INGOT_DEVICE void load_group(int strip, int slab, int end) {
     if (!begins_group(slab, group_shift + 2) || strip * kStripSlabs >= end) return;
     const int from = groups + (strip * kStripSlabs + slab >> group_shift) * 16;
@@ -182,10 +176,6 @@ struct GroupStrip {
       }
     }
   }
-  INGOT_DEVICE void start(int strip, int end) {
-#pragma unroll
-    for (int slab = 0; slab < kStripSlabs; ++slab) load_group(strip, slab, end);
-  }
   INGOT_DEVICE void begin(int strip, int slab, int end) {
     if (!begins_group(slab, eights)) return;
 #pragma unroll
@@ -204,7 +194,7 @@ struct GroupStrip {
         whole = whole && ShortWay::takes(zero);
         ways[i] = ShortWay::of(f16_to_float(of_row(group[i / 2].scales, i)), less[i / 2] - zero);
       }
-      if constexpr (kShifts) is_short = !__any_sync(kAllLanes, !whole);
+      if constexpr (kShifts) is_short = all_of_warp(whole);
     }
   }
   INGOT_DEVICE void values(Eight (&to)[2], const Raw& raw, int slab, int half) const {
@@ -238,22 +228,6 @@ struct GroupStrip {
       to[i] = row.value(one);
     }
   }
-
- private:
-  INGOT_DEVICE void look_up_group() {
-    if (!is_small) return;
-    bool few_bits = true;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) few_bits = few_bits && TableWay::takes(group[half].scales);
-    is_looked_up = !__any_sync(kAllLanes, !few_bits);
-    if (!is_looked_up) return;
-#pragma unroll
-    for (int i = 0; i < 2 * kHalves; ++i) {
-      const TableWay way = TableWay::of(f16_to_float(of_row(group[i / 2].scales, i)));
-      ways[i].high = way.factor, ways[i].less = way.less;
-    }
-  }
-  INGOT_DEVICE static uint16_t of_row(uint32_t two, int i) { return static_cast<uint16_t>(two >> 16 * (i % 2)); }
   INGOT_DEVICE void load_group(int strip, int slab, int end) {
     if (!begins_group(slab, eights) || strip * kStripSlabs >= end) return;
     const int number = (strip * kStripSlabs + slab) * 4 + threadIdx.x % 4 >> eights;
@@ -264,6 +238,22 @@ struct GroupStrip {
       if constexpr (kShifts) next[slab][half].shifts = *reinterpret_cast<const uint32_t*>(from + 32);
     }
   }
+
+ private:
+  INGOT_DEVICE void look_up_group() {
+    if (!is_small) return;
+    bool few_bits = true;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) few_bits = few_bits && TableWay::takes(group[half].scales);
+    is_looked_up = all_of_warp(few_bits);
+    if (!is_looked_up) return;
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) {
+      const TableWay way = TableWay::of(f16_to_float(of_row(group[i / 2].scales, i)));
+      ways[i].high = way.factor, ways[i].less = way.less;
+    }
+  }
+  INGOT_DEVICE static uint16_t of_row(uint32_t two, int i) { return static_cast<uint16_t>(two >> 16 * (i % 2)); }
 };
 
 // FP8. A panel's 16 rows of one k lie side by side, so a lane computes neighbouring rows: four of one panel, lanes 0 to
@@ -298,10 +288,6 @@ struct StripF8 {
       }
     }
   }
-  INGOT_DEVICE void start(int strip, int end) {
-#pragma unroll
-    for (int slab = 0; slab < kStripSlabs; ++slab) load_group(strip, slab, end);
-  }
   INGOT_DEVICE void begin(int strip, int slab, int end) {
     if (eights == 0 || !begins_group(slab, eights)) return;
 #pragma unroll
@@ -315,8 +301,6 @@ struct StripF8 {
       if (eights) to[i] = RowF8<true>::scaled(to[i], scales[2 * half + i]);
     }
   }
-
- private:
   INGOT_DEVICE void load_group(int strip, int slab, int end) {
     if (eights == 0 || !begins_group(slab, eights) || strip * kStripSlabs + slab / 2 * 2 >= end) return;
     const int number = (strip * kStripSlabs + slab) * 4 + threadIdx.x % 4 >> eights;

@@ -109,9 +109,6 @@ INGOT_DEVICE void unpack_row(const GroupRow<true, Codes, kShifts>& row, unsigned
   }
 }
 
-// Barriers come behind these ways, so a warp goes one of them together.
-INGOT_DEVICE bool all_of_warp(bool each) { return !__any_sync(kAllLanes, !each); }
-
 // A shorter way, if it takes what all groups of the warp's rows have in the step.
 template <class Codes, bool kShifts, class Takes, class Make, class Numbers>
 INGOT_DEVICE bool unpack_short(const GroupRow<true, Codes, kShifts>& row, unsigned char* numbers,

@@ -28,8 +28,7 @@ def test_nothing_that_was_recorded_spills() -> None:
     kernels = [(name, what) for report in recorded().values() for name, what in report.items()]
     assert {name.split()[0] for name in recorded()} == set(ARCHITECTURES)
     assert [name for name, what in kernels if what["spill_stores"] or what["spill_loads"] or what["stack"]] == []
-    # Two blocks of 128 threads fill a multiprocessor's registers; decode of 256 dims has shared memory for no more.
-    most = {"attention_prefill": 255, "attention_decode": 248}
+    most = {"attention_prefill": 255}  # two blocks of 128 threads fill a multiprocessor's registers
     assert [name for name, what in kernels if what["registers"] > most.get(name, 240)] == []
     assert max(what["shared"] for _, what in kernels) <= 16 << 10
 
