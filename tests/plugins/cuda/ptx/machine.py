@@ -1,4 +1,4 @@
-"""Runs a kernel: all threads of some blocks at once, those that are furthest behind first.
+"""Runs a kernel: all threads of some blocks at once, those first that others may have to wait for.
 
 Threads that part come together again where their ways meet. Barriers, warp instructions and memory are checked as a GPU
 would have it at its strictest; what is wrong is a KernelError that names the instruction.
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tests.plugins.cuda.ptx.arithmetic import dtype_of
 from tests.plugins.cuda.ptx.instructions import Instructions
 from tests.plugins.cuda.ptx.memory import Allocations, KernelError, Region
+from tests.plugins.cuda.ptx.order import ranks
 from tests.plugins.cuda.ptx.parse import Instruction, Kernel
 from tests.plugins.cuda.ptx.races import Threads
 
@@ -92,7 +93,8 @@ class _Run:
         self._alive = np.full(len(blocks), threads)
         self._parked: dict[int, list[tuple[int, Lanes]]] = {}  # at each barrier: where, and who
         self._groups: dict[int, Lanes] = {}
-        self._order: list[int] = []
+        self._ranks = ranks(kernel)
+        self._order: list[tuple[int, int]] = []  # of groups: their rank, and where they are
         self._counted: Counter[str] = Counter()
         self.issued: Counter[int] = Counter()
         self._code = Instructions(self)
@@ -122,7 +124,7 @@ class _Run:
         self._put(0, np.arange(self.count))
         with np.errstate(all="ignore"):
             while self._order:
-                at = heapq.heappop(self._order)
+                _, at = heapq.heappop(self._order)
                 lanes = self._groups.pop(at, None)
                 if lanes is not None:
                     self._advance(at, lanes)
@@ -139,14 +141,14 @@ class _Run:
         before = self._groups.get(at)
         if before is None:
             self._groups[at] = lanes
-            heapq.heappush(self._order, at)
+            heapq.heappush(self._order, (self._ranks[at], at))
         else:
             self._groups[at] = np.sort(np.concatenate([before, lanes]))
 
     def _advance(self, at: int, lanes: Lanes) -> None:
         """Until others have to come first."""
         instructions, warps = self.kernel.instructions, len(np.unique(lanes // 32))
-        stop = self._order[0] if self._order else len(instructions)
+        stop = self._order[0][0] if self._order else len(instructions) + 1
         while True:
             if at >= len(instructions):
                 return self._end(lanes)
@@ -168,7 +170,7 @@ class _Run:
             except KernelError as fault:
                 raise KernelError(f"{self.kernel.name}, instruction {at}, {each.text}: {fault}") from None
             at += 1
-            if at >= stop:
+            if self._ranks[at] >= stop:
                 return self._put(at, lanes)
 
     def _guarded(self, each: Instruction, lanes: Lanes) -> Lanes:

@@ -24,9 +24,9 @@ class Instruction:
     line: tuple[int, int] = (0, 0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Kernel:
-    """One entry.
+    """One entry. Equal to itself alone.
 
     parameters  name → (offset, bytes) in the block of parameters
     registers   prefix → type, as in "%rd" → "b64"

@@ -133,6 +133,24 @@ def test_what_is_right_passes() -> None:
     assert run(words)[:4].tolist() == [1, 0, 3, 2]
 
 
+def test_threads_meet_where_their_ways_meet_wherever_that_stands() -> None:
+    """Some threads take a way that stands behind the place where they meet the others; some leave a loop early, to a
+    place before it."""
+    way = (
+        "@%p1 bra $A;\nbra.uni $M;\n$M:\nbar.sync 0;\nst.global.u32 [%rd4], %r5;\nret;\n"
+        "$A:\nmov.u32 %r5, 7;\nbra.uni $M;\n"
+    )
+    assert run(way)[:16].tolist() == [7] * 16
+    loop = (
+        "mov.u32 %r6, 0;\nbra.uni $L;\n$M:\nbar.sync 0;\nst.global.u32 [%rd4], %r6;\nret;\n"
+        "$L:\nadd.s32 %r6, %r6, 2;\nsetp.gt.u32 %p2, %r6, %r1;\n@%p2 bra $M;\n"
+        "bar.warp.sync -1;\nbra.uni $L;\n"
+    )
+    assert run(loop.replace("bar.warp.sync -1;\n", "")).tolist() == [2 * (i // 2 + 1) for i in range(64)]
+    with pytest.raises(KernelError, match="not together"):
+        run(loop)
+
+
 def test_threads_that_have_ended_need_not_come_to_a_barrier() -> None:
     assert run("setp.lt.u32 %p2, %r1, 32;\n@%p2 ret;\nbar.sync 0;\nst.global.u32 [%rd4], %r1;")[63] == 63
 
