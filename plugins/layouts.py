@@ -17,7 +17,8 @@
                                         that of the other 64; a nibble is the code + 8
                   Kp is K rounded up to 128; padding has the code 0 (nibble 8) and, in groups of its own, multiplier 1.
     panel16.w4tgG [ceil(N/16)] of   64  scale         64  table, int8 [16]; a byte, 1 where shifts are offsets; a byte,
-                                       1 where values have more bits; after 14 others these, int8 [16]
+                                       1 where values have more bits; a byte, see `plugins/short_ways.py`; after 13
+                                       others the more bits, int8 [16]
                                   32*g group scales, float16 [g][16]; of w4ts [g][2][16]: scales, then shifts; zeros up
                                        to a multiple of 64 bytes
                                    64  a line per 8 of Kp: four bytes of each column, k and k + 4 in the low and the
@@ -58,6 +59,7 @@ from ingot.plugins.compressed import CompressedPanel, compress, restore
 from ingot.plugins.f8_rows import F8Rows
 from ingot.plugins.grouped import GroupedRows
 from ingot.plugins.quantised import QuantisedRows
+from ingot.plugins.short_ways import short_ways
 from ingot.plugins.unit_panels import read_units, write_units
 from ingot.plugins.unit_rows import UnitRows
 from ingot.plugins.weight_rows import WeightRows
@@ -193,6 +195,7 @@ def _pack_grouped(weight_rows: GroupedRows) -> Bytes:
         numbers[:, :groups, place] = by_panel.transpose(0, 2, 1)
     flat = numbers.reshape(count, -1).view(np.uint8)
     panels[:, HEADER_BYTES : HEADER_BYTES + flat.shape[1]] = flat
+    panels[:, 82] = short_ways(numbers[:, :, 0], numbers[:, :, 1] if values > 1 else None, panels[:, 80] != 0)
     codes = _padded(weight_rows.codes, count * PANEL, padded).view(np.uint8)
     lines = codes.reshape(count, PANEL, padded // 4, 4).transpose(0, 2, 1, 3).reshape(count, padded // 4, -1)
     if weight_rows.table is not None:

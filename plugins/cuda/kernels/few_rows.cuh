@@ -114,25 +114,27 @@ INGOT_DEVICE void add_strips(float (&sum)[kHalves][kTiles][4], const Product& p,
   for (int slab = 0; slab < kNear; ++slab) {
     x.load(b[slab], first * kStripSlabs + slab);
   }
-  for (int strips = first; strips * kStripSlabs < end; strips += kStrips) {
+  left.choose([&](auto strip_by_way) {
+    for (int strips = first; strips * kStripSlabs < end; strips += kStrips) {
 #pragma unroll
-    for (int slot = 0; slot < kStrips; ++slot) {
-      const int strip = strips + slot;
-      if (strip * kStripSlabs >= end) break;
+      for (int slot = 0; slot < kStrips; ++slot) {
+        const int strip = strips + slot;
+        if (strip * kStripSlabs >= end) break;
 #pragma unroll
-      for (int slab = 0; slab < kStripSlabs; ++slab) {
-        left.begin(strip, slab, end);
+        for (int slab = 0; slab < kStripSlabs; ++slab) {
+          strip_by_way.begin(strip, slab, end);
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          Eight values[2];
-          left.values(values, a[slot], slab, half);
-          multiply_half<kTiles>(sum[half], values, b[slab % kNear]);
+          for (int half = 0; half < kHalves; ++half) {
+            Eight values[2];
+            strip_by_way.values(values, a[slot], slab, half);
+            multiply_half<kTiles>(sum[half], values, b[slab % kNear]);
+          }
+          strip_by_way.load(a[slot], strip + kStrips, slab, end);
+          x.load(b[slab % kNear], strip * kStripSlabs + slab + kNear);
         }
-        left.load(a[slot], strip + kStrips, slab, end);
-        x.load(b[slab % kNear], strip * kStripSlabs + slab + kNear);
       }
     }
-  }
+  });
 }
 
 // Which lanes of few rows compute row i of the first or the second 16 of a weight: those of an eighth of the warp, in a

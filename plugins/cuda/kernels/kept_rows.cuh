@@ -28,6 +28,9 @@ INGOT_DEVICE Eight rounded(const float (&numbers)[8]) {
 
 constexpr uint32_t kSigns = 0x80808080u;  // signed bytes become those from 0 to 255, 128 larger
 
+// What a panel's header says of all its groups, see plugins/short_ways.py.
+constexpr uint32_t kScalesOfFewBits = 1, kWholeShifts = 2;
+
 // strips.cuh
 template <class Codes, bool kShifts, int kHalves>
 struct GroupStrip;
@@ -37,58 +40,77 @@ struct StripF8;
 // The lanes of a warp make numbers in the same way: warp instructions and barriers come behind.
 INGOT_DEVICE bool all_of_warp(bool each) { return !__any_sync(kAllLanes, !each); }
 
-// A short way to (code - zero point) * scale in bf16, of codes of four bits that are whole numbers in order, as those
-// of AWQ, GPTQ and Q4_0, and whole zero points: the difference has at most five bits. A float16 scale has 11, of which
-// `high` gets eight, rounded, and `low` what is left, at most two. So difference * low is exact in bf16, and the sum
+// Ways to the numbers of codes of four bits, from 128 + a code in bf16. Which of them a panel takes is known from its
+// header. All have the same methods. scale, shift: of the row's group. first: the first number of the table. codes: in
+// the order k 0 4 1 5 2 6 3 7.
+INGOT_DEVICE uint32_t code_pair(const uint32_t (&bytes)[2], int i) {
+  return masked_or(bytes[i % 2] >> i / 2 * 4, 0x000f000fu, kBias);
+}
+
+// (code - zero point) * scale, of tables that are whole numbers in order, as those of AWQ, GPTQ and Q4_0, and whole
+// zero points: the difference has at most five bits. A float16 scale has 11, of which `high` gets eight, rounded, and
+// `low` what is left, at most two. So difference * low is exact in bf16, and the sum
 // difference * high + difference * low is rounded once.
 struct ShortWay {
   uint32_t high, low, less;  // twice each; less: from 128 + a code to the difference
 
-  INGOT_DEVICE static bool takes(float zero) { return zero >= 0.f && zero <= 16.f && zero == rintf(zero); }
-  INGOT_DEVICE static ShortWay of(float scale, float less) {
+  INGOT_DEVICE static ShortWay of(float scale, float shift, float first) {
     ShortWay found;
     found.high = pack_two<BF16>(scale, scale);
-    const float rest = __fsub_rn(scale, __uint_as_float(found.high << 16));
+    const float rest = __fsub_rn(scale, __uint_as_float(found.high << 16)), less = first - 128.f - shift;
     found.low = pack_two<BF16>(rest, rest);
     found.less = pack_two<BF16>(less, less);
     return found;
   }
-  // codes: in the order k 0 4 1 5 2 6 3 7.
-  INGOT_DEVICE Eight numbers(uint32_t codes) const {
+  INGOT_DEVICE Eight numbers(uint32_t codes, const uint32_t (&)[4]) const {
     const uint32_t bytes[2] = {two_bytes(codes, 0), two_bytes(codes, 1)};
     Eight found;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t two = masked_or(bytes[i % 2] >> i / 2 * 4, 0x000f000fu, kBias);
-      const uint32_t difference = fused_bf16(two, 0x3f803f80u, less);
+      const uint32_t difference = fused_bf16(code_pair(bytes, i), 0x3f803f80u, less);
       found.words[i] = fused_bf16(difference, high, fused_bf16(difference, low, 0x80008000u));
     }
     return found;
   }
 };
 
-// Another one, of tables of whole numbers from -64 to 63 and scales of at most six bits, as those of MXFP4 and NVFP4:
-// both 192 + a number, which has eight bits, and -192 * scale are exact in bf16, so that their fma is number * scale,
-// rounded once.
-struct TableWay {
-  uint32_t factor, less;  // twice each: the scale, and it times -192
+// code * scale + offset, of such tables: the product is exact in float32. The sum is rounded to float32 once, as the
+// specification has it.
+struct OffsetWay {
+  uint32_t less;  // twice: from 128 + a code to its number
+  float scale, offset;
 
-  INGOT_DEVICE static bool takes(uint32_t two_scales) { return (two_scales & 0x001f001fu) == 0; }
-  INGOT_DEVICE static TableWay of(float scale) {
-    const uint32_t factor = pack_two<BF16>(scale, scale);
-    return {factor, fused_bf16(factor, 0xc340c340u, 0)};
+  INGOT_DEVICE static OffsetWay of(float scale, float shift, float first) {
+    return {pack_two<BF16>(first - 128.f, first - 128.f), scale, shift};
   }
-  // bytes: 64 + the numbers of k 0 4 1 5, and of k 2 6 3 7.
-  INGOT_DEVICE Eight numbers(const uint32_t (&bytes)[2]) const {
+  INGOT_DEVICE Eight numbers(uint32_t codes, const uint32_t (&)[4]) const {
+    const uint32_t bytes[2] = {two_bytes(codes, 0), two_bytes(codes, 1)};
     Eight found;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t two = __byte_perm(bytes[i % 2], 0x43434343u, i / 2 ? 0x4341 : 0x4240);
-      found.words[i] = fused_bf16(two, factor, less);
+      const uint32_t two = fused_bf16(code_pair(bytes, i), 0x3f803f80u, less);
+      const float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000u);
+      found.words[i] = pack_two<BF16>(fmaf(low, scale, offset), fmaf(high, scale, offset));
     }
     return found;
   }
 };
+
+// number * scale, of tables of whole numbers from -64 to 63 and scales of at most six bits, as those of MXFP4 and
+// NVFP4: both 192 + a number, which has eight bits, and -192 * scale are exact in bf16, so that their fma is
+// number * scale, rounded once.
+struct TableWay {
+  uint32_t factor, less;  // twice each: the scale, and it times -192
+
+  INGOT_DEVICE static TableWay of(float scale, float, float) {
+    const uint32_t factor = pack_two<BF16>(scale, scale);
+    return {factor, fused_bf16(factor, 0xc340c340u, 0)};
+  }
+  // table: 64 + the numbers.
+  INGOT_DEVICE Eight numbers(uint32_t codes, const uint32_t (&table)[4]) const;
+};
+
+enum class PanelWay { kAny, kShort, kOffset, kTable };
 
 // Codes of four bits, in the order k 0 4 1 5 2 6 3 7, which are places of a table of 16 bytes.
 struct TableCodes {
@@ -111,11 +133,14 @@ struct TableCodes {
     for (int i = 0; i < 4; ++i) all &= table[i] ^ table[i] << 1;
     return !more && (all & kSigns) == kSigns;
   }
-  // For TableWay, if it does.
-  INGOT_DEVICE void look_up_small(uint32_t (&bytes)[2], uint32_t codes) const {
-    const uint32_t from[4] = {table[0] - 0x40404040u, table[1] - 0x40404040u, table[2] - 0x40404040u,
-                              table[3] - 0x40404040u};
-    look_up(bytes, from, codes);
+  // For TableWay, if it does: 64 + the numbers.
+  INGOT_DEVICE void less_sixty_four(uint32_t (&to)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = table[i] - 0x40404040u;
+  }
+  INGOT_DEVICE bool has_table_of(const TableCodes& other) const {
+    return table[0] == other.table[0] && table[1] == other.table[1] && table[2] == other.table[2] &&
+           table[3] == other.table[3];
   }
   INGOT_DEVICE float first() const { return static_cast<float>(static_cast<int>(table[0] & 0xff) - 128); }
   INGOT_DEVICE static TableCodes of(const unsigned char* panel) {
@@ -157,6 +182,17 @@ struct TableCodes {
   }
 };
 
+INGOT_DEVICE Eight TableWay::numbers(uint32_t codes, const uint32_t (&table)[4]) const {
+  uint32_t bytes[2];
+  TableCodes::look_up(bytes, table, codes);
+  Eight found;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    found.words[i] = fused_bf16(__byte_perm(bytes[i % 2], 0x43434343u, i / 2 ? 0x4341 : 0x4240), factor, less);
+  }
+  return found;
+}
+
 // Signed bytes.
 struct ByteCodes {
   static constexpr int kBits = 8, kWords = 2, kBlock = 128;
@@ -196,17 +232,35 @@ struct GroupRow {
   int column;
   int eights;  // a group has two to the power of so many times eight columns
   bool valid, offsets;
+  uint32_t groups;  // what the header says of all of them
 
   INGOT_DEVICE static GroupRow at(const void* weight, const Sizes& of, int pair, int i) {
     const int number = 2 * pair + i / 16;
     const bool valid = number < panels_of(of);
     const unsigned char* panel = static_cast<const unsigned char*>(weight) + (valid ? number : 0) * panel_bytes(of);
-    return {panel, Codes::of(panel),         kPanelHeader + group_bytes(of), i % 16, eights_of(of),
-            valid, kShifts && panel[80] != 0};
+    return {panel,
+            Codes::of(panel),
+            kPanelHeader + group_bytes(of),
+            i % 16,
+            eights_of(of),
+            valid,
+            kShifts && panel[80] != 0,
+            panel[82]};
   }
   // What `value` needs.
   INGOT_DEVICE static GroupRow of_panel(const unsigned char* panel) {
-    return {panel, Codes::of(panel), 0, 0, 0, true, kShifts && panel[80] != 0};
+    return {panel, Codes::of(panel), 0, 0, 0, true, kShifts && panel[80] != 0, panel[82]};
+  }
+  // The shortest of its panel.
+  INGOT_DEVICE PanelWay way() const {
+    if constexpr (Codes::kBits == 4) {
+      if (codes.in_order()) {
+        if (offsets) return PanelWay::kOffset;
+        return !kShifts || groups & kWholeShifts ? PanelWay::kShort : PanelWay::kAny;
+      }
+      if (!kShifts && groups & kScalesOfFewBits && codes.is_small()) return PanelWay::kTable;
+    }
+    return PanelWay::kAny;
   }
   INGOT_DEVICE static int eights_of(const Sizes& of) { return 1 + (of.group > 16) + (of.group > 32) + (of.group > 64); }
   INGOT_DEVICE static int group_bytes(const Sizes& of) {

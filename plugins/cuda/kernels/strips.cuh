@@ -3,9 +3,10 @@
 // numbers are those that `value` of weight_rows.cuh and kept_rows.cuh makes, bit for bit.
 //
 // A kernel calls `load` for each slab of a strip, early, into one of kStrips places, and `load_group` for each slab of
-// its first strip. Then for each slab in order it calls `begin`, and `values` for the two rows of each half. Behind
-// `values` the place of the slab is free. Slabs from `end` on, where the kernel's part of K ends, may have any numbers
-// that are finite. kTogether: neighbouring rows that a lane computes.
+// its first strip. `choose` gives it a strip that knows its way to the numbers. For each slab in order it calls `begin`
+// of that, and `values` for the two rows of each half. Behind `values` the place of the slab is free. Slabs from `end`
+// on, where the kernel's part of K ends, may have any numbers that are finite. kTogether: neighbouring rows that a lane
+// computes.
 #pragma once
 
 #include "kept_rows.cuh"
@@ -62,6 +63,10 @@ struct StripW8 {
     }
   }
   INGOT_DEVICE void load_group(int, int, int) {}
+  template <class Use>
+  INGOT_DEVICE void choose(Use use) {
+    use(*this);
+  }
   INGOT_DEVICE void begin(int, int, int) {}
   INGOT_DEVICE void values(Eight (&to)[2], const Raw& raw, int slab, int half) const {
     const TwoWords(&words)[2] = raw.words[slab][half];
@@ -98,6 +103,10 @@ struct StripW4 {
       for (int i = 0; i < 2; ++i) raw.words[slab % 2][half][i] = *reinterpret_cast<const TwoWords*>(from + 64 * i);
     }
   }
+  template <class Use>
+  INGOT_DEVICE void choose(Use use) {
+    use(*this);
+  }
   INGOT_DEVICE void begin(int strip, int slab, int end) {
     if (!begins_group(slab, group_shift + 2)) return;
 #pragma unroll
@@ -129,8 +138,7 @@ struct StripW4 {
 template <class Codes, bool kShifts, int kHalves>
 struct GroupStrip {
   using Row = GroupRow<true, Codes, kShifts>;
-  static constexpr bool kMayBeShort = Codes::kBits == 4;
-  static constexpr int kTogether = 2, kStrips = (kMayBeShort && !kShifts ? 4 : 2) / kHalves;  // what registers allow
+  static constexpr int kTogether = 2, kStrips = (Codes::kBits == 4 && !kShifts ? 4 : 2) / kHalves;  // in registers
   struct Raw {
     TwoWords words[kStripSlabs][kHalves][Codes::kWords];
   };
@@ -141,30 +149,13 @@ struct GroupStrip {
   Panels panels;
   int codes, groups;  // where the lane's begin in a panel
   int eights;
-  float less[kHalves];               // of the short way: from 128 + a code to the number
-  bool in_order, is_small;           // all tables have ShortWay, if zero points do; or TableWay, if scales do
   Group next[kStripSlabs][kHalves];  // of the slabs that begin groups, for `begin`
-  Group group[kHalves];
-  bool is_short, is_looked_up;  // its numbers have ShortWay, or TableWay
-  ShortWay ways[2 * kHalves];   // TableWay: high is the factor
 
   INGOT_DEVICE GroupStrip(const void* weight, const Sizes& of, int pair, int top)
       : panels(weight, of, pair, top, Row::panel_bytes(of)),
         codes(kPanelHeader + Row::group_bytes(of) + threadIdx.x % 4 * 64 * Codes::kWords + column_of_lane() * 4),
         groups(kPanelHeader + column_of_lane() * 2),
-        eights(Row::eights_of(of)),
-        in_order(kMayBeShort),
-        is_small(kMayBeShort && !kShifts) {
-    if constexpr (kMayBeShort) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const Row row = Row::of_panel(panels.at(half));
-        in_order = in_order && !row.offsets && row.codes.in_order();
-        is_small = is_small && row.codes.is_small();
-        less[half] = row.codes.first() - 128;
-      }
-    }
-  }
+        eights(Row::eights_of(of)) {}
   INGOT_DEVICE void load(Raw& raw, int strip, int slab, int end) const {
     if (strip * kStripSlabs >= end) return;
 #pragma unroll
@@ -174,58 +165,6 @@ struct GroupStrip {
       for (int i = 0; i < Codes::kWords; ++i) {
         raw.words[slab][half][i] = *reinterpret_cast<const TwoWords*>(from + 64 * i);
       }
-    }
-  }
-  INGOT_DEVICE void begin(int strip, int slab, int end) {
-    if (!begins_group(slab, eights)) return;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) group[half] = next[slab][half];
-    load_group(strip + 1, slab, end);
-    if constexpr (kMayBeShort) {
-      is_short = in_order, is_looked_up = false;
-      if (!in_order) {
-        if constexpr (!kShifts) look_up_group();
-        return;
-      }
-      bool whole = true;
-#pragma unroll
-      for (int i = 0; i < 2 * kHalves; ++i) {
-        const float zero = kShifts ? f16_to_float(of_row(group[i / 2].shifts, i)) : 0.f;
-        whole = whole && ShortWay::takes(zero);
-        ways[i] = ShortWay::of(f16_to_float(of_row(group[i / 2].scales, i)), less[i / 2] - zero);
-      }
-      if constexpr (kShifts) is_short = all_of_warp(whole);
-    }
-  }
-  INGOT_DEVICE void values(Eight (&to)[2], const Raw& raw, int slab, int half) const {
-    const TwoWords(&words)[Codes::kWords] = raw.words[slab][half];
-    if constexpr (kMayBeShort) {
-      if (is_short) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) to[i] = ways[2 * half + i].numbers(words[0].words[i]);
-        return;
-      }
-    }
-    const Row row = Row::of_panel(panels.at(half));
-    if constexpr (kMayBeShort && !kShifts) {
-      if (is_looked_up) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          uint32_t bytes[2];
-          row.codes.look_up_small(bytes, words[0].words[i]);
-          to[i] = TableWay{ways[2 * half + i].high, ways[2 * half + i].less}.numbers(bytes);
-        }
-        return;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      typename Row::Raw one;
-#pragma unroll
-      for (int word = 0; word < Codes::kWords; ++word) one.words[word] = words[word].words[i];
-      one.scale = of_row(group[half].scales, i);
-      if constexpr (kShifts) one.scale |= static_cast<uint32_t>(of_row(group[half].shifts, i)) << 16;
-      to[i] = row.value(one);
     }
   }
   INGOT_DEVICE void load_group(int strip, int slab, int end) {
@@ -238,23 +177,87 @@ struct GroupStrip {
       if constexpr (kShifts) next[slab][half].shifts = *reinterpret_cast<const uint32_t*>(from + 32);
     }
   }
-
- private:
-  INGOT_DEVICE void look_up_group() {
-    if (!is_small) return;
-    bool few_bits = true;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) few_bits = few_bits && TableWay::takes(group[half].scales);
-    is_looked_up = all_of_warp(few_bits);
-    if (!is_looked_up) return;
-#pragma unroll
-    for (int i = 0; i < 2 * kHalves; ++i) {
-      const TableWay way = TableWay::of(f16_to_float(of_row(group[i / 2].scales, i)));
-      ways[i].high = way.factor, ways[i].less = way.less;
-    }
-  }
+  // All threads of the block choose the same: they have the same panels.
+  template <class Use>
+  INGOT_DEVICE void choose(Use use);
   INGOT_DEVICE static uint16_t of_row(uint32_t two, int i) { return static_cast<uint16_t>(two >> 16 * (i % 2)); }
 };
+
+// Its numbers as the specification has them.
+template <class Codes, bool kShifts, int kHalves>
+struct AnyGroupStrip : GroupStrip<Codes, kShifts, kHalves> {
+  using Strip = GroupStrip<Codes, kShifts, kHalves>;
+
+  typename Strip::Group group[kHalves];
+
+  INGOT_DEVICE explicit AnyGroupStrip(const Strip& strip) : Strip(strip) {}
+  INGOT_DEVICE void begin(int strip, int slab, int end) {
+    if (!begins_group(slab, this->eights)) return;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) group[half] = this->next[slab][half];
+    this->load_group(strip + 1, slab, end);
+  }
+  INGOT_DEVICE void values(Eight (&to)[2], const typename Strip::Raw& raw, int slab, int half) const {
+    const typename Strip::Row row = Strip::Row::of_panel(this->panels.at(half));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      typename Strip::Row::Raw one;
+#pragma unroll
+      for (int word = 0; word < Codes::kWords; ++word) one.words[word] = raw.words[slab][half][word].words[i];
+      one.scale = Strip::of_row(group[half].scales, i);
+      if constexpr (kShifts) one.scale |= static_cast<uint32_t>(Strip::of_row(group[half].shifts, i)) << 16;
+      to[i] = row.value(one);
+    }
+  }
+};
+
+// By a shorter way.
+template <class Way, bool kShifts, int kHalves>
+struct ShortGroupStrip : GroupStrip<TableCodes, kShifts, kHalves> {
+  using Strip = GroupStrip<TableCodes, kShifts, kHalves>;
+
+  float first[kHalves];
+  uint32_t table[4];
+  Way ways[2 * kHalves];
+
+  INGOT_DEVICE explicit ShortGroupStrip(const Strip& strip) : Strip(strip) {
+    TableCodes::of(this->panels.first).less_sixty_four(table);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) first[half] = TableCodes::of(this->panels.at(half)).first();
+  }
+  INGOT_DEVICE void begin(int strip, int slab, int end) {
+    if (!begins_group(slab, this->eights)) return;
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) {
+      const typename Strip::Group& group = this->next[slab][i / 2];
+      const float shift = kShifts ? f16_to_float(Strip::of_row(group.shifts, i)) : 0.f;
+      ways[i] = Way::of(f16_to_float(Strip::of_row(group.scales, i)), shift, first[i / 2]);
+    }
+    this->load_group(strip + 1, slab, end);
+  }
+  INGOT_DEVICE void values(Eight (&to)[2], const typename Strip::Raw& raw, int slab, int half) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) to[i] = ways[2 * half + i].numbers(raw.words[slab][half][0].words[i], table);
+  }
+};
+
+template <class Codes, bool kShifts, int kHalves>
+template <class Use>
+INGOT_DEVICE void GroupStrip<Codes, kShifts, kHalves>::choose(Use use) {
+  if constexpr (Codes::kBits == 4) {
+    const Row row = Row::of_panel(panels.at(0)), other = Row::of_panel(panels.at(kHalves - 1));
+    const PanelWay way = row.way();
+    if (way == other.way()) {
+      if (way == PanelWay::kShort) return use(ShortGroupStrip<ShortWay, kShifts, kHalves>(*this));
+      if constexpr (kShifts) {
+        if (way == PanelWay::kOffset) return use(ShortGroupStrip<OffsetWay, kShifts, kHalves>(*this));
+      } else if (way == PanelWay::kTable && row.codes.has_table_of(other.codes)) {
+        return use(ShortGroupStrip<TableWay, kShifts, kHalves>(*this));
+      }
+    }
+  }
+  use(AnyGroupStrip<Codes, kShifts, kHalves>(*this));
+}
 
 // FP8. A panel's 16 rows of one k lie side by side, so a lane computes neighbouring rows: four of one panel, lanes 0 to
 // 15 of the first one and the others of the second one; or two, if the block computes one panel.
@@ -287,6 +290,10 @@ struct StripF8 {
         raw.words[slab][k / 4][k % 4] = *reinterpret_cast<const uint16_t*>(from + 16 * k);
       }
     }
+  }
+  template <class Use>
+  INGOT_DEVICE void choose(Use use) {
+    use(*this);
   }
   INGOT_DEVICE void begin(int strip, int slab, int end) {
     if (eights == 0 || !begins_group(slab, eights)) return;

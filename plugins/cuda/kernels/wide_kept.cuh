@@ -109,48 +109,42 @@ INGOT_DEVICE void unpack_row(const GroupRow<true, Codes, kShifts>& row, unsigned
   }
 }
 
-// A shorter way, if it takes what all groups of the warp's rows have in the step.
-template <class Codes, bool kShifts, class Takes, class Make, class Numbers>
-INGOT_DEVICE bool unpack_short(const GroupRow<true, Codes, kShifts>& row, unsigned char* numbers,
-                               const unsigned char* codes, Takes takes, Make make, Numbers numbers_of) {
-  const StepOfRow<Codes, kShifts> step(row, codes);
-  bool all = true;
-#pragma unroll
-  for (int eight = 0; eight < 8; eight += 2) {
-    if (step.begins_group(eight)) all = all && takes(step.scale(eight));
-  }
-  if (!all_of_warp(all)) return false;
-  decltype(make(0u)) way;
+template <class Way, bool kShifts>
+INGOT_DEVICE void unpack_by(const GroupRow<true, TableCodes, kShifts>& row, unsigned char* numbers,
+                            const unsigned char* codes) {
+  const StepOfRow<TableCodes, kShifts> step(row, codes);
+  const float first = row.codes.first();
+  uint32_t table[4];
+  row.codes.less_sixty_four(table);
+  Way way;
 #pragma unroll
   for (int eight = 0; eight < 8; ++eight) {
-    if (eight % 2 == 0 && step.begins_group(eight)) way = make(step.scale(eight));
-    uint32_t words[Codes::kWords];
+    if (eight % 2 == 0 && step.begins_group(eight)) {
+      const uint32_t scale = step.scale(eight);
+      const float shift = kShifts ? f16_to_float(static_cast<uint16_t>(scale >> 16)) : 0.f;
+      way = Way::of(f16_to_float(static_cast<uint16_t>(scale)), shift, first);
+    }
+    uint32_t words[1];
     step.load(words, eight);
-    step.store(numbers, eight, numbers_of(way, words[0]));
+    step.store(numbers, eight, way.numbers(words[0], table));
   }
-  return true;
 }
 
+// By a shorter way, if all rows of the warp have the same.
 template <bool kShifts>
 INGOT_DEVICE bool unpack_short(const GroupRow<true, TableCodes, kShifts>& row, unsigned char* numbers,
                                const unsigned char* codes) {
-  const auto shift = [](uint32_t scale) { return kShifts ? f16_to_float(static_cast<uint16_t>(scale >> 16)) : 0.f; };
-  if (all_of_warp(!row.offsets && row.codes.in_order())) {
-    const float less = row.codes.first() - 128;
-    return unpack_short(
-        row, numbers, codes, [&](uint32_t scale) { return ShortWay::takes(shift(scale)); },
-        [&](uint32_t scale) { return ShortWay::of(f16_to_float(static_cast<uint16_t>(scale)), less - shift(scale)); },
-        [](const ShortWay& way, uint32_t word) { return way.numbers(word); });
+  const PanelWay way = row.way();
+  if (all_of_warp(way == PanelWay::kShort)) {
+    unpack_by<ShortWay>(row, numbers, codes);
+  } else if (kShifts && all_of_warp(way == PanelWay::kOffset)) {
+    unpack_by<OffsetWay>(row, numbers, codes);
+  } else if (!kShifts && all_of_warp(way == PanelWay::kTable)) {
+    unpack_by<TableWay>(row, numbers, codes);
+  } else {
+    return false;
   }
-  if (kShifts || !all_of_warp(row.codes.is_small())) return false;
-  return unpack_short(
-      row, numbers, codes, [](uint32_t scale) { return TableWay::takes(scale); },
-      [](uint32_t scale) { return TableWay::of(f16_to_float(static_cast<uint16_t>(scale))); },
-      [&](const TableWay& way, uint32_t word) {
-        uint32_t bytes[2];
-        row.codes.look_up_small(bytes, word);
-        return way.numbers(bytes);
-      });
+  return true;
 }
 
 // What kind of numbers the rows of a warp have is asked once for all of them.

@@ -10,6 +10,7 @@ import pytest
 
 from ingot.dtypes import DType, round_to_bf16
 from ingot.plan import Attr
+from ingot.plugins import layouts
 from ingot.plugins.cuda import own_products
 from ingot.plugins.cuda.bind import ACTIVATIONS
 from ingot.plugins.op import Array
@@ -147,6 +148,11 @@ def short_ways(precision: str, n: int, k: int, group: int) -> Iterator[WeightRow
             shift[5, 0] = zero
             yield dataclasses.replace(with_zeros, shift=shift, table=with_zeros.table - np.int8(3))
         yield dataclasses.replace(with_zeros, is_offset=second)
+        with_offsets = random_grouped((n, k), group, "offset")
+        for first in (0, -8, 1):  # the last one is no table that the way takes
+            in_order = np.broadcast_to(np.arange(16) + first, (n, 16)).astype(np.int8)
+            yield dataclasses.replace(with_offsets, table=in_order)
+            yield dataclasses.replace(with_offsets, table=in_order, is_offset=second)
     if precision == "w4t":
         rows = random_grouped((n, k), group)
         assert rows.table is not None
@@ -187,6 +193,16 @@ def check_numbers(driver: ctypes.CDLL, precision: str, rows: int, needs: str = "
 def test_kept_codes_are_the_numbers_of_the_specification(gpu: ctypes.CDLL, precision: str, rows: int) -> None:
     """To the bit."""
     check_numbers(gpu, precision, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["w4t", "w4ts"])
+def test_panels_that_say_nothing_of_their_groups(
+    gpu: ctypes.CDLL, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of earlier versions: the same numbers, by the way that takes all."""
+    monkeypatch.setattr(layouts, "short_ways", lambda scales, shifts, is_offset: np.zeros(len(scales), np.uint8))
+    check_numbers(gpu, precision, 3)
 
 
 @pytest.mark.slow

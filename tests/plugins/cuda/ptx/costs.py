@@ -20,6 +20,7 @@ from ingot.plugins.cuda.own_products import FEW_ROWS
 from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
 from ingot.plugins.layouts import panel_bytes
+from ingot.plugins.short_ways import SCALES_OF_FEW_BITS, WHOLE_SHIFTS
 from ingot.weight_formats import FOR_GPUS, PANEL
 from tests.plugins.cuda.emulated.units import unit_of
 from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
@@ -129,44 +130,54 @@ PRODUCTS = {  # kernel → rows of x in a block
 }
 
 
-WAYS = (  # kernel, columns of a group, whether the table is in order: those that take other ways to the numbers
-    ("product_w4_8", 32, True),
-    ("product_w4t_8", 32, True),
-    ("product_w4t_8", 16, False),
-    ("product_w4t_8", 32, False),
-    ("product_w4ts_8", 32, True),
-    ("product_w4ts_8", 128, False),
-    ("product_f8_8", 0, True),
+PANELS = {  # of codes of 4 bits: the table, bytes 80 to 82 of the header
+    "in order": (range(-8, 8), (0, 0, WHOLE_SHIFTS)),  # as those of AWQ, GPTQ and Q4_0
+    "offsets": (range(16), (1, 0, 0)),  # Q4_K and Q4_1
+    "short scales": ([0] * 16, (0, 0, SCALES_OF_FEW_BITS)),  # MXFP4 and NVFP4
+    "others": ([0] * 16, (0, 0, 0)),
+}
+WAYS = (  # kernel, columns of a group, panels: those that take other ways to the numbers
+    ("product_w4_8", 32, "in order"),
+    ("product_w4t_8", 32, "in order"),
+    ("product_w4t_8", 16, "short scales"),
+    ("product_w4t_8", 32, "short scales"),
+    ("product_w4t_8", 32, "others"),
+    ("product_w4ts_8", 32, "in order"),
+    ("product_w4ts_8", 32, "offsets"),
+    ("product_w4ts_8", 128, "offsets"),
+    ("product_w4ts_8", 128, "others"),
+    ("product_f8_8", 0, "in order"),
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WeightOf:
-    """in_order: the table of 4-bit codes has whole numbers in order, as those of AWQ and GPTQ; else zeros."""
+    """panels: one of PANELS."""
 
     dtype: DType
     group: int
-    in_order: bool = True
+    panels: str = "in order"
 
     def placed(self, machine: Machine, n: int, k: int) -> int:
         """Where it lies in the machine's memory."""
         weight = np.zeros(2 * n * k, np.uint8)
-        if self.in_order and self.dtype in (DType.W4T, DType.W4TS):
+        if self.dtype in (DType.W4T, DType.W4TS):
+            table, others = PANELS[self.panels]
             for panel in range(n // PANEL):
                 header = weight[panel * panel_bytes(k, self.dtype, self.group) :]
-                header[64:80] = np.arange(-8, 8, dtype=np.int8).view(np.uint8)
+                header[64:83] = np.array([*table, *others], np.int8).view(np.uint8)
         return _placed(machine, weight.nbytes, weight)
 
 
-def product_cost(nvcc: Compiler, kernel: str, group: int = 128, *, in_order: bool = True) -> Counter[str]:
+def product_cost(nvcc: Compiler, kernel: str, group: int = 128, panels: str = "in order") -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
-    (many). group, in_order: of a weight of codes (WeightOf)."""
+    (many). group, panels: of a weight of codes (WeightOf)."""
     codes = tuple(DType(each) for each in FOR_GPUS if kernel.startswith(f"product_{each}_"))
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes)
     entry, rows = kernel_of(nvcc, types, kernel), PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
     least = 32 if few else 8  # slabs from which each further one costs the same
-    weight = WeightOf(dtype=codes[0] if codes else DType.BF16, group=group, in_order=in_order)
+    weight = WeightOf(dtype=codes[0] if codes else DType.BF16, group=group, panels=panels)
     short, long = (
         _multiply(entry, rows, n, 32 * slabs, 0 if few else 256 * (128 + rows), weight) for slabs in (least, 2 * least)
     )
@@ -181,9 +192,14 @@ WIDE_PRODUCTS = {  # kernel of warpgroups → type of the weight, rows of x in a
     if rows < 256 or (what == "product" and dtype is not DType.BF16)
 }
 WIDE_GROUP = 64  # columns of a group of codes
+WIDE_WAYS = (  # as WAYS
+    ("product_w4t_wide_128", "short scales"),
+    ("product_w4ts_wide_128", "offsets"),
+    ("product_w4ts_wide_128", "others"),
+)
 
 
-def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
+def wide_cost(nvcc: Compiler, kernel: str, panels: str = "in order") -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 128 rows of the weight. A step has two."""
     dtype, rows = WIDE_PRODUCTS[kernel]
     types = Specialisation(
@@ -196,7 +212,8 @@ def wide_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
         wide=True,
     )
     entry, least, shared = kernel_of(nvcc, types, kernel), 32, wide_shared_bytes(rows, dtype)
-    multiply, weight = _multiply_of_expert if types.experts else _multiply, WeightOf(dtype=dtype, group=WIDE_GROUP)
+    multiply = _multiply_of_expert if types.experts else _multiply
+    weight = WeightOf(dtype=dtype, group=WIDE_GROUP, panels=panels)
     short, long = (multiply(entry, rows, 128, 32 * slabs, shared, weight, WIDE_THREADS) for slabs in (least, 2 * least))
     return Counter({name: (long[name] - short[name]) // least for name in long if long[name] != short[name]})
 
@@ -333,10 +350,11 @@ def main() -> None:
         names = product_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
         print("  " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
-    for kernel, group, in_order in WAYS:
-        names = product_cost(nvcc, kernel, group, in_order=in_order)
-        table = "" if in_order else ", another table"
-        print(f"{kernel}, groups of {group or 'no'} columns{table}: {names.total()} instructions a slab")
+    for kernel, group, panels in WAYS:
+        names = product_cost(nvcc, kernel, group, panels)
+        print(f"{kernel}, groups of {group or 'no'} columns, {panels}: {names.total()} instructions a slab")
+    for kernel, panels in WIDE_WAYS:
+        print(f"{kernel}, {panels}: {wide_cost(nvcc, kernel, panels).total()} instructions a slab")
     for kernel in WIDE_PRODUCTS:
         names = wide_cost(nvcc, kernel)
         print(f"{kernel}: {names.total()} instructions a slab")
