@@ -166,8 +166,10 @@ def short_ways(precision: str, n: int, k: int, group: int) -> Iterator[WeightRow
         for lowest, highest in ((-64, 63), (-65, 63), (-64, 64)):
             table = random.integers(lowest, highest + 1, 16).astype(np.int8)
             table[3], table[12] = lowest, highest
+            other = np.where(second[:, None], table, random.integers(lowest, highest + 1, 16).astype(np.int8))
             for scale in (scales, more_bits):
                 yield dataclasses.replace(rows, table=np.broadcast_to(table, (n, 16)).copy(), group_scale=scale)
+                yield dataclasses.replace(rows, table=other, group_scale=scale)
 
 
 def check_numbers(driver: ctypes.CDLL, precision: str, rows: int, needs: str = "sm80") -> None:
@@ -193,6 +195,14 @@ def check_numbers(driver: ctypes.CDLL, precision: str, rows: int, needs: str = "
 def test_kept_codes_are_the_numbers_of_the_specification(gpu: ctypes.CDLL, precision: str, rows: int) -> None:
     """To the bit."""
     check_numbers(gpu, precision, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", KEPT_TYPES)
+def test_numbers_of_whole_pairs(gpu: ctypes.CDLL, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that computes two panels, which may have different ways to their numbers."""
+    monkeypatch.setattr(own_products, "HALF_PAIRS", 0)
+    check_numbers(gpu, precision, 3)
 
 
 @pytest.mark.slow
