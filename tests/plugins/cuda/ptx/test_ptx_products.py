@@ -4,6 +4,7 @@ import functools
 
 import pytest
 
+from ingot.plugins.cuda import own_products
 from ingot.plugins.cuda.compiler import Compiler
 from tests.plugins.cuda import test_own_products
 from tests.plugins.cuda.ptx.costs import PRODUCTS, WAYS, product_cost
@@ -40,6 +41,14 @@ def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interprete
     for rows in (3, 20):
         test_own_products.check_numbers(interpreted.driver, precision, rows)
     assert whole(interpreted) == {"epilogue", f"product_{precision}_8", f"product_{precision}_64"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["w4t", "w4ts"])
+def test_numbers_of_whole_pairs(interpreted: Interpreted, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two panels, which may have different ways to their numbers."""
+    monkeypatch.setattr(own_products, "HALF_PAIRS", 0)
+    test_own_products.check_numbers(interpreted.driver, precision, 3)
 
 
 @pytest.mark.slow
