@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 SCALES_OF_FEW_BITS = 1
-"""Each scale has at most six significant bits as those of MXFP4 and NVFP4."""
+"""Each scale has at most six significant bits, as those of MXFP4 and NVFP4."""
 WHOLE_SHIFTS = 2
 """Each shift is a zero point, a whole number from 0 to 16."""
 _Halves = npt.NDArray[np.float16]

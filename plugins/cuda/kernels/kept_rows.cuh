@@ -251,7 +251,7 @@ struct GroupRow {
   INGOT_DEVICE static GroupRow of_panel(const unsigned char* panel) {
     return {panel, Codes::of(panel), 0, 0, 0, true, kShifts && panel[80] != 0, panel[82]};
   }
-  // The shortest of its panel.
+  // The shortest way to the numbers of its panel.
   INGOT_DEVICE PanelWay way() const {
     if constexpr (Codes::kBits == 4) {
       if (codes.in_order()) {

@@ -138,7 +138,8 @@ struct StripW4 {
 template <class Codes, bool kShifts, int kHalves>
 struct GroupStrip {
   using Row = GroupRow<true, Codes, kShifts>;
-  static constexpr int kTogether = 2, kStrips = (Codes::kBits == 4 && !kShifts ? 4 : 2) / kHalves;  // in registers
+  static constexpr int kTogether = 2;
+  static constexpr int kStrips = (Codes::kBits == 4 && !kShifts ? 4 : 2) / kHalves;  // what registers allow
   struct Raw {
     TwoWords words[kStripSlabs][kHalves][Codes::kWords];
   };
