@@ -33,17 +33,20 @@ struct FewRows {
 template <int kTiles>
 struct FewRowsOfPart {
   FewRows<kTiles> rows;
+  const Weight* from[kTiles];  // of the lane's columns of slab 0
   int begin, end;
   unsigned whole;  // so many slabs from `begin` on are loaded as they lie
 
   INGOT_DEVICE FewRowsOfPart(const Product& p, int begin, int end)
-      : rows(p), begin(begin), end(end), whole(p.of.k % 8 == 0 ? max(min(end, p.of.k / kSlab) - begin, 0) : 0) {}
+      : rows(p), begin(begin), end(end), whole(p.of.k % 8 == 0 ? max(min(end, p.of.k / kSlab) - begin, 0) : 0) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) from[tile] = rows.from[tile] + 8 * (threadIdx.x % 4);
+  }
   INGOT_DEVICE void load(Eight (&to)[kTiles], int slab) const {
     if (static_cast<unsigned>(slab - begin) < whole) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const Weight* from = rows.from[tile] + (slab * kSlab + 8 * (threadIdx.x % 4));
-        to[tile] = *reinterpret_cast<const Eight*>(__builtin_assume_aligned(from, 16));
+        to[tile] = *reinterpret_cast<const Eight*>(__builtin_assume_aligned(from[tile] + slab * kSlab, 16));
       }
     } else if (begin <= slab && slab < end) {
       rows.template load<false>(to, slab);

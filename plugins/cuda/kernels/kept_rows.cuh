@@ -156,12 +156,12 @@ struct TableCodes {
   }
   // The bytes of k 0 4 1 5, and of k 2 6 3 7. A code's upper bit chooses the half of the table.
   INGOT_DEVICE static void look_up(uint32_t (&bytes)[2], const uint32_t (&from)[4], uint32_t codes) {
-    const uint32_t places = codes & 0x77777777u, halves = (codes >> 1 & 0x44444444u) | 0x32103210u;
+    const uint32_t places = codes & 0x77777777u, halves = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t which = places >> 16 * i;
-      const uint32_t lower = __byte_perm(from[0], from[1], which), upper = __byte_perm(from[2], from[3], which);
-      bytes[i] = __byte_perm(lower, upper, halves >> 16 * i);
+      const uint32_t lower = bytes_at(from[0], from[1], which), upper = bytes_at(from[2], from[3], which);
+      bytes[i] = bytes_at(lower, upper, halves >> 16 * i);
     }
   }
   INGOT_DEVICE static int place(int k) { return k % 2 * 2 + k / 4; }

@@ -86,6 +86,12 @@ INGOT_DEVICE uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t more) {
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(to) : "r"(x), "r"(mask), "r"(more));
   return to;
 }
+// __byte_perm of places from 0 to 7, whose upper bits that one clears first.
+INGOT_DEVICE uint32_t bytes_at(uint32_t x, uint32_t y, uint32_t places) {
+  uint32_t to;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(to) : "r"(x), "r"(y), "r"(places));
+  return to;
+}
 // x * y + z of two pairs of bf16, each rounded once.
 INGOT_DEVICE uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
   uint32_t to;

@@ -183,6 +183,12 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
   for (int i = 0; i < 4; ++i) found |= static_cast<uint32_t>(bytes >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
   return found;
 }
+inline uint32_t bytes_at(uint32_t x, uint32_t y, uint32_t places) {
+  for (int i = 0; i < 4; ++i) {
+    if (places >> 4 * i & 8) return 0xdeadbeef;  // prmt would repeat a sign
+  }
+  return __byte_perm(x, y, places);
+}
 inline uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t more) { return (x & mask) | more; }
 inline uint32_t fused_bf16(uint32_t x, uint32_t y, uint32_t z) {
   const auto half = [](uint32_t word, int high) { return __uint_as_float(high ? word & 0xffff0000u : word << 16); };

@@ -97,7 +97,7 @@ SLAB_BUDGETS = {  # of a block's warps
     **{"product_w8ts_wide_64": 1550, "product_w8ts_wide_128": 1430, "product_w8ts_wide_256": 1460},
     **{"product_f8_wide_64": 1510, "product_f8_wide_128": 1330, "product_f8_wide_256": 1360},
 }
-WAY_BUDGETS = dict(zip(WIDE_WAYS, (973, 1279, 1650), strict=True))
+WAY_BUDGETS = dict(zip(WIDE_WAYS, (931, 1279, 1603), strict=True))
 
 
 @pytest.mark.slow
