@@ -29,7 +29,8 @@ def test_scales_of_few_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "whole"), [(0.0, True), (16.0, True), (17.0, False), (-1.0, False), (7.5, False), (15.99, False)]
+    ("zero", "whole"),
+    [(0.0, True), (16.0, True), (17.0, False), (-16.0, True), (-17.0, False), (7.5, False), (-0.5, False)],
 )
 def test_whole_zero_points(zero: float, whole: bool) -> None:
     rows = random_grouped(SHAPE, 64, "zero")

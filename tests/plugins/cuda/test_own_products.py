@@ -143,11 +143,15 @@ def short_ways(precision: str, n: int, k: int, group: int) -> Iterator[WeightRow
         with_zeros = random_grouped((n, k), group, "zero")
         assert with_zeros.shift is not None
         assert with_zeros.table is not None
-        for zero in (0.5, -1.0, 16.0, 17.0):
+        for zero in (0.5, -1.0, 16.0, 17.0, -16.0, -17.0):
             shift = with_zeros.shift.copy()
             shift[5, 0] = zero
             yield dataclasses.replace(with_zeros, shift=shift, table=with_zeros.table - np.int8(3))
         yield dataclasses.replace(with_zeros, is_offset=second)
+        for first in (0, -8):
+            shift = random.integers(-16, 17, with_zeros.shift.shape).astype(np.float32)
+            in_order = np.broadcast_to(np.arange(16) + first, (n, 16)).astype(np.int8)
+            yield dataclasses.replace(with_zeros, shift=shift, table=in_order)
         with_offsets = random_grouped((n, k), group, "offset")
         for first in (0, -8, 1):  # the last one is no table that the way takes
             in_order = np.broadcast_to(np.arange(16) + first, (n, 16)).astype(np.int8)
