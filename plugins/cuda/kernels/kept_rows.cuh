@@ -37,9 +37,6 @@ struct GroupStrip;
 template <int kHalves>
 struct StripF8;
 
-// The lanes of a warp make numbers in the same way: warp instructions and barriers come behind.
-INGOT_DEVICE bool all_of_warp(bool each) { return !__any_sync(kAllLanes, !each); }
-
 // Ways to the numbers of codes of four bits, from 128 + a code in bf16. Which of them a panel takes is known from its
 // header. All have the same methods. scale, shift: of the row's group. first: the first number of the table. codes: in
 // the order k 0 4 1 5 2 6 3 7.

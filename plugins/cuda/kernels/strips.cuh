@@ -3,10 +3,10 @@
 // numbers are those that `value` of weight_rows.cuh and kept_rows.cuh makes, bit for bit.
 //
 // A kernel calls `load` for each slab of a strip, early, into one of kStrips places, and `load_group` for each slab of
-// its first strip. `choose` gives it a strip that knows its way to the numbers. For each slab in order it calls `begin`
-// of that, and `values` for the two rows of each half. Behind `values` the place of the slab is free. Slabs from `end`
-// on, where the kernel's part of K ends, may have any numbers that are finite. kTogether: neighbouring rows that a lane
-// computes.
+// its first strip. Then it gives `choose` a function, which gets a strip with the way to the numbers that the panels
+// take. For each slab in order the function calls `begin` of that strip, and `values` for the two rows of each half.
+// Behind `values` the place of the slab is free. Slabs from `end` on, where the kernel's part of K ends, may have any
+// numbers that are finite. kTogether: neighbouring rows that a lane computes.
 #pragma once
 
 #include "kept_rows.cuh"

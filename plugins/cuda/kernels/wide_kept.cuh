@@ -109,6 +109,9 @@ INGOT_DEVICE void unpack_row(const GroupRow<true, Codes, kShifts>& row, unsigned
   }
 }
 
+// The lanes of a warp make numbers in the same way, because barriers come behind.
+INGOT_DEVICE bool all_of_warp(bool each) { return !__any_sync(kAllLanes, !each); }
+
 template <class Way, bool kShifts>
 INGOT_DEVICE void unpack_by(const GroupRow<true, TableCodes, kShifts>& row, unsigned char* numbers,
                             const unsigned char* codes) {

@@ -50,13 +50,14 @@ def _reached(nodes: Iterable[int], edges: Edges, within: Collection[int]) -> lis
         left.discard(node)
         while way:
             here, ahead = way[-1]
-            after = next((each for each in ahead if each in left), None)
-            if after is None:
+            for after in ahead:
+                if after in left:
+                    left.remove(after)
+                    way.append((after, iter(edges[after])))
+                    break
+            else:
                 found.append(here)
                 way.pop()
-            else:
-                left.remove(after)
-                way.append((after, iter(edges[after])))
     return found
 
 

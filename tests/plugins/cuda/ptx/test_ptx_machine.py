@@ -134,8 +134,8 @@ def test_what_is_right_passes() -> None:
 
 
 def test_threads_meet_where_their_ways_meet_wherever_that_stands() -> None:
-    """Some threads take a way that stands behind the place where they meet the others; some leave a loop early, to a
-    place before it."""
+    """First, some threads take a way that stands behind the place where they meet the others. Then, some leave a loop
+    early, to a place that stands before the loop."""
     way = (
         "@%p1 bra $A;\nbra.uni $M;\n$M:\nbar.sync 0;\nst.global.u32 [%rd4], %r5;\nret;\n"
         "$A:\nmov.u32 %r5, 7;\nbra.uni $M;\n"
