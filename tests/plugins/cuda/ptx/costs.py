@@ -97,7 +97,7 @@ def loads_per_tile(head_dim: int, codes: DType | None = None) -> int:
     return 2 * TILE * head_dim * (codes or DType.BF16).itemsize // 16 // 32
 
 
-def _placed(machine: Machine, nbytes: int, values: npt.NDArray[np.generic] | None = None) -> int:
+def place_in(machine: Machine, nbytes: int, values: npt.NDArray[np.generic] | None = None) -> int:
     """Where memory of the machine lies, at a multiple of 256. values: what it holds; else zeros."""
     room = np.zeros(nbytes + 256, np.uint8)
     data = room[-room.ctypes.data % 256 :][:nbytes]
@@ -113,7 +113,7 @@ def _launch(
     machine, pages = Machine(), -(-(past + new) // BLOCK)
 
     def place(values: npt.NDArray[np.generic]) -> int:
-        return _placed(machine, values.nbytes, values)
+        return place_in(machine, values.nbytes, values)
 
     pool = np.zeros((pages, BLOCK, head_dim + 4 if codes else 2 * head_dim), np.uint8)  # with scales behind codes
     rows = np.zeros((new, GROUP, head_dim), np.float32)
@@ -166,7 +166,7 @@ class WeightOf:
             for panel in range(n // PANEL):
                 header = weight[panel * panel_bytes(k, self.dtype, self.group) :]
                 header[64:83] = np.array([*table, *others], np.int8).view(np.uint8)
-        return _placed(machine, weight.nbytes, weight)
+        return place_in(machine, weight.nbytes, weight)
 
 
 def product_cost(nvcc: Compiler, kernel: str, group: int = 128, panels: str = "in order") -> Counter[str]:
@@ -240,12 +240,12 @@ def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
     def counted(k: int) -> Counter[str]:
         machine = Machine()
         sizes = (4 * rows * n, rows * k, 2 * n * k, 4 * rows * k)
-        y, x, weight, scales = (_placed(machine, size) for size in sizes)
-        counts = _placed(machine, 256, np.full(64, rows, np.int32))
+        y, x, weight, scales = (place_in(machine, size) for size in sizes)
+        counts = place_in(machine, 256, np.full(64, rows, np.int32))
         given = struct.pack("<6Q6i2Q", y, x, weight, 0, 0, counts, n, k, 0, 0, 0, group, scales, 0)
         if types.experts:
-            tiles = _placed(machine, 16, np.array([0, 0, rows, 0], np.int32))
-            pairs = _placed(machine, 4 * rows, np.arange(rows, dtype=np.int32))
+            tiles = place_in(machine, 16, np.array([0, 0, rows, 0], np.int32))
+            pairs = place_in(machine, 4 * rows, np.arange(rows, dtype=np.int32))
             given = struct.pack("<6Q7i2f", y, x, weight, 0, tiles, pairs, 1, n, k, 0, 0, 0, group, 0.0, 1.0)
             given += struct.pack("<4xQ", scales)
         shape = kernel.replace("experts", "product")  # whose tiles those of experts are
@@ -259,8 +259,8 @@ def _multiply(
     entry: Kernel, rows: int, n: int, k: int, shared: int, weight: WeightOf, threads: int = 256
 ) -> Counter[str]:
     machine = Machine()
-    y, x = (_placed(machine, size) for size in (4 * rows * n, 2 * rows * k))
-    counts = _placed(machine, 256, np.full(64, rows, np.int32))
+    y, x = (place_in(machine, size) for size in (4 * rows * n, 2 * rows * k))
+    counts = place_in(machine, 256, np.full(64, rows, np.int32))
     addresses = (y, x, weight.placed(machine, n, k), 0, 0, counts)
     given = struct.pack("<6Q6iQ", *addresses, n, k, 0, 0, 0, weight.group, 0)
     return machine.launch(entry, (1, 1, 1), threads, shared, given)
@@ -271,9 +271,9 @@ def _multiply_of_expert(
 ) -> Counter[str]:
     """A whole tile."""
     machine = Machine()
-    y, x = (_placed(machine, size) for size in (4 * rows * n, 2 * rows * k))
-    tiles = _placed(machine, 16, np.array([0, 0, rows, 0], np.int32))
-    pairs = _placed(machine, 4 * rows, np.arange(rows, dtype=np.int32))
+    y, x = (place_in(machine, size) for size in (4 * rows * n, 2 * rows * k))
+    tiles = place_in(machine, 16, np.array([0, 0, rows, 0], np.int32))
+    pairs = place_in(machine, 4 * rows, np.arange(rows, dtype=np.int32))
     addresses = (y, x, weight.placed(machine, n, k), 0, tiles, pairs)
     given = struct.pack("<6Q7i2f", *addresses, 1, n, k, 0, 0, 0, weight.group, 0.0, 1.0)
     return machine.launch(entry, (1, 1, 1), threads, shared, given)
@@ -295,7 +295,7 @@ def row_cost(nvcc: Compiler, kernel: str) -> Counter[str]:
     entry, machine, heads = kernel_of(nvcc, types, kernel), Machine(), HEADS + 2 * KV_HEADS
 
     def place(nbytes: int) -> int:
-        return _placed(machine, nbytes)
+        return place_in(machine, nbytes)
 
     y, x, up, weight = (place(4 * max(GATED, heads * HEAD_DIM)) for _ in range(4))
     keys, values, zeros = place(2 * BLOCK * HIDDEN), place(2 * BLOCK * HIDDEN), place(256)
@@ -328,7 +328,7 @@ def _carry(entry: Kernel, kernel: str, tokens: int) -> Counter[str]:
     machine, dims, columns = Machine(), 128, 32
 
     def place(values: npt.NDArray[np.generic]) -> int:
-        return _placed(machine, values.nbytes, values)
+        return place_in(machine, values.nbytes, values)
 
     of_dims, mamba = kernel.startswith("kda"), kernel.startswith("mamba")
     sizes = (columns, 2 * dims + columns, dims, 1)  # of a token in y, x, dt, beta

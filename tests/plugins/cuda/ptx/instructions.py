@@ -11,6 +11,8 @@ from tests.plugins.cuda.ptx.groups import GroupInstructions
 from tests.plugins.cuda.ptx.memory import SHARED_WINDOW, KernelError
 from tests.plugins.cuda.ptx.operands import ADDRESS, Lanes, Values, names_of
 from tests.plugins.cuda.ptx.parse import Instruction
+from tests.plugins.cuda.ptx.races import Threads
+from tests.plugins.cuda.ptx.waits import Copies, Waits
 from tests.plugins.cuda.ptx.warps import Closure
 
 if TYPE_CHECKING:
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 class Instructions(GroupInstructions):
     """Those of one run. Each is made when it first runs."""
 
-    def __init__(self, run: "_Run") -> None:
+    def __init__(self, run: "_Run", waits: Waits) -> None:
         super().__init__(run)
+        self._waits = waits
         self._made: dict[int, Closure] = {}
         self._copies = _Copies(run)
 
@@ -47,6 +50,47 @@ class Instructions(GroupInstructions):
         sources = [self._reader(a, kind) for a, kind in zip(each.operands[1:], operation.sources, strict=True)]
         write, compute = self._writer(each.operands[0], operation.result), operation.compute
         return lambda lanes: write(lanes, compute(*(read(lanes) for read in sources)))
+
+    # Waits.
+
+    def by_barrier(self, each: Instruction, lanes: Lanes) -> list[tuple[int, Lanes]]:
+        """(number of a barrier, who comes there). Raises KernelError."""
+        numbers = np.broadcast_to(self._reader(each.operands[0], "u32")(lanes), len(lanes)).astype(np.int64)
+        return [(number, lanes[numbers == number]) for number in np.unique(numbers).tolist()]
+
+    def waiters(self, each: Instruction, lanes: Lanes, taken: Lanes) -> tuple[Lanes, Lanes, Lanes]:
+        """(who, for which signals, with which parity) of an mbarrier.try_wait. Raises KernelError."""
+        if each.op[2] != "parity" or len(taken) < len(lanes):
+            raise KernelError("the interpreter does not know this wait")
+        parity = np.broadcast_to(self._reader(each.operands[2], "u32")(lanes), len(lanes)).astype(np.int64)
+        return lanes, self._signals(each.operands[1], lanes), parity
+
+    def tell(self, predicate: str, lanes: Lanes, value: bool) -> None:
+        """Set it."""
+        self._writer(predicate, "pred")(lanes, np.full(len(lanes), value))
+
+    def _signals(self, operand: str, lanes: Lanes) -> Lanes:
+        """Places in shared memory."""
+        places = self._address(operand)(lanes)
+        if (places % np.uint64(8)).any():
+            raise KernelError("an address that is no multiple of 8")
+        self._in_shared(places, 8, lanes)
+        return places.astype(np.int64)
+
+    def _mbarrier(self, each: Instruction) -> Closure:
+        if each.op[1] == "arrive" and each.operands[0] == "_" and len(each.operands) == 2:
+            return lambda lanes: self._waits.arrive(lanes, self._signals(each.operands[1], lanes), [])
+        if each.op[1] != "init":
+            raise KernelError("the interpreter does not know this instruction")
+        count = self._reader(each.operands[1], "u32")
+
+        def make(lanes: Lanes) -> None:
+            places = self._signals(each.operands[0], lanes)
+            offsets = places + self._run.block[lanes] * self._run.shared_bytes
+            self._run.shared.note_write(offsets, 8, self._run.who(lanes))
+            self._waits.make(lanes, places, np.broadcast_to(count(lanes), len(lanes)).astype(np.int64))
+
+        return make
 
     # Moves.
 
@@ -165,6 +209,12 @@ class Instructions(GroupInstructions):
     def _cp(self, each: Instruction) -> Closure:
         if "commit_group" in each.op:
             return self._copies.commit
+        if "mbarrier" in each.op:
+            if "noinc" not in each.op:
+                raise KernelError("the interpreter does not know this instruction")
+            return lambda lanes: self._waits.arrive(
+                lanes, self._signals(each.operands[0], lanes), self._copies.take(lanes)
+            )
         if "wait_group" in each.op or "wait_all" in each.op:
             left = int(each.operands[0]) if each.operands else 0
             return lambda lanes: self._copies.wait(lanes, left)
@@ -206,6 +256,18 @@ class _Copies:
 
     def commit(self, lanes: Lanes) -> None:
         self._committed[lanes] += 1
+
+    def take(self, lanes: Lanes) -> Copies:
+        """Those of these threads, which somebody else waits for: they arrive with the signal that they give."""
+        taken, kept = list[tuple[Threads, Lanes, npt.NDArray[np.uint8]]](), []
+        for threads, offsets, data, group in self._open:
+            which = np.isin(threads, lanes)
+            if which.any():
+                taken.append((self._run.who(threads[which]), offsets[which], data[which]))
+            if not which.all():
+                kept.append((threads[~which], offsets[~which], data[~which], group[~which]))
+        self._open = kept
+        return taken
 
     def wait(self, lanes: Lanes, left: int) -> None:
         """Until at most `left` groups are under way."""

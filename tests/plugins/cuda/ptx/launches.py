@@ -62,7 +62,7 @@ class Interpreted:
         self._modules: list[Specialisation] = []
         self._allocate = Device.allocate
         monkeypatch.setattr(target, "compile_kernels", self._compiled)
-        # the interpreter knows no signals between warps, which that kernel takes
+        # prompts take the kernel of all other GPUs; test_ptx_prompts.py runs that of warpgroups
         monkeypatch.setattr(target, "takes_warpgroups", lambda *given: False)
         monkeypatch.setattr(Device, "load", lambda device, image: self._modules[int(image.tobytes())])
         monkeypatch.setattr(Device, "kernel", lambda device, types, name, shared_bytes: self._kernel(types, name))

@@ -12,15 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.plugins.cuda.ptx.arithmetic import dtype_of
+from tests.plugins.cuda.ptx.happened import Happened
 from tests.plugins.cuda.ptx.instructions import Instructions
 from tests.plugins.cuda.ptx.memory import Allocations, KernelError, Region
 from tests.plugins.cuda.ptx.order import ranks
 from tests.plugins.cuda.ptx.parse import Instruction, Kernel
 from tests.plugins.cuda.ptx.races import Threads
+from tests.plugins.cuda.ptx.waits import Waits, parts_blocks
 
 Lanes = npt.NDArray[np.int64]
 
 _AT_ONCE = 1 << 15  # threads
+_PARTED_AT_ONCE = 1 << 11  # of blocks whose warps wait for some others: each thread knows of each what it has done
 
 
 class Machine:
@@ -36,7 +39,7 @@ class Machine:
     ) -> Counter[str]:
         """Instructions that warps issued, by name. Raises KernelError."""
         count, counted = grid[0] * grid[1] * grid[2], Counter[str]()
-        step = max(1, _AT_ONCE // threads)
+        step = max(1, (_PARTED_AT_ONCE if parts_blocks(kernel, threads) else _AT_ONCE) // threads)
         for first in range(0, count, step):
             blocks = np.arange(first, min(count, first + step))
             run = _Run(self.memory, kernel, grid, threads, blocks, shared_bytes, parameters, self._clock)
@@ -73,10 +76,13 @@ class _Run:
         self.warp_clocks = np.zeros(self.count // 32, np.int64)
         self.shared_bytes = -(-(kernel.static_bytes + shared_bytes) // 128) * 128
         self.used_bytes = kernel.static_bytes + shared_bytes
+        parted = parts_blocks(kernel, threads)
+        self.happened = Happened(self.count, threads, clock, int(self.number[0])) if parted else None
         self.shared = Region(
             f"shared memory ({self.shared_bytes} bytes a block)",
             np.full(max(16, self.shared_bytes * len(blocks)), 0xFF, np.uint8),
             fresh=True,
+            warps=threads // 32 if parted else 0,
         )
         number = blocks[self.block]
         self.special = {
@@ -90,14 +96,13 @@ class _Run:
             "%tid.z": np.zeros_like(thread),
         } | {f"%nctaid.{axis}": np.full(self.count, size) for axis, size in zip("xyz", grid, strict=True)}
         self.registers: dict[str, npt.NDArray[Any]] = {}
-        self._alive = np.full(len(blocks), threads)
-        self._parked: dict[int, list[tuple[int, Lanes]]] = {}  # at each barrier: where, and who
+        self._waits = Waits(self)
         self._groups: dict[int, Lanes] = {}
         self._ranks = ranks(kernel)
         self._order: list[tuple[int, int]] = []  # of groups: their rank, and where they are
         self._counted: Counter[str] = Counter()
         self.issued: Counter[int] = Counter()
-        self._code = Instructions(self)
+        self.code = Instructions(self, self._waits)
         self.latest = clock
 
     def register(self, name: str) -> npt.NDArray[Any]:
@@ -111,9 +116,9 @@ class _Run:
 
     def who(self, lanes: Lanes) -> Threads:
         """These threads, now."""
-        return Threads(
-            self.number[lanes], self.clocks[self.block[lanes]], self.warp_clocks[lanes // 32], self.threads, self.begin
-        )
+        happened = self.happened
+        clocks = self.clocks[self.block[lanes]] if happened is None else np.full(len(lanes), happened.now)
+        return Threads(self.number[lanes], clocks, self.warp_clocks[lanes // 32], self.threads, self.begin, happened)
 
     def require_warps(self, lanes: Lanes) -> None:
         """Raises KernelError unless all threads of each warp are together."""
@@ -121,29 +126,36 @@ class _Run:
             raise KernelError("a warp whose threads are not together runs an instruction of whole warps")
 
     def run(self) -> Counter[str]:
-        self._put(0, np.arange(self.count))
+        self.put(0, np.arange(self.count))
         with np.errstate(all="ignore"):
             while self._order:
                 _, at = heapq.heappop(self._order)
                 lanes = self._groups.pop(at, None)
                 if lanes is not None:
                     self._advance(at, lanes)
-        if self._parked:
-            at = min(at for found in self._parked.values() for at, _ in found)
+        for at in self._waits.parked():
             raise KernelError(f"{self.kernel.name}: threads wait for ever at instruction {at}, {self._text(at)}")
-        self._code.check_ended()
+        self.code.check_ended()
+        if self.happened is not None:
+            self.latest = max(self.latest, self.happened.now)
         return self._counted
 
     def _text(self, at: int) -> str:
         return self.kernel.instructions[at].text
 
-    def _put(self, at: int, lanes: Lanes) -> None:
+    def put(self, at: int, lanes: Lanes) -> None:
+        """These threads go on there."""
         before = self._groups.get(at)
         if before is None:
             self._groups[at] = lanes
             heapq.heappush(self._order, (self._ranks[at], at))
         else:
             self._groups[at] = np.sort(np.concatenate([before, lanes]))
+
+    def pass_wait(self, at: int, lanes: Lanes, *, given: bool) -> None:
+        """These threads go on behind the mbarrier.try_wait there. given: whether the signal is."""
+        self.code.tell(self.kernel.instructions[at].operands[0], lanes, given)
+        self.put(at + 1, lanes)
 
     def _advance(self, at: int, lanes: Lanes) -> None:
         """Until others have to come first."""
@@ -153,6 +165,8 @@ class _Run:
             if at >= len(instructions):
                 return self._end(lanes)
             each = instructions[at]
+            if self.happened is not None:
+                self.happened.now += 1
             self._counted[each.op[0]] += warps
             self.issued[at] += warps
             taken = self._guarded(each, lanes)
@@ -161,17 +175,19 @@ class _Run:
                     return self._branch(at, lanes, taken, self.kernel.labels[each.operands[0]])
                 if each.op[0] in ("ret", "exit"):
                     if len(taken) < len(lanes):
-                        self._put(at + 1, np.setdiff1d(lanes, taken))
+                        self.put(at + 1, np.setdiff1d(lanes, taken))
                     return self._end(taken)
                 if each.op[0] in ("bar", "barrier") and "warp" not in each.op:
-                    return self._wait(at, lanes, taken)
+                    return self._meet(at, each, lanes, taken)
+                if each.op[:2] == ("mbarrier", "try_wait"):
+                    return self._waits.try_wait(at, *self.code.waiters(each, lanes, taken))
                 if len(taken):
-                    self._code.closure(at, each)(taken)
+                    self.code.closure(at, each)(taken)
             except KernelError as fault:
                 raise KernelError(f"{self.kernel.name}, instruction {at}, {each.text}: {fault}") from None
             at += 1
             if self._ranks[at] >= stop:
-                return self._put(at, lanes)
+                return self.put(at, lanes)
 
     def _guarded(self, each: Instruction, lanes: Lanes) -> Lanes:
         if not each.guard:
@@ -182,44 +198,18 @@ class _Run:
 
     def _branch(self, at: int, lanes: Lanes, taken: Lanes, target: int) -> None:
         if len(taken):
-            self._put(target, taken)
+            self.put(target, taken)
         if len(taken) < len(lanes):
-            self._put(at + 1, np.setdiff1d(lanes, taken, assume_unique=True))
+            self.put(at + 1, np.setdiff1d(lanes, taken, assume_unique=True))
 
-    def _wait(self, at: int, lanes: Lanes, taken: Lanes) -> None:
+    def _meet(self, at: int, each: Instruction, lanes: Lanes, taken: Lanes) -> None:
         """At a barrier of the block."""
         if len(taken) < len(lanes):
             raise KernelError("a barrier under a predicate that is not the same in all threads")
-        self.require_warps(lanes)
-        barrier = self._barrier(at)
-        elsewhere = [each for other, found in self._parked.items() if other != barrier for _, each in found]
-        if any(np.isin(self.block[lanes], self.block[each]).any() for each in elsewhere):
-            raise KernelError("threads of a block wait at different barriers")
-        self._parked.setdefault(barrier, []).append((at, lanes))
-        self._release()
-
-    def _barrier(self, at: int) -> int:
-        """Barriers with a number other than 0 are the same wherever they stand."""
-        number = self.kernel.instructions[at].operands[0]
-        return -int(number) if number.isdecimal() and number != "0" else at
+        for number, some in self.code.by_barrier(each, lanes):
+            self._waits.meet(at, each, some, number)
+        if "arrive" in each.op:
+            self.put(at + 1, lanes)
 
     def _end(self, lanes: Lanes) -> None:
-        self._alive -= np.bincount(self.block[lanes], minlength=len(self._alive))
-        self._release()
-
-    def _release(self) -> None:
-        for barrier, waiting in list(self._parked.items()):
-            lanes = np.concatenate([each for _, each in waiting])
-            here = np.bincount(self.block[lanes], minlength=len(self._alive))
-            full = (here == self._alive) & (here > 0)
-            if not full.any():
-                continue
-            self.clocks[full] += 1
-            self.latest = max(self.latest, int(self.clocks.max()))
-            left = [(at, each[~full[self.block[each]]]) for at, each in waiting]
-            self._parked[barrier] = [(at, each) for at, each in left if len(each)]
-            if not self._parked[barrier]:
-                del self._parked[barrier]
-            for at, each in waiting:
-                if (free := full[self.block[each]]).any():
-                    self._put(at + 1, np.sort(each[free]))
+        self._waits.end(lanes)

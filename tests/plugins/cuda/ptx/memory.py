@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.plugins.cuda.ptx.races import Accesses, Bools, Ints, Threads
+from tests.plugins.cuda.ptx.races import Accesses, AccessesOfWarps, Bools, Ints, Threads
 
 Values = npt.NDArray[Any]
 
@@ -22,12 +22,14 @@ class Region:
     """One allocation, or the shared memory of all blocks, one after the other.
 
     fresh: nobody has written anything yet, and reading what nobody wrote is a fault
+    warps: of a block, where some of them wait for some others, else 0
     """
 
-    def __init__(self, name: str, data: npt.NDArray[np.uint8], *, fresh: bool = False) -> None:
+    def __init__(self, name: str, data: npt.NDArray[np.uint8], *, fresh: bool = False, warps: int = 0) -> None:
         self.name, self.data = name, data
         count = -(-len(data) // _GRANULE)
-        self._writes, self._reads = Accesses(count), Accesses(count)
+        self._writes = Accesses(count)
+        self._reads = AccessesOfWarps(count, warps) if warps else Accesses(count)
         self._atomic, self._copied = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self._known = np.zeros(count, np.bool_) if fresh else None
         # The matrix units of warpgroups see what a thread wrote behind its next fence: who wrote, after how many.
@@ -62,12 +64,16 @@ class Region:
         self.note_read(offsets, width, who)
         at, who = _granules(offsets, width, who)
         hidden = self._fences_of(self._writer[at]) <= self._after[at]
+        if who.happened is not None:  # or behind a fence of who multiplies
+            hidden &= ~who.happened.is_shown(who.number, self._writer[at], self._writes.times(at))
         self._refuse(hidden, "multiplies what no fence.proxy.async has shown", at, who)
 
     def show(self, who: Threads) -> None:
         """fence.proxy.async: the matrix units see what these threads have written."""
         self._fences_of(who.number)
         self._fences[who.number] += 1
+        if who.happened is not None:
+            who.happened.show(who.number)
 
     def _fences_of(self, number: Ints) -> Ints:
         if len(number) and (most := int(number.max())) >= len(self._fences):

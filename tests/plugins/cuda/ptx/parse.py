@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
-_ENTRY = re.compile(r"\.entry (\w+)\((.*?)\)[^{]*\n\{\n(.*?)\n\}", re.S)
+_ENTRY = re.compile(r"\.entry (\w+)\((.*?)\)[^{]*\n\{\n", re.S)
 _VARIABLE = re.compile(r"\.shared \.align (\d+) \.\w(\d+) ([\w$]+)(?:\[(\d+)\])?;")
 _DYNAMIC = re.compile(r"\.extern \.shared \.align (\d+) \.b8 (\w+)\[\];")
 
@@ -46,7 +46,17 @@ class Kernel:
 def parse(text: str) -> dict[str, Kernel]:
     """Every kernel of a module, by its name."""
     dynamic = {name: int(align) for align, name in _DYNAMIC.findall(text)}
-    return {match[1]: _kernel(match[1], match[2], match[3], dynamic) for match in _ENTRY.finditer(text)}
+    return {match[1]: _kernel(match[1], match[2], _body(text, match.end()), dynamic) for match in _ENTRY.finditer(text)}
+
+
+def _body(text: str, begin: int) -> str:
+    """Up to the brace that closes the one before it."""
+    depth = 1
+    for brace in re.finditer("[{}]", text[begin:]):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[begin : begin + brace.start()]
+    raise ValueError("a kernel that does not end")
 
 
 def _kernel(name: str, parameters: str, body: str, dynamic: Mapping[str, int]) -> Kernel:

@@ -3,7 +3,8 @@
 Two accesses to the same bytes, of different threads and at least one of them a write, are a race unless one happens
 before the other: in an earlier launch, before a barrier of the block that both pass, or, within a warp, before a
 bar.warp.sync. Atomic operations do not race with each other. The clock of a block counts its barriers, that of a warp
-its own; clocks go on from launch to launch.
+its own; clocks go on from launch to launch. Where some warps of a block wait for some others, each instruction has a
+time of its own instead, and `Happened` knows what comes before what.
 """
 
 import dataclasses
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tests.plugins.cuda.ptx.happened import Happened
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -27,10 +30,12 @@ class Threads:
     warp_clock: Ints
     per_block: int
     begin: int
+    happened: Happened | None = None
 
     def pick(self, which: Any) -> "Threads":
         """Some of them, also several times."""
-        return Threads(self.number[which], self.clock[which], self.warp_clock[which], self.per_block, self.begin)
+        some = self.number[which], self.clock[which], self.warp_clock[which]
+        return Threads(*some, self.per_block, self.begin, self.happened)
 
 
 class Accesses:
@@ -50,9 +55,18 @@ class Accesses:
         block = (number - 1) // who.per_block == (who.number - 1) // who.per_block
         warp = (number - 1) // 32 == (who.number - 1) // 32
         alone = (whose == _ONE) & (number == who.number)
+        if who.happened is not None:
+            other = np.maximum(number, 1)  # where nothing is noted
+            one = (whose == _ONE) & who.happened.precedes(other, clock, who.number)
+            ordered = one | alone | ((whose == _WARP) & who.happened.warp_precedes(other, clock, who.number))
+            return np.asarray(recent & ~(block & ordered))
         within = warp & (whose <= _WARP) & (self._warp_clock[at] < who.warp_clock)
         ordered = block & (whose < _BLOCKS) & ((clock < who.clock) | alone | within)
         return np.asarray(recent & ~ordered)
+
+    def times(self, at: Ints) -> Ints:
+        """Of those that are noted."""
+        return np.asarray(self._clock[at])
 
     def replace(self, at: Ints, who: Threads) -> Bools:
         """Note these alone; where that cannot be, since several have the same place."""
@@ -64,7 +78,8 @@ class Accesses:
         """Note these beside what is noted."""
         number, clock, whose = self._number[at], self._clock[at], self._whose[at]
         block = (number - 1) // who.per_block == (who.number - 1) // who.per_block
-        joined = np.where(clock == who.clock, np.maximum(whose, _spread(number, who)), _ONE)
+        beside = clock == who.clock if who.happened is None else self.unordered(at, who)
+        joined = np.where(beside, np.maximum(whose, _spread(number, who)), _ONE)
         joined = np.where(block & (whose < _BLOCKS), joined, _BLOCKS)
         joined = np.where(clock >= who.begin, joined, _ONE)
         if self.replace(at, who).any():  # several of them at one place
@@ -73,6 +88,31 @@ class Accesses:
             np.maximum.at(self._whose, at, joined.astype(np.int8))
         else:
             self._whose[at] = joined
+
+
+class AccessesOfWarps:
+    """The same, those of each warp of a block for itself: what several have done at one place is not known of one."""
+
+    def __init__(self, places: int, warps: int) -> None:
+        self._places, self._of = places, list[Accesses | None]([None] * warps)
+
+    def unordered(self, at: Ints, who: Threads) -> Bools:
+        """As above."""
+        found = np.zeros(len(at), np.bool_)
+        for each in self._of:
+            if each is not None:
+                found |= each.unordered(at, who)
+        return found
+
+    def add(self, at: Ints, who: Threads) -> None:
+        """As above."""
+        warp = (who.number - 1) // 32 % len(self._of)
+        for each in np.unique(warp).tolist():
+            which = np.flatnonzero(warp == each)
+            noted = self._of[each]
+            if noted is None:
+                noted = self._of[each] = Accesses(self._places)
+            noted.add(at[which], who.pick(which))
 
 
 def _spread(number: Ints, who: Threads) -> Ints:

@@ -20,8 +20,13 @@ class WarpInstructions(Operands):
         def meet(lanes: Lanes) -> None:
             self._run.require_warps(lanes)
             self._run.warp_clocks[np.unique(lanes // 32)] += 1
+            if self._run.happened is not None:
+                self._run.happened.meet(lanes)
 
         return meet
+
+    def _setmaxnreg(self, each: Instruction) -> Closure:
+        return self._run.require_warps
 
     def _shfl(self, each: Instruction) -> Closure:
         to, _, ok = each.operands[0].partition("|")
