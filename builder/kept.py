@@ -183,6 +183,9 @@ def pieces_of(tensor: gs.Tensor, begin: int, end: int, first: int, last: int) ->
     """Where these rows and columns come from, row after row: through what puts weights together or takes a part."""
     node, shape = producer(tensor), weight_shape(tensor)
     members: list[tuple[gs.Tensor, int, int]] = []  # (weight, numbers [low, high) of it along an axis)
+    if is_op(node, "Reshape") and is_op(producer(node.inputs[0]), "Concat") and _same_rows(node.inputs[0], shape):
+        yield from pieces_of(node.inputs[0], begin, end, first, last)
+        return
     if is_op(node, "Slice"):
         low, high, axis = slice_of(node)
         members = [(node.inputs[0], low, high)]
@@ -202,6 +205,11 @@ def pieces_of(tensor: gs.Tensor, begin: int, end: int, first: int, last: int) ->
             if max(begin, start) < min(end, start + rows):
                 yield from pieces_of(source, max(begin, start) + offset, min(end, start + rows) + offset, first, last)
             start += rows
+
+
+def _same_rows(tensor: gs.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether what has this shape has the rows of a matrix, one below the other."""
+    return len(weight_shape(tensor)) == 2 and weight_shape(tensor)[1] == shape[-1]
 
 
 def read_grid(tensor: gs.Tensor) -> Grid | None:

@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -36,7 +36,9 @@ def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *
 
 def _reason(tensor: gs.Tensor, config: BuildConfig, target: Target, units: int) -> str:
     """ "" of a weight that has no codes, or whose codes w8 holds."""
-    parts = [each for each in _parts(tensor) if is_dequantised(each)]
+    *outer, columns = weight_shape(tensor)
+    everything = [piece.tensor for piece in pieces_of(tensor, 0, math.prod(outer), 0, columns)]
+    parts = [each for each in everything if is_dequantised(each)]
     if not parts or all(w8_parts(each) for each in parts):
         return ""
     if len(parts) > 1 and len(weight_shape(tensor)) == 3 and any(map(_is_ordered, parts)):
@@ -48,6 +50,8 @@ def _reason(tensor: gs.Tensor, config: BuildConfig, target: Target, units: int) 
         return "its scales do not belong to groups of a row's columns"
     if groups := [grid.group for grid in grids if grid is not None and grid.engine_group == 0]:
         return f"16 does not divide its groups of {groups[0]} columns"
+    if len(parts) < len(everything):
+        return "others of its rows are floats in the checkpoint"
     precision = kept_precision(tensor, units=units)
     if precision is None:
         return "its rows have codes of several kinds"
@@ -71,17 +75,3 @@ def _is_ordered(tensor: gs.Tensor) -> bool:
     """Whether its columns are in another order than its scales."""
     node = producer(tensor)
     return is_op(node, "Gather") and len(weight_shape(tensor)) == 2 and len(weight_shape(node.inputs[1])) == 1
-
-
-def _parts(tensor: gs.Tensor) -> Iterator[gs.Tensor]:
-    """The weights whose rows, or whose matrices, it is made of."""
-    node = producer(tensor)
-    if is_op(node, "Reshape") and is_op(producer(node.inputs[0]), "Concat"):
-        yield from _parts(node.inputs[0])
-        return
-    *outer, columns = weight_shape(tensor)
-    for piece in pieces_of(tensor, 0, math.prod(outer), 0, columns):
-        if piece.tensor is tensor:
-            yield tensor
-        else:
-            yield from _parts(piece.tensor)

@@ -18,15 +18,15 @@ from ingot.convert.experts import SELECT_BIAS
 from ingot.convert.family import read_model
 from ingot.convert.gguf.source import is_gguf, open_gguf
 from ingot.convert.hf_rope import choose_factors
-from ingot.convert.quantised.combine import combined, is_quantised
-from ingot.convert.quantised.form import Quantised, piece_name
+from ingot.convert.quantised.combine import as_computed, combined, is_quantised, memory_of_floats
+from ingot.convert.quantised.form import FLOATS, Quantised, piece_name
 from ingot.convert.quantised.read import read_quantised, refuse_quantised, require_known_format
 from ingot.convert.quantised.values import float_values, mixes_columns, values_memory
 from ingot.convert.random_weights import random_blocks
 from ingot.convert.source import SINGLE_FILE, Source, read_config, safetensors_name
 from ingot.convert.tokenizer_files import make_tokenizer
 from ingot.convert.weight_shapes import weight_shapes
-from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, evaluate, held, infer, sources
+from ingot.convert.weights import Bits, Drop, Row, Transpose, Unpair, blocks, evaluate, infer, sources
 from ingot.convert.wrapped import as_stored, left_out, text_section, text_tensors, wrapper_of
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError, UnsupportedModelError
@@ -176,7 +176,7 @@ def _weights(
     if model.tied_embeddings:
         drops = drops + _tied_copy(rows, tensors)
     wanted = weight_shapes(model)
-    chosen = {row.name: row for row in claim(rows, drops, tensors, wanted)}
+    chosen = {row.name: row for row in claim(rows, drops, as_computed(rows, tensors), wanted)}
     files: dict[str, list[Weight]] = {}
     quantised = {}
     floats = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, StoredTensor)}
@@ -187,7 +187,7 @@ def _weights(
             own.append(_values(row, tensors))
         elif is_quantised(row.expr, tensors):
             quantised[row.name] = combined(row.name, row.expr, tensors)
-            own.extend(_pieces(quantised[row.name]))
+            own.extend(_pieces(quantised[row.name], options.dtype))
         else:
             own.append(_weight(row, floats, options.dtype))
     return files, quantised
@@ -238,11 +238,8 @@ def _weight(row: Row, tensors: Mapping[str, StoredTensor], dtype: DType | None) 
     ):  # may be larger than the shares that it is added to, which differ in small digits
         dtype = DType.F32 if stored is DType.F32 else dtype
     spec = TensorSpec(name=row.name, dtype=dtype or stored, shape=shape)
-    whole = held(row.expr, tensors) * stored.itemsize
-    changes = [each for name in sources(row.expr) if (each := tensors[name].change) is not None]
-    memory = (3 if changes else 2) * whole  # of what is made in memory: itself, and its parts, before a change too
-    memory += max((each.memory for each in changes), default=0)
-    return Weight(spec=spec, stored=stored, read=functools.partial(blocks, row.expr, tensors, BLOCK), memory=memory)
+    read = functools.partial(blocks, row.expr, tensors, BLOCK)
+    return Weight(spec=spec, stored=stored, read=read, memory=memory_of_floats(row.expr, tensors))
 
 
 def _values(row: Row, tensors: Mapping[str, StoredTensor | Quantised]) -> Weight:
@@ -257,12 +254,13 @@ def _values(row: Row, tensors: Mapping[str, StoredTensor | Quantised]) -> Weight
     return Weight(spec=spec, stored=DType.F32, read=read, memory=values_memory(row.expr, tensors))
 
 
-def _pieces(weight: Quantised) -> Iterator[Weight]:
-    """The tensors that make a quantised weight; none is rounded."""
+def _pieces(weight: Quantised, dtype: DType | None) -> Iterator[Weight]:
+    """The tensors that make a quantised weight. dtype: to which floats in place of codes are rounded."""
     for member in weight.members:
-        yield from _pieces(member)
+        yield from _pieces(member, dtype)
     for kind, piece in weight.pieces.items():
-        spec = TensorSpec(name=piece_name(weight.name, kind), dtype=piece.dtype, shape=piece.shape)
+        rounded = dtype if kind == FLOATS else None
+        spec = TensorSpec(name=piece_name(weight.name, kind), dtype=rounded or piece.dtype, shape=piece.shape)
         yield Weight(spec=spec, stored=piece.dtype, read=piece.read, memory=piece.memory)
 
 

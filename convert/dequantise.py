@@ -4,7 +4,8 @@
     (Gather(table, Cast(codes)) or Cast(codes) - zero) * scale + offset        codes of a table, zero points not whole
     scale and offset: Cast, or Cast of integers * Cast(units), [N, units, groups of a unit] as [N, groups]
     ... * or / factor of each row ... * columns ... Gather(order, axis=1) ... Reshape to a stack
-    Concat of such matrices                                                    each with an order of columns of its own
+    Concat of such matrices                                                    each with an order of columns of its own,
+                                                                               or of different forms; some may be floats
 
 Where columns share scales in groups, the second one computes [N, groups, group].
 """
@@ -15,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.convert.quantised.form import Code, Quantised, piece_name, unit_of
+from ingot.convert.quantised.form import FLOATS, Code, Quantised, piece_name, unit_of
 from ingot.dtypes import DType
 
 _ONNX = {Code.U4: 21, Code.I4: 22, Code.U8: DType.U8.onnx, Code.I8: DType.I8.onnx, Code.F8: DType.F8.onnx}
@@ -41,6 +42,8 @@ def dequantise(graph: GraphWriter, weight: Quantised) -> str:
     if weight.members:
         values = [dequantise(graph, each) for each in weight.members]
         return _stacked(graph, weight, graph.node("Concat", values, f"{path}/members", axis=0), path)
+    if weight.code is Code.NONE:
+        return graph.float32(piece_name(weight.name, FLOATS))
     zero = weight.pieces.get("zero")
     by_groups = bool(weight.table) or "offset" in weight.pieces or (zero is not None and zero.dtype is DType.F32)
     value = _by_groups(graph, weight, path) if by_groups else _standard(graph, weight, path)

@@ -58,9 +58,15 @@ class Sizes:
         }
 
 
-def write_experts(folder: Path, settings: Mapping[str, object], packer: write.Packer, sizes: Sizes) -> None:
-    """A model directory: floats in a second file."""
-    write.write_model(folder, settings, packer, config=sizes.config, products=sizes.products)
+def write_experts(
+    folder: Path,
+    settings: Mapping[str, object] | None,
+    packer: write.Packer,
+    sizes: Sizes,
+    others: Mapping[str, write.Packer] | None = None,
+) -> dict[str, write.Array]:
+    """A model directory: floats in a second file. settings, others, what is returned: as of `write_model`."""
+    weights = write.write_model(folder, settings, packer, config=sizes.config, products=sizes.products, others=others)
     random, config = np.random.default_rng(5), json.loads((folder / "config.json").read_text())
     floats = {
         f"model.layers.{layer}.mlp.{name}.weight": (
@@ -76,3 +82,4 @@ def write_experts(folder: Path, settings: Mapping[str, object], packer: write.Pa
     files = [folder / f"model-{number}.safetensors" for number in (1, 2)]
     index = {"weight_map": {name: file.name for file in files for name in write.names(file)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return weights

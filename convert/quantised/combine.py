@@ -1,49 +1,63 @@
-"""Expressions of a family's table over quantised weights: rows one below the other, and stacks of experts."""
+"""Expressions of a family's table over quantised weights: rows one below the other, and stacks of experts.
+
+Parts may be floats, where a configuration leaves some modules unquantised: they stay as they are.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ingot.configs.convert import WEIGHT_DTYPES
 from ingot.convert.quantised.alike import made_alike
-from ingot.convert.quantised.form import Quantised, same_form, stacked, unpaired
+from ingot.convert.quantised.form import BLOCK, Piece, Quantised, float_rows, same_form, stacked, unpaired
 from ingot.convert.quantised.order import with_columns_swapped, with_rows
 from ingot.convert.weights import (
     Concat,
     Expr,
     KeyGroups,
     Regroup,
+    Row,
     Shaped,
     Split,
     Stack,
     Swapped,
     Take,
+    Tensor,
     Unpair,
+    blocks,
     evaluate,
+    held,
     infer,
     sources,
 )
-from ingot.errors import CheckpointError, UnsupportedModelError
-from ingot.tensor_file import StoredTensor
+from ingot.dtypes import DType
+from ingot.errors import UnsupportedModelError
+from ingot.tensor_file import StoredTensor, TensorSpec
 
 Tensors = Mapping[str, StoredTensor | Quantised]
 
 
 def is_quantised(expr: Expr, tensors: Tensors) -> bool:
-    """Whether some of what an expression reads is quantised. Raises CheckpointError where only a part is."""
-    found = [name for name in sources(expr) if isinstance(tensors[name], Quantised)]
-    if found and (others := [name for name in sources(expr) if name not in found]):
-        raise CheckpointError(
-            "only some of the tensors that are merged into one weight are quantised",
-            where=f"{found[0]}, {others[0]}",
-            expected="all of them quantised, or none",
-        )
-    return bool(found)
+    """Whether some of what an expression reads is quantised."""
+    return any(isinstance(tensors[name], Quantised) for name in sources(expr))
+
+
+def as_computed(rows: Sequence[Row], tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors; floats that are merged with quantised ones have the type that those are computed in."""
+    found: dict[str, Tensor] = dict(tensors)
+    for row in rows:
+        names = [name for name in sources(row.expr) if name in tensors]
+        if any(isinstance(tensors[name], Quantised) for name in names):
+            floats = (name for name in names if tensors[name].dtype in WEIGHT_DTYPES.values())
+            found |= {name: TensorSpec(name=name, dtype=DType.F32, shape=tensors[name].shape) for name in floats}
+    return found
 
 
 def combined(name: str, expr: Expr, tensors: Tensors) -> Quantised:
     """The weight `name` that an expression makes."""
-    parts, shape = _parts(expr, tensors), infer(expr, tensors)[1]
+    parts, shape = _parts(expr, tensors), infer(expr, as_computed([Row(name, expr)], tensors))[1]
     if not all(same_form(parts[0], part) for part in parts) and (alike := made_alike(parts)) is not None:
         formats = ", ".join(dict.fromkeys(part.format for part in parts))
         parts = [dataclasses.replace(part, format=formats) for part in alike]
@@ -52,6 +66,9 @@ def combined(name: str, expr: Expr, tensors: Tensors) -> Quantised:
 
 def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
     """In the order of their rows."""
+    if not is_quantised(expr, tensors):
+        floats = ((name, tensors[name]) for name in sources(expr))
+        return [_floats(expr, {name: each for name, each in floats if isinstance(each, StoredTensor)})]
     if isinstance(expr, Take):
         found = tensors[expr.name]
         assert isinstance(found, Quantised), "is_quantised says so"
@@ -72,6 +89,26 @@ def _parts(expr: Expr, tensors: Tensors) -> list[Quantised]:
         where=", ".join(sources(expr)[:4]),
         hint="convert the model's original weights",
     )
+
+
+def _floats(expr: Expr, tensors: Mapping[str, StoredTensor]) -> Quantised:
+    """What an expression makes of floats alone."""
+    dtype, (*outer, columns) = infer(expr, tensors)
+    piece = Piece(
+        dtype=dtype,
+        shape=(int(np.prod(outer)), columns),
+        read=functools.partial(blocks, expr, tensors, BLOCK),
+        memory=memory_of_floats(expr, tensors),
+    )
+    return float_rows(", ".join(tensors), next(iter(tensors.values())).file, piece)
+
+
+def memory_of_floats(expr: Expr, tensors: Mapping[str, StoredTensor]) -> int:
+    """Bytes that are held while an expression is made of floats, beyond a few blocks: itself, and its parts, before a
+    change too."""
+    changes = [each for name in sources(expr) if (each := tensors[name].change) is not None]
+    whole = held(expr, tensors) * infer(expr, tensors)[0].itemsize
+    return (3 if changes else 2) * whole + max((each.memory for each in changes), default=0)
 
 
 def _of_one(expr: Expr, tensors: Tensors) -> Quantised | None:

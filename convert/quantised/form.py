@@ -25,6 +25,7 @@ from ingot.dtypes import DType, count_nonfinite, to_float32
 from ingot.errors import CheckpointError
 
 BLOCK = 1 << 20  # codes that are in memory at a time
+FLOATS = "floats"  # the only piece of a weight that has no codes
 _UNIT = "_unit"
 
 Bits = npt.NDArray[np.generic]
@@ -33,13 +34,15 @@ Rows = Callable[[int, int], npt.NDArray[np.uint8] | npt.NDArray[np.int8]]
 
 
 class Code(enum.Enum):
-    """What a code is: unsigned or signed, of 4 or 8 bits, or a float of 8 bits (E4M3FN)."""
+    """What a code is: unsigned or signed, of 4 or 8 bits, or a float of 8 bits (E4M3FN). NONE: there are floats in
+    place of codes."""
 
     U4 = "u4"
     I4 = "i4"
     U8 = "u8"
     I8 = "i8"
     F8 = "f8"
+    NONE = "floats"
 
     @property
     def packed(self) -> bool:
@@ -80,8 +83,9 @@ class Quantised:
     file    where its codes lie
     group   columns that share a scale
     pieces  codes and scale; where the format has them zero, offset, factor, columns, order, and units of scales and
-            offsets; of members nothing
-    members matrices of a stack that are stored one by one, since each has an order of its columns, or scales of them
+            offsets; of floats these alone; of members nothing
+    members weights one below the other that are stored one by one, since each has an order of its columns, or scales
+            of them, or a form of its own
     table   16 values that codes stand for; empty where codes are values
     divides whether the factor divides
     """
@@ -111,6 +115,8 @@ class Quantised:
         """For people, such as "awq u4g128 with zero"."""
         if self.members:
             return ", ".join(dict.fromkeys(each.kind for each in self.members))
+        if self.code is Code.NONE:
+            return self.pieces[FLOATS].dtype.value
         grain = "" if self.group == self.shape[-1] else f"g{self.group}"
         more = [name for name in self.pieces if name not in ("codes", "scale") and not name.endswith(_UNIT)]
         return f"{self.format} {self.code.value}{grain}" + (f" with {', '.join(more)}" if more else "")
@@ -223,17 +229,21 @@ def same_form(first: Quantised, other: Quantised) -> bool:
     return mine == theirs
 
 
+def float_rows(name: str, file: Path, piece: Piece) -> Quantised:
+    """Floats that become a part of a quantised weight."""
+    pieces = {FLOATS: piece}
+    return Quantised(name=name, format="", file=file, shape=piece.shape, code=Code.NONE, group=1, pieces=pieces)
+
+
 def stacked(parts: Sequence[Quantised], shape: tuple[int, ...], name: str) -> Quantised:
-    """Weights one below the other as one of `shape`. Raises CheckpointError where they have not the same form."""
+    """Weights one below the other as one of `shape`."""
     first = parts[0]
-    if len(parts) > 1 and any(not {"order", "columns"}.isdisjoint(part.pieces) for part in parts):
+    by_itself = any(not {"order", "columns"}.isdisjoint(part.pieces) or not same_form(first, part) for part in parts)
+    if len(parts) > 1 and by_itself:
         path = name.removesuffix("/weight")
         members = [dataclasses.replace(part, name=f"{path}/{number}/weight") for number, part in enumerate(parts)]
         return dataclasses.replace(first, name=name, shape=shape, pieces={}, members=tuple(members))
     names = list(first.pieces)
-    for part in parts[1:]:
-        if not same_form(first, part):
-            raise _unfit(first, part)
     pieces = (
         {each: _joined([part.pieces[each] for part in parts]) for each in names} if len(parts) > 1 else first.pieces
     )
@@ -264,15 +274,6 @@ def _unpaired(piece: Piece, rows: int) -> Piece:
         assert not rest.size, "heads are whole"
 
     return dataclasses.replace(piece, read=read, memory=piece.memory + 2 * size * piece.dtype.itemsize)
-
-
-def _unfit(first: Quantised, other: Quantised) -> CheckpointError:
-    return CheckpointError(
-        "quantised weights that are merged into one have different formats",
-        where=f"{first.name}, {other.name}",
-        expected=first.kind,
-        got=other.kind,
-    )
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:
