@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ingot.convert.gguf.header import GgufTensor
 from ingot.convert.gguf.packing import Packing, Take
+from ingot.convert.quantised.finite import with_finite_values
 from ingot.convert.quantised.form import Piece, Quantised, Rows, code_piece, streamed_piece, unit_of, value_piece
 from ingot.dtypes import DType
 from ingot.errors import CheckpointError
@@ -95,7 +96,7 @@ def _quantised(tensor: GgufTensor, name: str, packing: Packing, factors: npt.NDA
     if factors is not None:
         of_rows = np.repeat(factors, rows // len(factors)).reshape(rows, 1)
         pieces["factor"] = value_piece(DType.F32, (rows, 1), lambda: of_rows, where)
-    return Quantised(
+    weight = Quantised(
         name=name,
         format=f"gguf {kind.name}",
         file=tensor.file,
@@ -105,3 +106,4 @@ def _quantised(tensor: GgufTensor, name: str, packing: Packing, factors: npt.NDA
         pieces=pieces,
         table=packing.table,
     )
+    return with_finite_values(weight)

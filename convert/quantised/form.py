@@ -67,12 +67,14 @@ class Piece:
 
     read    yields its stored bits, flat, block by block
     memory  bytes that are held meanwhile, beyond a few blocks
+    where   the tensor that it is made of, for errors
     """
 
     dtype: DType
     shape: tuple[int, ...]
     read: Callable[[], Iterator[Bits]]
     memory: int = 0
+    where: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +166,7 @@ def value_piece(
         for _ in range(repeats):
             yield values.reshape(-1)
 
-    return Piece(dtype=dtype, shape=shape, read=read, memory=math.prod(made) * dtype.itemsize * 2)
+    return Piece(dtype=dtype, shape=shape, read=read, memory=math.prod(made) * dtype.itemsize * 2, where=where)
 
 
 def streamed_piece(dtype: DType, shape: tuple[int, int], load: Callable[[int, int], Bits], where: str) -> Piece:
@@ -181,7 +183,7 @@ def streamed_piece(dtype: DType, shape: tuple[int, int], load: Callable[[int, in
             _require_finite(values, dtype, where)
             yield values.reshape(-1)
 
-    return Piece(dtype=dtype, shape=shape, read=read)
+    return Piece(dtype=dtype, shape=shape, read=read, where=where)
 
 
 def _require_finite(values: Bits, dtype: DType, where: str) -> None:

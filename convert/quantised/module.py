@@ -55,6 +55,8 @@ class Module:
 
     def where(self, part: str = "") -> str:
         """For errors."""
+        if part in self.parts:
+            return f"{self.parts[part].file}: {self.parts[part].name}"
         return f"{self.name}.{part}" if part else self.name
 
     def has(self, part: str) -> bool:

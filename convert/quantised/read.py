@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ingot.convert.quantised.formats as formats_package
 from ingot.configs.read import Section, read_object
+from ingot.convert.quantised.finite import with_finite_values
 from ingot.convert.quantised.form import Quantised
 from ingot.convert.quantised.module import Format, Module
 from ingot.convert.quantised.patterns import is_named
@@ -110,7 +111,7 @@ def read_quantised(config: Section, folder: Path, tensors: Mapping[str, StoredTe
                 hint="correct the list of modules that are not quantised",
             )
         read = Module(name=module, format=name, parts=parts, settings=settings, bias=f"{module}.bias" in plain)
-        weight = form.read(read)
+        weight = with_finite_values(form.read(read))
         _refuse_unused(form, read)
         quantised[weight.name] = weight
     _refuse_leftovers(form, plain, settings)
