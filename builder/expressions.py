@@ -145,6 +145,10 @@ class WeightReader:
             file.close()
         self._files.clear()
 
+    def place(self, tensor: gs.Tensor) -> str:
+        """Where a tensor is, for errors."""
+        return f"{self._checkpoint.graph_path}: {tensor.name}"
+
     def read_rows(self, tensor: gs.Tensor, begin: int, end: int) -> Float32:
         """Rows [begin, end) as float32 [end - begin, cols]."""
         return self._read(tensor, begin, end, 0, matrix_shape(tensor)[1])

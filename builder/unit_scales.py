@@ -91,17 +91,17 @@ def read_counts(
     assert found is not None, "unit_precision has found it"
     counts = reader.read_numbers(found.counts, begin, end)
     unit = np.asarray(reader.read_numbers(found.unit, begin, end), np.float32)
-    _require(counts, lowest, _LARGEST, scales, "scales or offsets")
+    _require(counts, lowest, _LARGEST, reader.place(scales), "scales or offsets")
     with np.errstate(over="ignore"):
         if not np.array_equal(unit, unit.astype(np.float16), equal_nan=True):
-            raise _unfit(scales, "units that float16 holds", "others")
+            raise _unfit(reader.place(scales), "units that float16 holds", "others")
     return counts.astype(np.int8), unit
 
 
 def read_codes(reader: WeightReader, codes: gs.Tensor, begin: int, end: int, described: WeightFormat) -> Int8:
     """Codes of rows [begin, end). Raises CheckpointError where they do not fit the format."""
     found = reader.read_numbers(codes, begin, end)
-    _require(found, *described.codes, codes, "codes")
+    _require(found, *described.codes, reader.place(codes), "codes")
     return found.astype(np.int8)
 
 
@@ -110,15 +110,15 @@ def lowest_scale(described: WeightFormat) -> int:
     return 0 if described in (W2KS, W4KS) else _LOWEST
 
 
-def _require(numbers: Float32 | Int8, low: int, high: int, tensor: gs.Tensor, what: str) -> None:
+def _require(numbers: Float32 | Int8, low: int, high: int, where: str, what: str) -> None:
     if numbers.size and not (low <= numbers.min() and numbers.max() <= high):
-        raise _unfit(tensor, f"{what} from {low} to {high}", f"{numbers.min():.0f} to {numbers.max():.0f}")
+        raise _unfit(where, f"{what} from {low} to {high}", f"{numbers.min():.0f} to {numbers.max():.0f}")
 
 
-def _unfit(tensor: gs.Tensor, expected: str, got: str) -> CheckpointError:
+def _unfit(where: str, expected: str, got: str) -> CheckpointError:
     return CheckpointError(
         "a weight has numbers that its format, a K-quant of GGUF, cannot have",
-        where=str(tensor.name),
+        where=where,
         expected=expected,
         got=got,
         hint="convert the model again; or give --precision w8, which takes any numbers",

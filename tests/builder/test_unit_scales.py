@@ -189,6 +189,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path, kind: int, what: st
     with Changed(checkpoint, with_one) as reader, pytest.raises(CheckpointError, match="cannot have") as refused:
         kept_rows(reader, weight, [(0, 16)], precision)
     assert got in str(refused.value)
+    assert str(refused.value.where).startswith(f"{checkpoint / 'model.onnx'}: ")
     assert "convert the model again" in str(refused.value)
 
 
