@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 
-from ingot.errors import UsageError
+from ingot.configs.ranks import require_parts
 
 OPTION = "--sum_parts"
 Range = tuple[int, int]
@@ -31,14 +31,7 @@ def part_bounds(name: str, k: int, parts: int, whole: Whole, group: int) -> list
     """(first column, last and one) of each part: no part cuts a head or a group, and the first ones have more of them.
     Raises UsageError where there are fewer of these than parts."""
     size = math.lcm(whole.unit, group or 1)
-    if -(-k // size) < parts:
-        raise UsageError(
-            f"{OPTION} {parts} is too large for a matmul of this model",
-            where=f"{OPTION}: {name}",
-            expected=f"at least {parts} x {size} columns: a part must hold whole heads and quantisation groups",
-            got=f"{k} columns",
-            hint=f"give a smaller {OPTION}" + (", or a smaller group" if group else ""),
-        )
+    require_parts(OPTION, parts, name, k, size, groups=bool(group))
     together = math.lcm(whole.shared, size)
     if -(-k // together) >= parts:
         ends = _ends(k, parts, together)

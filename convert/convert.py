@@ -23,6 +23,7 @@ from ingot.configs.convert import ConvertOptions
 from ingot.configs.model import ModelConfig
 from ingot.convert.conversion import Conversion, Weight, conversion_from_directory, conversion_from_seed
 from ingot.convert.decoder import build_graph
+from ingot.convert.ranks import check_ranks
 from ingot.convert.source import sha256
 from ingot.convert.weights import Bits
 from ingot.dtypes import DType, count_nonfinite, from_float32, to_float32
@@ -59,8 +60,8 @@ def convert(
 ) -> ConvertReport:
     """Write a Checkpoint. say: gets the estimate of memory and disk before the work starts.
 
-    Raises UsageError (the output directory), CheckpointError, ConfigError or UnsupportedModelError (the source),
-    CapacityError (memory, disk). Then, as after Ctrl-C, no output is left behind.
+    Raises UsageError (the output directory, more ranks than the model can have), CheckpointError, ConfigError or
+    UnsupportedModelError (the source), CapacityError (memory, disk). Then, as after Ctrl-C, no output is left behind.
     """
     begin = time.monotonic()
     if options.model_dir is not None:
@@ -69,6 +70,7 @@ def convert(
         assert options.config is not None, "ConvertOptions has one of the two"
         assert options.random_weights is not None, "ConvertOptions has a seed with every config"
         conversion = conversion_from_seed(options.config, options.random_weights, options)
+    check_ranks(conversion.model, options.build_defaults)
     estimate = _resource_estimate(conversion, options.output_dir)
     if say is not None:
         say(f"the conversion {estimate}")

@@ -19,8 +19,8 @@ from ingot.builder.pack import WeightUse
 from ingot.builder.passes.base import PassReport
 from ingot.builder.program import Draft, Program
 from ingot.builder.select import choose_kernel
+from ingot.configs.ranks import too_many_stages
 from ingot.dtypes import DType
-from ingot.errors import UsageError
 from ingot.plan import Attr, CacheGroup, Rows
 from ingot.plugins.op import Op
 from ingot.plugins.ops import recv, send
@@ -117,13 +117,7 @@ def find_cuts(
     if cuts is None:
         most = next((fewer for fewer in range(stages - 1, 1, -1) if best(0, fewer) is not None), 1)
         kinds = " + ".join(str(len(group.layers)) for group in caches)
-        raise UsageError(
-            f"{OPTION} {stages} is too large for this model",
-            where=f"{OPTION} {stages}",
-            expected=f"{OPTION} {most}: each stage must have a layer of every cache group",
-            got=f"{kinds} layers; layers that read each other's keys stay in one stage",
-            hint=f"give a smaller {OPTION}",
-        )
+        raise too_many_stages(OPTION, stages, most, kinds)
     return cuts[1]
 
 
