@@ -28,6 +28,19 @@ def test_a_value_that_does_not_fit_is_wrong_use_and_a_request_that_fails_is_fail
     assert "build" not in done.err, "the model has no more positions: a build would refuse that, too"
 
 
+def test_a_pattern_that_is_none_is_wrong_use_and_a_file_of_one_is_named(shipped_engine: Path, tmp_path: Path) -> None:
+    run = ("run", "--engine_dir", shipped_engine, "--prompt", "x", "--max_output_len", 4)
+    ingot(*run, "--regex", "(").fails("--regex is not a pattern", "where: --regex", "unclosed group", code=2)
+    ingot(*run, "--regex", "a" * 5000 + "\\").fails("error: --regex is not a pattern", code=2)
+    ingot(*run, "--regex", "[ab]{2}").succeeds()
+    for option, text, words in (
+        ("grammar", "start: (", "llguidance refuses this"),
+        ("json_schema", "3", "JSON schema"),
+    ):
+        (tmp_path / option).write_text(text)
+        ingot(*run, f"--{option}", tmp_path / option).fails(words, f"where: {tmp_path / option}", code=1)
+
+
 def test_the_default_length_of_an_answer_is_lowered_to_what_the_prompt_leaves(shipped_engine: Path) -> None:
     """513 tokens in all; only a length that the user gives is refused."""
     lines = "".join(f'{{"prompt": {[5] * length}, "ignore_eos": true}}\n' for length in (500, 512, 100))

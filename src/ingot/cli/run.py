@@ -20,6 +20,7 @@ from ingot.configs.sampling import SamplingParams
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
 from ingot.errors import ConfigError, IngotError, RequestError, UsageError
 from ingot.runtime.generate_text import stream_text
+from ingot.runtime.guided.guides import Guides
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import join_ranks, load_engine
 from ingot.runtime.text_stream import TextEvent, TextRequest
@@ -121,11 +122,10 @@ def command(
     \b
     Example: ingot run --engine_dir engine --prompt "Once upon a time" --stream
     """
-    for name in ("json_schema", "grammar"):
-        file = sampling[name]
-        sampling[name] = None if file is None else _text_of(file)
-        if name == "json_schema" and file is not None:
-            _check_json(file.name, sampling[name])
+    files = {name: file for name in ("json_schema", "grammar") if (file := sampling[name]) is not None}
+    sampling |= {name: _text_of(file) for name, file in files.items()}
+    if "json_schema" in files:
+        _check_json(files["json_schema"].name, sampling["json_schema"])
     options = Sampling(**sampling)
     if prompts or input_file is None:  # a line of a file may yet say otherwise
         _check(options)
@@ -141,6 +141,8 @@ def command(
     join_ranks(engine_dir, config)
     entries = read_prompts(prompts, input_file, options)
     with ModelRunner(load_engine(engine_dir, config), config) as runner, CliConsole(LEVELS[log_level]) as console:
+        for name in (each for each in _FORMS if sampling[each] is not None):
+            _check_form(runner.guides, name, sampling[name], files[name].name if name in files else "")
         defaults = read_generation_defaults(engine_dir)
         for setting in defaults.not_followed:
             console.warn(f"generation_config.json: ingot does not apply {setting}; this setting is ignored")
@@ -171,6 +173,23 @@ def _check(options: Sampling) -> None:
         _params(options, GenerationDefaults())
     except RequestError as error:
         raise UsageError(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+
+
+def _check_form(guides: Guides, option: str, text: str, file: str) -> None:
+    """Raises UsageError for what the engine's grammars cannot be made of, ConfigError where a file says it."""
+    guides.wire("")  # what this machine lacks for grammars is an error of its own, and no fault of the option
+    form: dict[str, Any] = {_FORMS[option]: text}
+    try:
+        guides.matcher(StructuredOutputs(**form))
+    except RequestError as error:
+        if file:
+            where = ": ".join(filter(None, (file, error.where)))
+            raise ConfigError(
+                error.what, where=where, expected=error.expected, got=error.got, hint=error.hint
+            ) from error
+        what = f"--{option} is not a pattern that an answer can keep to"
+        hint = error.hint or "correct the pattern; its syntax is that of Rust's regex"
+        raise UsageError(what, where=f"--{option}", expected=error.expected, got=error.got, hint=hint) from error
 
 
 def _request(index: int, prompt: Prompt, asked: Sampling, defaults: GenerationDefaults) -> TextRequest:
