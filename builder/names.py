@@ -29,7 +29,12 @@ def name_nodes(graph: Graph) -> None:
     layer = -1
     for node in nodes:
         layer = max(layer, mixers.get(id(node), (0, node))[0])
-        name = roles.get(id(node)) or _step_name(node) or f"layers.{max(layer, 0)}/{_plain_name(node)}"
+        name = (
+            roles.get(id(node))
+            or _step_name(node)
+            or _of_embeddings(node)
+            or f"layers.{max(layer, 0)}/{_plain_name(node)}"
+        )
         used[name] = used.get(name, 0) + 1
         node.name = name if used[name] == 1 else f"{name}.{used[name]}"
 
@@ -37,6 +42,14 @@ def name_nodes(graph: Graph) -> None:
 def _step_name(node: gs.Node) -> str:
     """The name of a step that a plan needs but once, outside of its layers."""
     return next((op.step_name for op in specs(node) if op.step_name), "")
+
+
+def _of_embeddings(node: gs.Node) -> str:
+    """The name of a norm of the embeddings, which layers read; that of an MLP in the first layer is read by products
+    alone."""
+    table = producer(_unscaled(node.inputs[0])) if is_norm(node) else None
+    normed = any(is_norm(user) for user in node.outputs[0].outputs)
+    return "embedding_norm" if table is not None and reads_table(table) and normed else ""
 
 
 def _mixers(nodes: list[gs.Node]) -> dict[int, tuple[int, gs.Node]]:
