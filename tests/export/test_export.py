@@ -314,13 +314,13 @@ FAMILIES: dict[str, dict[str, object]] = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     **{name: {} for name in ("mixtral", "qwen3_moe", "gemma", "olmo2", "olmoe", "granite", "seed_oss", "ernie4_5")},
 }
-DIRECTORIES = ("gemma2", "gemma3_text", "phi3", "olmo2", "granite")
+DIRECTORIES = ("gemma2", "gemma3_text", "phi3", "olmo", "olmo2", "granite", "bitnet")
 
 
 def family_config(name: str, more: dict[str, object] | None = None) -> dict[str, object]:
     without: dict[str, object] = {"sliding_window": None, "mlp_only_layers": []}
     switched_off = without if name in ("mixtral", "qwen3_moe") else {}
-    config = {**find_family(name).tiny, **switched_off, **FAMILIES[name], **(more or {})}
+    config = {**find_family(name).tiny, **switched_off, **FAMILIES.get(name, {}), **(more or {})}
     return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from ingot.builder.expressions import WeightReader
 from ingot.builder.stored_codes import CheckpointWeights, StoredCodes
 from ingot.checkpoint import Checkpoint
+from ingot.convert.family import find_family
 from ingot.convert.gguf.blocks import TYPES
 from ingot.convert.weight_shapes import weight_shapes
 from ingot.export.export import export
@@ -188,6 +189,25 @@ def test_compressed_tensors_decompress_the_same_weights(
     assert_compressed_tensors_read(tmp_path / "x", checkpoint)
     if codes == "asymmetric":
         return  # transformers expects zero points that are not packed, unlike the package itself
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "x", dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(IDS)).logits.numpy()
+    ours = logits_of_graph(checkpoint, IDS)
+    assert np.abs(logits - ours).max() <= CLOSE * np.ptp(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["olmo", "bitnet"])
+@pytest.mark.parametrize(("precision", "codes"), [("w4g32", "symmetric"), ("w8", "auto")])
+def test_transformers_read_quantised_weights_of_other_families(
+    tmp_path: Path, name: str, precision: str, codes: str
+) -> None:
+    """OLMo has no norms to fold scales into, BitNet has norms before the last products of attention and MLP."""
+    package("compressed_tensors")
+    sizes = {key: LLAMA[key] for key in ("hidden_size", "intermediate_size", "vocab_size")}
+    checkpoint = quantised(tmp_path, precision, codes, {**find_family(name).tiny, **sizes})
+    report = export(checkpoint, tmp_path / "x", "compressed-tensors")
+    assert report.kinds["int8" if precision == "w8" else "int4"] == 7 * 2
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "x", dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.from_numpy(IDS)).logits.numpy()

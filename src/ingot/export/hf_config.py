@@ -19,7 +19,9 @@ _CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "olmo": "OlmoForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "bitnet": "BitNetForCausalLM",
     "granite": "GraniteForCausalLM",
 }
 _GEMMAS = ("gemma2", "gemma3_text")
@@ -52,7 +54,7 @@ def hf_config(model: ModelConfig, where: Path) -> dict[str, object]:
         "tie_word_embeddings": model.tied_embeddings,
         **_rope(model.rope),
     }
-    if model.family in ("llama", "qwen3", "olmo2", "granite", *_GEMMAS):
+    if model.family in ("llama", "qwen3", "olmo", "olmo2", "granite", "bitnet", *_GEMMAS):
         config["attention_bias"] = model.attention_out_bias
     if model.family in ("llama", "granite"):
         config["mlp_bias"] = model.mlp_bias
