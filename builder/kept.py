@@ -102,7 +102,7 @@ def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
     """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does.
 
     units  parts that sums over columns are divided into, where formats for CPUs alone may be taken: scales in whole
-           numbers of units, codes of two and three bits; 0: they may not
+           numbers of units; 0: they may not
     """
     pieces = _all_pieces(*tensors)
     grids = [read_grid(each.tensor) for each in pieces]
@@ -122,7 +122,7 @@ def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
         return Precision(dtype=DType.F8, group=0 if all(grid.whole for grid in found) else group)
     shifted = any(grid.shift is not None for grid in found)
     if _bits(found) == W4T.bits:
-        few = None if shifted or not units else _few_bits(found, group)
+        few = None if shifted else _few_bits(found, group)
         return few or Precision(dtype=DType.W4TS if shifted else DType.W4T, group=group)
     if any(grid.table and table_numbers(grid.table)[1] is not None for grid in found):
         return None  # such values do not fit a byte

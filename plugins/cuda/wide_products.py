@@ -65,7 +65,7 @@ def _of_kept_codes(dtype: DType) -> tuple[_Kernel, ...]:
     described = dtype.weight_format
     assert described is not None, "a format of codes"
     panel = _STEP * PANEL * described.bits // 8 + _BESIDE_PANEL + _MOST_GROUPS * PANEL * described.group_bytes
-    few, more, many = (5, 8, 6) if described.bits == 4 else (3, 6, 4)
+    few, more, many = (5, 8, 6) if described.bits <= 4 else (3, 6, 4)
     numbers, step = 3 * _LINES * 2 * _STEP, _LINES // PANEL * panel
     return (
         _Kernel(tokens=64, stages=4, weight=0, beside=numbers + few * step, most=64),

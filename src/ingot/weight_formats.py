@@ -72,8 +72,8 @@ class WeightFormat:
 
     @property
     def for_cpus(self) -> bool:
-        """Whether CPUs alone multiply such weights: codes of fewer than four bits, and scales in units."""
-        return self.unit_bytes > 0 or self.bits < W4.bits
+        """Whether CPUs alone multiply such weights: scales in units."""
+        return self.unit_bytes > 0
 
     @property
     def rounds_inputs(self) -> bool:

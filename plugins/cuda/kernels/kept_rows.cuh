@@ -109,9 +109,12 @@ struct TableWay {
 
 enum class PanelWay { kAny, kShort, kOffset, kTable };
 
+// Codes. kStored: words that hold eight codes of a row; kWords: what `unpack` makes of them, for `numbers`. `place`:
+// where word `i` of quarter `quarter` lies in the lines of a slab, in bytes.
+
 // Codes of four bits, in the order k 0 4 1 5 2 6 3 7, which are places of a table of 16 bytes.
 struct TableCodes {
-  static constexpr int kBits = 4, kWords = 1, kBlock = 128;
+  static constexpr int kBits = 4, kStored = 1, kWords = 1, kBlock = 128;
 
   uint32_t table[4];
   bool more;  // numbers have more bits
@@ -151,6 +154,8 @@ struct TableCodes {
   INGOT_DEVICE static void load(uint32_t (&words)[1], const unsigned char* lines, int eight, int column) {
     words[0] = reinterpret_cast<const uint32_t*>(lines)[eight * 16 + column];
   }
+  INGOT_DEVICE static int place(int, int quarter) { return quarter * 64; }
+  INGOT_DEVICE static void unpack(uint32_t (&words)[1], const uint32_t (&stored)[1], int) { words[0] = stored[0]; }
   // The bytes of k 0 4 1 5, and of k 2 6 3 7. A code's upper bit chooses the half of the table.
   INGOT_DEVICE static void look_up(uint32_t (&bytes)[2], const uint32_t (&from)[4], uint32_t codes) {
     const uint32_t places = codes & 0x77777777u, halves = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
@@ -161,12 +166,12 @@ struct TableCodes {
       bytes[i] = bytes_at(lower, upper, halves >> 16 * i);
     }
   }
-  INGOT_DEVICE static int place(int k) { return k % 2 * 2 + k / 4; }
+  INGOT_DEVICE static int byte_of(int k) { return k % 2 * 2 + k / 4; }
   INGOT_DEVICE void numbers(float (&to)[8], const uint32_t (&words)[1], const unsigned char* panel) const {
     uint32_t bytes[2];
     look_up(bytes, table, words[0]);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) to[k] = beside_byte(bytes[k % 4 / 2], place(k));
+    for (int k = 0; k < 8; ++k) to[k] = beside_byte(bytes[k % 4 / 2], byte_of(k));
     if (!more) return;
     uint32_t rest[4];  // 256ths beside the table's numbers
 #pragma unroll
@@ -174,7 +179,7 @@ struct TableCodes {
     look_up(bytes, rest, words[0]);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      to[k] = fmaf(__fsub_rn(beside_byte(bytes[k % 4 / 2], place(k)), kBeside), 1.f / 256, to[k]);  // exact
+      to[k] = fmaf(__fsub_rn(beside_byte(bytes[k % 4 / 2], byte_of(k)), kBeside), 1.f / 256, to[k]);  // exact
     }
   }
 };
@@ -190,9 +195,85 @@ INGOT_DEVICE Eight TableWay::numbers(uint32_t codes, const uint32_t (&table)[4])
   return found;
 }
 
+// Codes of two and of three bits, which are places of a table of as many bytes as there are codes.
+template <int kCodeBits>
+struct FewCodes {
+  static constexpr int kBits = kCodeBits, kStored = kBits - 1, kWords = 1, kBlock = 128;
+  static constexpr int kTable = kBits - 1;  // words
+
+  uint32_t table[kTable];
+
+  INGOT_DEVICE static FewCodes of(const unsigned char* panel) {
+    FewCodes found;
+#pragma unroll
+    for (int i = 0; i < kTable; ++i) found.table[i] = reinterpret_cast<const uint32_t*>(panel + 64)[i] ^ kSigns;
+    return found;
+  }
+  // A line has two bits of 16 k of the panel's 16 rows. Of three bits, the upper ones of 32 k lie behind two such
+  // lines.
+  INGOT_DEVICE static void load(uint32_t (&stored)[kStored], const unsigned char* lines, int eight, int column) {
+    const uint32_t* slab = reinterpret_cast<const uint32_t*>(lines + eight / 4 * 64 * kBits) + column;
+#pragma unroll
+    for (int i = 0; i < kStored; ++i) stored[i] = slab[place(i, eight % 4) / 4];
+  }
+  INGOT_DEVICE static int place(int i, int quarter) { return i == 0 ? quarter / 2 * 64 : 128; }
+  // In the order of TableCodes.
+  INGOT_DEVICE static void unpack(uint32_t (&words)[1], const uint32_t (&stored)[kStored], int eight) {
+    const uint32_t low = stored[0] >> eight % 2 * 4;
+    words[0] = masked_or(low << 2, 0x30303030u, low & 0x03030303u);
+    if constexpr (kBits == 3) {
+      const uint32_t upper = stored[1] >> eight % 4 * 2;
+      words[0] = masked_or(upper << 5, 0x40404040u, masked_or(upper << 2, 0x04040404u, words[0]));
+    }
+  }
+  // Those of the table.
+  INGOT_DEVICE void numbers(float (&to)[4 * kTable]) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kTable; ++i) to[i] = __fsub_rn(beside_byte(table[i / 4], i % 4), kBeside);
+  }
+};
+
+// So few numbers are multiplied by the scale of a group once. Codes are places of the products.
+template <int kBits>
+struct FewWay {
+  static constexpr int kTable = FewCodes<kBits>::kTable;
+
+  uint32_t low[kTable], high[kTable];  // bytes of the products in bf16
+
+  // number: those of a code each, before they are rounded.
+  INGOT_DEVICE static FewWay of(const float (&number)[4 * kTable]) {
+    FewWay found;
+#pragma unroll
+    for (int i = 0; i < kTable; ++i) {
+      const uint32_t first = pack_two<BF16>(number[4 * i], number[4 * i + 1]);
+      const uint32_t second = pack_two<BF16>(number[4 * i + 2], number[4 * i + 3]);
+      found.low[i] = __byte_perm(first, second, 0x6420), found.high[i] = __byte_perm(first, second, 0x7531);
+    }
+    return found;
+  }
+  INGOT_DEVICE static FewWay of(const float (&number)[4 * kTable], float scale) {
+    float scaled[4 * kTable];
+#pragma unroll
+    for (int i = 0; i < 4 * kTable; ++i) scaled[i] = __fmul_rn(number[i], scale);
+    return of(scaled);
+  }
+  // codes: in the order of TableCodes.
+  INGOT_DEVICE Eight numbers(uint32_t codes) const {
+    Eight found;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t which = codes >> 16 * i;
+      const uint32_t lower = bytes_at(low[0], low[kTable - 1], which),
+                     upper = bytes_at(high[0], high[kTable - 1], which);
+      found.words[i] = __byte_perm(lower, upper, 0x6240), found.words[i + 2] = __byte_perm(lower, upper, 0x7351);
+    }
+    return found;
+  }
+};
+
 // Signed bytes.
 struct ByteCodes {
-  static constexpr int kBits = 8, kWords = 2, kBlock = 128;
+  static constexpr int kBits = 8, kStored = 2, kWords = 2, kBlock = 128;
   static constexpr bool more = false;
 
   INGOT_DEVICE ByteCodes of_eight_bits() const { return {}; }
@@ -201,6 +282,10 @@ struct ByteCodes {
   INGOT_DEVICE static void load(uint32_t (&words)[2], const unsigned char* lines, int eight, int column) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) words[i] = reinterpret_cast<const uint32_t*>(lines)[(2 * eight + i) * 16 + column];
+  }
+  INGOT_DEVICE static int place(int i, int quarter) { return (2 * quarter + i) * 64; }
+  INGOT_DEVICE static void unpack(uint32_t (&words)[2], const uint32_t (&stored)[2], int) {
+    words[0] = stored[0], words[1] = stored[1];
   }
   INGOT_DEVICE void numbers(float (&to)[8], const uint32_t (&words)[2], const unsigned char*) const {
 #pragma unroll
@@ -272,7 +357,9 @@ struct GroupRow {
     Raw raw{};
     if (!valid) return raw;
     const int eight = 4 * slab + quarter;
-    Codes::load(raw.words, panel + lines, eight, column);
+    uint32_t stored[Codes::kStored];
+    Codes::load(stored, panel + lines, eight, column);
+    Codes::unpack(raw.words, stored, eight);
     const uint16_t* group =
         reinterpret_cast<const uint16_t*>(panel + kPanelHeader) + (eight >> eights) * 16 * kNumbers + column;
     raw.scale = group[0];
@@ -280,9 +367,18 @@ struct GroupRow {
     return raw;
   }
   INGOT_DEVICE Eight value(const Raw& raw) const {
+    const float scale = f16_to_float(static_cast<uint16_t>(raw.scale));
+    if constexpr (kBits < 4) {
+      float products[4 * Codes::kTable];
+      codes.numbers(products);
+      return FewWay<kBits>::of(products, scale).numbers(raw.words[0]);
+    } else {
+      return any_value(raw, scale);
+    }
+  }
+  INGOT_DEVICE Eight any_value(const Raw& raw, float scale) const {
     float number[8];
     codes.numbers(number, raw.words, panel);
-    const float scale = f16_to_float(static_cast<uint16_t>(raw.scale));
     const float shift = kShifts ? f16_to_float(static_cast<uint16_t>(raw.scale >> 16)) : 0.f;
     if (kShifts && !offsets) {
 #pragma unroll
@@ -300,6 +396,10 @@ struct GroupRow {
   INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
 };
 
+template <bool kWide>
+using RowW2t = GroupRow<kWide, FewCodes<2>, false>;
+template <bool kWide>
+using RowW3t = GroupRow<kWide, FewCodes<3>, false>;
 template <bool kWide>
 using RowW4t = GroupRow<kWide, TableCodes, false>;
 template <bool kWide>
@@ -407,6 +507,8 @@ struct RowF8 {
 // Calls each(name, rows) for the formats of the engine's codes.
 #define INGOT_FOR_CODES(each) INGOT_IF_W8(each) INGOT_IF_W4(each) INGOT_FOR_KEPT_CODES(each)
 #define INGOT_FOR_KEPT_CODES(each) \
+  INGOT_IF_W2T(each)               \
+  INGOT_IF_W3T(each)               \
   INGOT_IF_W4T(each) INGOT_IF_W4TS(each) INGOT_IF_W8T(each) INGOT_IF_W8TS(each) INGOT_IF_F8(each)
 #ifdef INGOT_CODES_W8
 #define INGOT_IF_W8(each) each(w8, RowW8)
@@ -417,6 +519,16 @@ struct RowF8 {
 #define INGOT_IF_W4(each) each(w4, RowW4)
 #else
 #define INGOT_IF_W4(each)
+#endif
+#ifdef INGOT_CODES_W2T
+#define INGOT_IF_W2T(each) each(w2t, RowW2t)
+#else
+#define INGOT_IF_W2T(each)
+#endif
+#ifdef INGOT_CODES_W3T
+#define INGOT_IF_W3T(each) each(w3t, RowW3t)
+#else
+#define INGOT_IF_W3T(each)
 #endif
 #ifdef INGOT_CODES_W4T
 #define INGOT_IF_W4T(each) each(w4t, RowW4t)

@@ -139,9 +139,9 @@ template <class Codes, bool kShifts, int kHalves>
 struct GroupStrip {
   using Row = GroupRow<true, Codes, kShifts>;
   static constexpr int kTogether = 2;
-  static constexpr int kStrips = (Codes::kBits == 4 && !kShifts ? 4 : 2) / kHalves;  // what registers allow
+  static constexpr int kStrips = (Codes::kStored == 1 && !kShifts ? 4 : 2) / kHalves;  // what registers allow
   struct Raw {
-    TwoWords words[kStripSlabs][kHalves][Codes::kWords];
+    TwoWords words[kStripSlabs][kHalves][Codes::kStored];
   };
   struct Group {
     uint32_t scales, shifts;  // float16 of two rows
@@ -154,17 +154,18 @@ struct GroupStrip {
 
   INGOT_DEVICE GroupStrip(const void* weight, const Sizes& of, int pair, int top)
       : panels(weight, of, pair, top, Row::panel_bytes(of)),
-        codes(kPanelHeader + Row::group_bytes(of) + threadIdx.x % 4 * 64 * Codes::kWords + column_of_lane() * 4),
+        codes(kPanelHeader + Row::group_bytes(of) + Codes::place(0, threadIdx.x % 4) + column_of_lane() * 4),
         groups(kPanelHeader + column_of_lane() * 2),
         eights(Row::eights_of(of)) {}
   INGOT_DEVICE void load(Raw& raw, int strip, int slab, int end) const {
     if (strip * kStripSlabs >= end) return;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const unsigned char* from = panels.at(half) + (codes + strip * 1024 * Codes::kWords) + slab * 256 * Codes::kWords;
+      const unsigned char* from = panels.at(half) + (codes + strip * 256 * Codes::kBits) + slab * 64 * Codes::kBits;
 #pragma unroll
-      for (int i = 0; i < Codes::kWords; ++i) {
-        raw.words[slab][half][i] = *reinterpret_cast<const TwoWords*>(from + 64 * i);
+      for (int i = 0; i < Codes::kStored; ++i) {
+        const int behind = Codes::place(i, threadIdx.x % 4) - Codes::place(0, threadIdx.x % 4);
+        raw.words[slab][half][i] = *reinterpret_cast<const TwoWords*>(from + behind);
       }
     }
   }
@@ -242,10 +243,46 @@ struct ShortGroupStrip : GroupStrip<TableCodes, kShifts, kHalves> {
   }
 };
 
+// Of two and three bits.
+template <int kBits, int kHalves>
+struct FewGroupStrip : GroupStrip<FewCodes<kBits>, false, kHalves> {
+  using Codes = FewCodes<kBits>;
+  using Strip = GroupStrip<Codes, false, kHalves>;
+
+  float number[kHalves][4 * Codes::kTable];  // of the panels' tables
+  FewWay<kBits> ways[2 * kHalves];
+
+  INGOT_DEVICE explicit FewGroupStrip(const Strip& strip) : Strip(strip) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) Codes::of(this->panels.at(half)).numbers(number[half]);
+  }
+  INGOT_DEVICE void begin(int strip, int slab, int end) {
+    if (!begins_group(slab, this->eights)) return;
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) {
+      const uint16_t scale = Strip::of_row(this->next[slab][i / 2].scales, i);
+      ways[i] = FewWay<kBits>::of(number[i / 2], f16_to_float(scale));
+    }
+    this->load_group(strip + 1, slab, end);
+  }
+  INGOT_DEVICE void values(Eight (&to)[2], const typename Strip::Raw& raw, int slab, int half) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t stored[Codes::kStored], words[1];
+#pragma unroll
+      for (int word = 0; word < Codes::kStored; ++word) stored[word] = raw.words[slab][half][word].words[i];
+      Codes::unpack(words, stored, threadIdx.x % 4);
+      to[i] = ways[2 * half + i].numbers(words[0]);
+    }
+  }
+};
+
 template <class Codes, bool kShifts, int kHalves>
 template <class Use>
 INGOT_DEVICE void GroupStrip<Codes, kShifts, kHalves>::choose(Use use) {
-  if constexpr (Codes::kBits == 4) {
+  if constexpr (Codes::kBits < 4) {
+    return use(FewGroupStrip<Codes::kBits, kHalves>(*this));
+  } else if constexpr (Codes::kBits == 4) {
     const Row row = Row::of_panel(panels.at(0)), other = Row::of_panel(panels.at(kHalves - 1));
     const PanelWay way = row.way();
     if (way == other.way()) {
@@ -257,7 +294,7 @@ INGOT_DEVICE void GroupStrip<Codes, kShifts, kHalves>::choose(Use use) {
       }
     }
   }
-  use(AnyGroupStrip<Codes, kShifts, kHalves>(*this));
+  if constexpr (Codes::kBits >= 4) use(AnyGroupStrip<Codes, kShifts, kHalves>(*this));
 }
 
 // FP8. A panel's 16 rows of one k lie side by side, so a lane computes neighbouring rows: four of one panel, lanes 0 to

@@ -86,8 +86,8 @@ struct StepOfRow {
     const uint16_t* group = groups + (eight / 2 * 2 >> eights) * 16 * Row::kNumbers;  // two eights share it
     return kShifts ? group[0] | static_cast<uint32_t>(group[16]) << 16 : group[0];
   }
-  INGOT_DEVICE void load(uint32_t (&words)[Codes::kWords], int eight) const {
-    Codes::load(words, lines, eight, column);
+  INGOT_DEVICE void load(uint32_t (&stored)[Codes::kStored], int eight) const {
+    Codes::load(stored, lines, eight, column);
   }
   INGOT_DEVICE bool begins_group(int eight) const { return (eight & ((1 << eights) - 1)) == 0; }
   INGOT_DEVICE void store(unsigned char* numbers, int eight, const Eight& found) const {
@@ -148,6 +148,27 @@ INGOT_DEVICE bool unpack_short(const GroupRow<true, TableCodes, kShifts>& row, u
     return false;
   }
   return true;
+}
+
+// Of two and three bits. A word has codes of sixteen k.
+template <int kBits>
+INGOT_DEVICE void unpack_step(const GroupRow<true, FewCodes<kBits>, false>& row, unsigned char* numbers,
+                              const unsigned char* codes) {
+  const StepOfRow<FewCodes<kBits>, false> step(row, codes);
+  float number[4 * FewCodes<kBits>::kTable];
+  row.codes.numbers(number);
+  FewWay<kBits> way;
+  uint32_t stored[FewCodes<kBits>::kStored];
+#pragma unroll
+  for (int eight = 0; eight < 8; ++eight) {
+    if (eight % 2 == 0) step.load(stored, eight);
+    if (eight % 2 == 0 && step.begins_group(eight)) {
+      way = FewWay<kBits>::of(number, f16_to_float(static_cast<uint16_t>(step.scale(eight))));
+    }
+    uint32_t words[1];
+    FewCodes<kBits>::unpack(words, stored, eight);
+    step.store(numbers, eight, way.numbers(words[0]));
+  }
 }
 
 // What kind of numbers the rows of a warp have is asked once for all of them.
@@ -277,13 +298,24 @@ struct KeptCopies {
     return groups + static_cast<int64_t>(min(number, last_panel)) * bytes;
   }
   INGOT_DEVICE void copy_codes(int step) const {
-    constexpr int kEach = Step::kPanel / 16, kAtOnce = kGroup / kEach;  // pieces of a panel, panels
-    const int thread = threadIdx.x % kGroup, first = thread / kEach, piece = thread % kEach;
+    constexpr int kEach = Step::kPanel / 16;  // pieces of a panel
+    const int thread = threadIdx.x % kGroup;
     unsigned char* to = Tile::codes(tiles, step - begin);
-    const int from = codes + step * Step::kPanel + piece * 16;
+    if constexpr (kGroup % kEach == 0) {
+      constexpr int kAtOnce = kGroup / kEach;  // panels
+      const int first = thread / kEach, piece = thread % kEach, from = codes + step * Step::kPanel + piece * 16;
 #pragma unroll
-    for (int i = 0; i < kWidePanels; i += kAtOnce) {
-      copy_async(to + (first + i) * Step::kPanelLine + kept_place<Row>(piece), panel(first + i) + from, true);
+      for (int i = 0; i < kWidePanels; i += kAtOnce) {
+        copy_async(to + (first + i) * Step::kPanelLine + kept_place<Row>(piece), panel(first + i) + from, true);
+      }
+    } else {
+      const unsigned char* from = panel(thread / 16) + (codes + step * Step::kPanel);
+#pragma unroll
+      for (int i = 0; i < kEach; i += 16) {
+        const int piece = i + thread % 16;
+        if (piece >= kEach) break;
+        copy_async(to + thread / 16 * Step::kPanelLine + piece * 16, from + piece * 16, true);
+      }
     }
     if (thread % 16 < pieces) {
       copy_async(to + kWidePanels * Step::kPanelLine + thread / 16 * Step::kGroups + thread % 16 * 16,
@@ -353,18 +385,18 @@ INGOT_DEVICE void kept_product(const Product& p, unsigned char* tiles, float* pa
   finish_tile<kTokens, kWideThreads>(p, sums, parts);
 }
 
-// kOfFour, kOfBytes: stages of codes of four bits, and of bytes.
+// kOfFour, kOfBytes: stages of codes of up to four bits, and of more.
 #define INGOT_KEPT_PRODUCT(name, kTokens, kStages, kOfFour, kOfBytes, kBlocks, Row)                         \
   INGOT_KERNEL_TO_SHARE(kWideThreads, kBlocks)                                                              \
   name(INGOT_PRODUCT_PARAMETERS, float* parts) {                                                            \
     INGOT_SHARED_WIDE(tiles);                                                                               \
     if (kTokens <= 64) let_next_begin();                                                                    \
-    kept_product<Row, kTokens, kStages, Row::kBits == 4 ? kOfFour : kOfBytes>(INGOT_PRODUCT, tiles, parts); \
+    kept_product<Row, kTokens, kStages, Row::kBits <= 4 ? kOfFour : kOfBytes>(INGOT_PRODUCT, tiles, parts); \
   }
 #define INGOT_KEPT_OF_EXPERT(name, kTokens, kStages, kOfFour, kOfBytes, kBlocks, Row) \
   INGOT_WIDE_OF_EXPERT(                                                               \
       name, kBlocks, Row,                                                             \
-      kept_product<Row<true>, kTokens, kStages, Row<true>::kBits == 4 ? kOfFour : kOfBytes, RowsOfList>)
+      kept_product<Row<true>, kTokens, kStages, Row<true>::kBits <= 4 ? kOfFour : kOfBytes, RowsOfList>)
 #define INGOT_KEPT_PRODUCTS(format, Row)                                      \
   INGOT_KEPT_PRODUCT(product_##format##_wide_64, 64, 4, 5, 3, 2, Row<true>)   \
   INGOT_KEPT_PRODUCT(product_##format##_wide_128, 128, 5, 8, 6, 1, Row<true>) \

@@ -31,7 +31,10 @@ from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, re
 from tests.plugins.cuda.one_step import layout_of, run_step
 from tests.plugins.ops.calls import random_f8, random_grouped
 
-PRECISIONS = ("bf16", "f32", "w8", "w4g32", "w4tg32", "w4tsg16", "w8tg64", "w8tsg128", "f8g32", "f8")
+PRECISIONS = (
+    *("bf16", "f32", "w8", "w4g32", "w2tg16", "w3tg32", "w4tg32", "w4tsg16", "w8tg64", "w8tsg128"),
+    *("f8g32", "f8"),
+)
 ROWS = (1, 7, 20, 110)  # of 3 experts, of which each row takes two: each kernel computes some
 GATE_UP, DOWN = "moe_gate_up", "moe_down"
 ROUTE: dict[str, Attr] = {
@@ -66,7 +69,11 @@ def _weight(precision: str, experts: int, n: int, k: int, *, gated: bool) -> Pac
         return Packed(values=_normal(k, experts, n, k) / np.float32(k**0.5), dtype=DType(dtype))
     if "t" in dtype:
         shift, byte_codes = ("zero" if k % 8 else "offset") if dtype.endswith("s") else "", dtype.startswith("w8")
-        kept = random_grouped((experts, n, k), int(group), shift, more_bits=k % 8 > 0, byte_codes=byte_codes)
+        bits = FORMATS[dtype].bits
+        more_bits = bits == 4 and k % 8 > 0
+        kept = random_grouped(
+            (experts, n, k), int(group), shift, more_bits=more_bits, byte_codes=byte_codes, bits=min(bits, 4)
+        )
         return Quantised.of(kept, gated=gated)
     random = np.random.default_rng(n + k)
     scale = random.uniform(0.001, 0.02, (experts, n)).astype(np.float32)

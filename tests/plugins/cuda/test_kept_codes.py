@@ -36,6 +36,8 @@ KINDS = {  # source → formats of its matmuls
     "fp8 blocks of 32 columns": {"f8g32", "w8"},
     "gptq, bits by module": {"w8tg32", "w8tsg32", "w8"},
     "gptq v1 asymmetric, desc_act": {"w4tsg32", "w8"},
+    "gptq 3 bits": {"w3tg32", "w8"},
+    "auto-round 2 bits, symmetric": {"w2tg32", "w8"},
 }
 Q4_K, Q6_K = 12, 14
 

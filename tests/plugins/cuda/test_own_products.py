@@ -122,15 +122,16 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 def kept(precision: str, n: int, k: int) -> Iterator[WeightRows]:
     """Rows whose scale is 1, in groups of each size: with zero points, offsets, and more bits than eight."""
-    for group in (16, 32, 64, 128):
+    for group in FORMATS[precision].groups[::-1]:
         if precision == "f8":
             found = [random_f8((n, k), group), *([random_f8((n, k))] if group == 16 else ())]
         elif precision.endswith("ts"):
             byte_codes = precision.startswith("w8")
             found = [random_grouped((n, k), group, shift, byte_codes=byte_codes) for shift in ("zero", "offset")]
         else:
-            more_bits, byte_codes = group in (32, 128), precision.startswith("w8")
-            found = [random_grouped((n, k), group, more_bits=more_bits, byte_codes=byte_codes)]
+            bits, byte_codes = FORMATS[precision].bits, precision.startswith("w8")
+            more_bits = bits == 4 and group in (32, 128)
+            found = [random_grouped((n, k), group, more_bits=more_bits, byte_codes=byte_codes, bits=bits)]
         for each in [*found, *short_ways(precision, n, k, group)]:
             yield dataclasses.replace(each, scale=np.ones(n, np.float32))
 

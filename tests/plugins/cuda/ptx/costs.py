@@ -138,6 +138,8 @@ PANELS = {  # of codes of 4 bits: the table, bytes 80 to 82 of the header
 }
 WAYS = (  # kernel, columns of a group, panels: those that take other ways to the numbers
     ("product_w4_8", 32, "in order"),
+    ("product_w2t_8", 32, "in order"),
+    ("product_w3t_8", 32, "in order"),
     ("product_w4t_8", 32, "in order"),
     ("product_w4t_8", 16, "short scales"),
     ("product_w4t_8", 32, "short scales"),

@@ -12,7 +12,7 @@ from tests.plugins.cuda.ptx.launches import Interpreted
 from tests.plugins.cuda.ptx.test_ptx_kernels import but_long, whole
 
 _LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
-CONTAINED = ("w4t", "w8t")
+CONTAINED = ("w2t", "w4t", "w8t")
 OWN_TYPES = ("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES)
 
 
@@ -63,12 +63,16 @@ SLAB_BUDGETS = {  # of a block's warps
     **{"product_w4_8": 95, "product_w4_16": 100, "product_w4_64": 1320, "product_w4_128": 1490},
     **{"product_w4t_8": 115, "product_w4t_16": 120, "product_w4t_64": 1800, "product_w4t_128": 1880},
     **{"product_w4ts_8": 130, "product_w4ts_16": 136, "product_w4ts_64": 2130, "product_w4ts_128": 2290},
+    **{"product_w2t_8": 96, "product_w2t_16": 108, "product_w2t_64": 1330, "product_w2t_128": 1540},
+    **{"product_w3t_8": 143, "product_w3t_16": 157, "product_w3t_64": 1610, "product_w3t_128": 1840},
     **{"product_w8t_8": 185, "product_w8t_16": 193, "product_w8t_64": 1400, "product_w8t_128": 1620},
     **{"product_w8ts_8": 282, "product_w8ts_16": 288, "product_w8ts_64": 1830, "product_w8ts_128": 2050},
     **{"product_f8_8": 255, "product_f8_16": 262, "product_f8_64": 2010, "product_f8_128": 2230},
 }
 WAY_BUDGETS = {  # kernel, columns of a group, panels
     ("product_w4_8", 32, "in order"): 128,
+    ("product_w2t_8", 32, "in order"): 142,
+    ("product_w3t_8", 32, "in order"): 217,
     ("product_w4t_8", 32, "in order"): 151,
     ("product_w4t_8", 16, "short scales"): 135,
     ("product_w4t_8", 32, "short scales"): 135,
