@@ -101,8 +101,8 @@ class Grid:
 def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
     """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does.
 
-    units  parts that sums over columns are divided into, where formats for CPUs alone may be taken: scales in whole
-           numbers of units; 0: they may not
+    units  parts that sums over columns are divided into, of which none may cut a unit; 0: an engine without formats
+           with units
     """
     pieces = _all_pieces(*tensors)
     grids = [read_grid(each.tensor) for each in pieces]

@@ -19,7 +19,7 @@ from ingot.plugins.target import Target
 
 def lost_codes(uses: Sequence[WeightUse], config: BuildConfig, target: Target, *, units: int) -> dict[str, str]:
     """Matmul → why the codes of its weight are not kept, of those where `auto` would have kept codes. units: as
-    `takes_units`."""
+    `kept_precision`."""
     if config.precision != "auto":
         return {}
     patterns = [rule.pattern for rule in config.layers if rule.precision is not None]

@@ -43,7 +43,6 @@ from ingot.builder.precision import (
     may_rearrange,
     products_of,
     table_dtype,
-    takes_units,
 )
 from ingot.builder.predict import Sample, choose_sample
 from ingot.builder.program import Program
@@ -117,7 +116,7 @@ def plan_targets(
         check_graph(graph, target)
     errors = SampleErrors(checkpoint, progress)
     builds: list[TargetBuild] = []
-    units = takes_units(config, targets)
+    units = config.parts
     fitting = Compressible(checkpoint, config.workers or cores(), progress) if _compresses(config, targets) else None
     for target in targets:
         dump = config.dump_passes

@@ -72,21 +72,13 @@ def _require_products(precision: Precision, target: Target) -> None:
 
 
 def kept_products(config: BuildConfig, graph: Graph, target: Target, *, units: int) -> Kept:
-    """With `auto`, the products whose codes the target can keep. units: as `takes_units`."""
+    """With `auto`, the products whose codes the target can keep. units: as `kept_precision`."""
     if config.precision != "auto":
         return {}
     found = {node.name: kept_precision(product_weight(node), units=units) for node in products_of(graph)}
     if config.screen_lm_head or config.lm_head_precision is not None:
         found.pop(LM_HEAD, None)
     return {name: each for name, each in found.items() if each is not None and keeps(config, target, each)}
-
-
-def takes_units(config: BuildConfig, targets: Sequence[Target]) -> int:
-    """The parts that sums are divided into, if scales may be kept as whole numbers of units: where all of an engine's
-    targets take them, so that these can share the weights; else 0."""
-    kept = {Precision.parse(each).dtype.value for each in KEPT}
-    offered = [found for found in map(_offered, targets) if not found.isdisjoint(kept)]
-    return config.parts if all(DType.W6K.value in each for each in offered) else 0
 
 
 def keeps(config: BuildConfig, target: Target, precision: Precision) -> bool:
@@ -121,8 +113,7 @@ def _most_kept(graph: Graph, target: Target, kept: Kept, notes: list[str]) -> Pr
     ((most, _),) = values.most_common(1)
     count = sum(node.name in kept or held_by_w8(product_weight(node)) for node in products)
     found = f"{count} of {len(products)} matmuls keep their codes" if count else "no matmul can keep its codes"
-    others = [each for each in map(Precision.parse, KEPT) if not each.dtype.for_cpus]  # which have a substitute
-    lacking = sorted({each.dtype.value for each in others} - _offered(target))
+    lacking = sorted({Precision.parse(each).dtype.value for each in KEPT} - _offered(target))
     why = f"; {target.name} computes no {', '.join(lacking)}" if lacking else ""
     notes.append(f"chose --precision {most}: the checkpoint is quantised; {found}{why}")
     return most

@@ -42,7 +42,7 @@ from ingot.plugins.ops.round_slots_to_fp8 import OP as ROUND_SLOTS
 from ingot.plugins.registry import find_op
 from ingot.plugins.split_rules import SplitRules
 from ingot.plugins.target import Constant, EnginePart, KernelLimits, Progress, RankLink, SessionOptions, Target
-from ingot.weight_formats import FOR_GPUS, TABLE_FORMAT
+from ingot.weight_formats import FORMATS, TABLE_FORMAT
 
 # Key heads are a dimension of the attention kernels' grid, which the driver limits; sizes are counted in int32.
 LIMITS = KernelLimits(
@@ -57,8 +57,7 @@ LIMITS = KernelLimits(
     activations=frozenset(ACTIVATIONS),
 )
 _DTYPES = ("bf16", "f16", "f32")
-# Quantised weights, whose products round their inputs to bf16. K-quants become those whose groups have float16 scales.
-_CODES = FOR_GPUS
+_CODES = tuple(FORMATS)  # of quantised weights, whose products round their inputs to bf16
 _TABLE_CODES = (TABLE_FORMAT.dtype,)
 _FEWER_RANKS = "start fewer ranks on the machine, or build the engine with a smaller --tp_size and --pp_size"
 _COPIES = 10  # of which the fastest counts

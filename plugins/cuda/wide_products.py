@@ -64,7 +64,8 @@ def _of_kept_codes(dtype: DType) -> tuple[_Kernel, ...]:
     """Beside steps of x: three tiles of numbers, and steps of codes, which come earlier than x."""
     described = dtype.weight_format
     assert described is not None, "a format of codes"
-    panel = _STEP * PANEL * described.bits // 8 + _BESIDE_PANEL + _MOST_GROUPS * PANEL * described.group_bytes
+    groups = _MOST_GROUPS * described.group_bytes + described.unit_bytes
+    panel = _STEP * PANEL * described.bits // 8 + _BESIDE_PANEL + PANEL * groups
     few, more, many = (5, 8, 6) if described.bits <= 4 else (3, 6, 4)
     numbers, step = 3 * _LINES * 2 * _STEP, _LINES // PANEL * panel
     return (
@@ -74,9 +75,7 @@ def _of_kept_codes(dtype: DType) -> tuple[_Kernel, ...]:
     )
 
 
-_KEPT_TYPES = tuple(
-    DType(name) for name, each in FORMATS.items() if not each.for_cpus and set(each.precisions) <= set(KEPT)
-)
+_KEPT_TYPES = tuple(DType(name) for name, each in FORMATS.items() if set(each.precisions) <= set(KEPT))
 _KERNELS = {
     DType.BF16: _of_floats(),
     DType.F16: _of_floats(),

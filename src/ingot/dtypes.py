@@ -56,11 +56,6 @@ class DType(enum.Enum):
         return self.weight_format is not None and self.weight_format.unit_bytes > 0
 
     @property
-    def for_cpus(self) -> bool:
-        """Whether CPUs alone multiply weights of this type, which others keep in another."""
-        return self.weight_format is not None and self.weight_format.for_cpus
-
-    @property
     def numbers(self) -> "DType":
         """The type of the numbers that a type which stores them in fewer bits, without loss, stands for."""
         return DType.BF16 if self is DType.BF16C else self

@@ -71,11 +71,6 @@ class WeightFormat:
         return (*alone, *(f"{self.dtype}g{group}" for group in self.groups))
 
     @property
-    def for_cpus(self) -> bool:
-        """Whether CPUs alone multiply such weights: scales in units."""
-        return self.unit_bytes > 0
-
-    @property
     def rounds_inputs(self) -> bool:
         """Whether there are products with int8 inputs."""
         return self.int8_tolerance > 0
@@ -118,7 +113,6 @@ F8 = WeightFormat(
     int8_tolerance=0,
 )
 FORMATS = {each.dtype: each for each in (W8, W4, W2T, W3T, W4T, W4TS, W8T, W8TS, W2KS, W3K, W4KS, W5KS, W6K, F8)}
-FOR_GPUS = tuple(name for name, each in FORMATS.items() if not each.for_cpus)  # what GPUs multiply
 TABLE_FORMAT = next(each for each in FORMATS.values() if each.in_tables)
 QUANTISED = tuple(name for each in (W8, W4) for name in each.precisions)  # that options offer: a search makes them
 KEPT = tuple(

@@ -6,7 +6,7 @@ from ingot.builder.passes.base import PassReport
 from ingot.builder.passes.use_many_rows import UseManyRows
 from ingot.builder.pipeline import many_row_passes
 from ingot.plugins.registry import find_target
-from ingot.weight_formats import FOR_GPUS
+from ingot.weight_formats import FORMATS
 from tests.passes.test_use_library import PROGRAM, step
 
 GATED = dataclasses.replace(step("matmul.bf16.sm80"), attrs={"gated": 1})
@@ -29,7 +29,7 @@ def test_warpgroups_multiply_codes_and_gated_floats() -> None:
 def test_warpgroups_multiply_codes_of_every_format_and_experts_of_floats_too() -> None:
     """With a gate and without; float32 has no such instructions."""
     (use,) = many_row_passes(find_target("cuda/sm90"), wanted=True)
-    own = [f"{op}.{each}.sm80" for each in FOR_GPUS for op in ("matmul", "moe_gate_up", "moe_down")]
+    own = [f"{op}.{each}.sm80" for each in FORMATS for op in ("matmul", "moe_gate_up", "moe_down")]
     own += [f"{op}.{each}.sm80" for each in ("bf16", "f16") for op in ("moe_gate_up", "moe_down")]
     others = ("moe_gate_up.f32.sm80", "head_matmul.bf16.sm80")
     for gated in (0, 1):

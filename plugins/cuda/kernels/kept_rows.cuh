@@ -195,10 +195,36 @@ INGOT_DEVICE Eight TableWay::numbers(uint32_t codes, const uint32_t (&table)[4])
   return found;
 }
 
+// Codes of two to six bits. Lines of low bits hold 16 k of the panel's 16 rows, two bits of each, or 8 k, four bits.
+// Behind as many of them as fill a line with upper bits comes this line: of 32 k, or of 16 k where codes have six bits.
+template <int kCodeBits>
+struct PackedLines {
+  static constexpr int kBits = kCodeBits, kStored = kBits % 2 || kBits == 6 ? 2 : 1;
+  static constexpr int kLowEights = kBits < 4 ? 2 : 1, kUpperEights = kBits == 6 ? 2 : 4;  // of a line
+
+  INGOT_DEVICE static int place(int i, int quarter) {
+    if (kBits == 6) return quarter / 2 * 192 + (i == 0 ? quarter % 2 * 64 : 128);
+    return i == 0 ? quarter / kLowEights * 64 : kBits < 4 ? 128 : 256;
+  }
+  INGOT_DEVICE static uint32_t word(const unsigned char* lines, int i, int eight, int column) {
+    return reinterpret_cast<const uint32_t*>(lines)[(eight / 4 * 64 * kBits + place(i, eight % 4)) / 4 + column];
+  }
+  INGOT_DEVICE static void load(uint32_t (&stored)[kStored], const unsigned char* lines, int eight, int column) {
+#pragma unroll
+    for (int i = 0; i < kStored; ++i) stored[i] = word(lines, i, eight, column);
+  }
+  // What eight k do not have in a word with those before.
+  INGOT_DEVICE static void load_next(uint32_t (&stored)[kStored], const unsigned char* lines, int eight, int column) {
+    if (eight % kLowEights == 0) stored[0] = word(lines, 0, eight, column);
+    if (kStored > 1 && eight % kUpperEights == 0) stored[kStored - 1] = word(lines, 1, eight, column);
+  }
+};
+
 // Codes of two and of three bits, which are places of a table of as many bytes as there are codes.
 template <int kCodeBits>
-struct FewCodes {
-  static constexpr int kBits = kCodeBits, kStored = kBits - 1, kWords = 1, kBlock = 128;
+struct FewCodes : PackedLines<kCodeBits> {
+  using PackedLines<kCodeBits>::kBits, PackedLines<kCodeBits>::kStored;
+  static constexpr int kWords = 1, kBlock = 128;
   static constexpr int kTable = kBits - 1;  // words
 
   uint32_t table[kTable];
@@ -209,14 +235,6 @@ struct FewCodes {
     for (int i = 0; i < kTable; ++i) found.table[i] = reinterpret_cast<const uint32_t*>(panel + 64)[i] ^ kSigns;
     return found;
   }
-  // A line has two bits of 16 k of the panel's 16 rows. Of three bits, the upper ones of 32 k lie behind two such
-  // lines.
-  INGOT_DEVICE static void load(uint32_t (&stored)[kStored], const unsigned char* lines, int eight, int column) {
-    const uint32_t* slab = reinterpret_cast<const uint32_t*>(lines + eight / 4 * 64 * kBits) + column;
-#pragma unroll
-    for (int i = 0; i < kStored; ++i) stored[i] = slab[place(i, eight % 4) / 4];
-  }
-  INGOT_DEVICE static int place(int i, int quarter) { return i == 0 ? quarter / 2 * 64 : 128; }
   // In the order of TableCodes.
   INGOT_DEVICE static void unpack(uint32_t (&words)[1], const uint32_t (&stored)[kStored], int eight) {
     const uint32_t low = stored[0] >> eight % 2 * 4;
@@ -302,7 +320,8 @@ struct GroupRow {
   template <int kHalves>
   using Strip = GroupStrip<Codes, kShifts, kHalves>;
   static constexpr int kBits = Codes::kBits;
-  static constexpr int kGroupLine = 32 * kNumbers;  // bytes of what a panel's rows have of a group
+  static constexpr int kGroupLine = 32 * kNumbers;    // bytes of what a panel's rows have of a group
+  static constexpr int kStepGroups = 4 * kGroupLine;  // of those of 64 k, at most
   struct Raw {
     uint32_t words[Codes::kWords];
     uint32_t scale;  // the shift in its upper half
@@ -421,7 +440,7 @@ INGOT_DEVICE void turn_bytes(uint32_t (&words)[4]) {
 template <bool kWideRows>
 struct RowF8 {
   static constexpr bool kWide = kWideRows, kScaled = true;
-  static constexpr int kBits = 8, kGroupLine = 64;
+  static constexpr int kBits = 8, kGroupLine = 64, kStepGroups = 4 * kGroupLine;
   template <int kHalves>
   using Strip = StripF8<kHalves>;
   struct Raw {
@@ -504,59 +523,4 @@ struct RowF8 {
   INGOT_DEVICE float scale() const { return valid ? reinterpret_cast<const float*>(panel)[column] : 0.f; }
 };
 
-// Calls each(name, rows) for the formats of the engine's codes.
-#define INGOT_FOR_CODES(each) INGOT_IF_W8(each) INGOT_IF_W4(each) INGOT_FOR_KEPT_CODES(each)
-#define INGOT_FOR_KEPT_CODES(each) \
-  INGOT_IF_W2T(each)               \
-  INGOT_IF_W3T(each)               \
-  INGOT_IF_W4T(each) INGOT_IF_W4TS(each) INGOT_IF_W8T(each) INGOT_IF_W8TS(each) INGOT_IF_F8(each)
-#ifdef INGOT_CODES_W8
-#define INGOT_IF_W8(each) each(w8, RowW8)
-#else
-#define INGOT_IF_W8(each)
-#endif
-#ifdef INGOT_CODES_W4
-#define INGOT_IF_W4(each) each(w4, RowW4)
-#else
-#define INGOT_IF_W4(each)
-#endif
-#ifdef INGOT_CODES_W2T
-#define INGOT_IF_W2T(each) each(w2t, RowW2t)
-#else
-#define INGOT_IF_W2T(each)
-#endif
-#ifdef INGOT_CODES_W3T
-#define INGOT_IF_W3T(each) each(w3t, RowW3t)
-#else
-#define INGOT_IF_W3T(each)
-#endif
-#ifdef INGOT_CODES_W4T
-#define INGOT_IF_W4T(each) each(w4t, RowW4t)
-#else
-#define INGOT_IF_W4T(each)
-#endif
-#ifdef INGOT_CODES_W4TS
-#define INGOT_IF_W4TS(each) each(w4ts, RowW4ts)
-#else
-#define INGOT_IF_W4TS(each)
-#endif
-#ifdef INGOT_CODES_W8T
-#define INGOT_IF_W8T(each) each(w8t, RowW8t)
-#else
-#define INGOT_IF_W8T(each)
-#endif
-#ifdef INGOT_CODES_W8TS
-#define INGOT_IF_W8TS(each) each(w8ts, RowW8ts)
-#else
-#define INGOT_IF_W8TS(each)
-#endif
-#ifdef INGOT_CODES_F8
-#define INGOT_IF_F8(each) each(f8, RowF8)
-#else
-#define INGOT_IF_F8(each)
-#endif
-
-#else
-#define INGOT_FOR_CODES(each)
-#define INGOT_FOR_KEPT_CODES(each)
 #endif

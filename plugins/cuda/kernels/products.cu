@@ -6,9 +6,10 @@
 //   16 bytes as they lie in memory. Two mma of 16 k take them, and x alike: so the matrix unit pairs what belongs
 //   together, in places that are the same in every kernel.
 // A warp computes a pair of 16 rows of the weight: neighbours, or those of gate and up that belong together.
+#include "code_formats.cuh"
 #include "epilogue.cuh"
 #include "experts.cuh"
-#include "strips.cuh"
+#include "unit_strips.cuh"
 
 constexpr int kProductThreads = 256;  // of a block that computes many rows
 

@@ -12,9 +12,9 @@
 // What a block keeps of a step of eight panels of codes.
 template <class Row>
 struct KeptStep {
-  static constexpr int kPanel = Row::kBits * 128;  // bytes of a panel's codes
-  static constexpr int kPanelLine = kPanel + 64;   // from a panel to the next: the halves of a warp meet other banks
-  static constexpr int kGroupLine = Row::kGroupLine, kGroups = 4 * kGroupLine;  // bytes of a group, of all at most
+  static constexpr int kPanel = Row::kBits * 128;   // bytes of a panel's codes
+  static constexpr int kPanelLine = kPanel + 64;    // from a panel to the next: the halves of a warp meet other banks
+  static constexpr int kGroups = Row::kStepGroups;  // bytes of what a panel has of groups, at most
   static constexpr int kBytes = kWidePanels * (kPanelLine + kGroups);
 
   INGOT_DEVICE static const unsigned char* panel(const unsigned char* codes, int number) {
@@ -150,7 +150,7 @@ INGOT_DEVICE bool unpack_short(const GroupRow<true, TableCodes, kShifts>& row, u
   return true;
 }
 
-// Of two and three bits. A word has codes of sixteen k.
+// Of two and three bits.
 template <int kBits>
 INGOT_DEVICE void unpack_step(const GroupRow<true, FewCodes<kBits>, false>& row, unsigned char* numbers,
                               const unsigned char* codes) {
@@ -161,7 +161,7 @@ INGOT_DEVICE void unpack_step(const GroupRow<true, FewCodes<kBits>, false>& row,
   uint32_t stored[FewCodes<kBits>::kStored];
 #pragma unroll
   for (int eight = 0; eight < 8; ++eight) {
-    if (eight % 2 == 0) step.load(stored, eight);
+    FewCodes<kBits>::load_next(stored, step.lines, eight, step.column);
     if (eight % 2 == 0 && step.begins_group(eight)) {
       way = FewWay<kBits>::of(number, f16_to_float(static_cast<uint16_t>(step.scale(eight))));
     }
@@ -190,6 +190,39 @@ INGOT_DEVICE void unpack_step(const GroupRow<true, Codes, kShifts>& row, unsigne
     unpack_row<8>(usual, numbers, codes);
   } else {
     unpack_row<8>(usual, numbers, codes);
+  }
+}
+
+// Of codes whose scales are whole numbers of units.
+template <int kBits, bool kOffsets>
+INGOT_DEVICE void unpack_step(const UnitRow<true, kBits, kOffsets>& row, unsigned char* numbers,
+                              const unsigned char* codes) {
+  using Row = UnitRow<true, kBits, kOffsets>;
+  using Codes = typename Row::Codes;
+  const int panel = threadIdx.x % kGroup / 16, line = kept_line(panel, row.column);
+  const unsigned char* lines = KeptStep<Row>::panel(codes, panel);
+  const unsigned char* units = KeptStep<Row>::groups(codes, panel);
+  const unsigned char* scales = units + Row::kUnits;
+  const unsigned char* offsets = scales + (8 >> row.eights) * 16;
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(units) + row.column;
+  const auto unit = Unit<false>::of(halves[0]), offset_unit = Unit<false>::of(halves[kOffsets ? 16 : 0]);
+  Codes way;
+  uint32_t stored[Codes::kStored];
+#pragma unroll
+  for (int eight = 0; eight < 8; ++eight) {
+    Codes::load_next(stored, lines, eight, row.column);
+    if (eight % 2 == 0 && (eight % 4 == 0 || row.eights == 1)) {
+      const int group = eight >> row.eights;
+      const float scale = unit.times(scales[group * 16 + row.column] ^ kSigns, 0);
+      float offset = 0.f;
+      if constexpr (kOffsets) {
+        offset = offset_unit.times(offsets[(group / 2 * 16 + row.column) * 2 + group % 2] ^ kSigns, 0);
+      }
+      way = Codes::of(scale, offset);
+    }
+    uint32_t words[Codes::kWords];
+    Codes::unpack(words, stored, eight);
+    store_numbers(numbers + wide_place(line, eight), way.numbers(words));
   }
 }
 
@@ -238,7 +271,8 @@ INGOT_DEVICE void unpack_step(const RowF8<true>& row, unsigned char* numbers, co
       continue;
     }
     turn_bytes(words[0]), turn_bytes(words[1]);
-    const unsigned char* group = Step::groups(codes, panel) + (eight + 4 * half >> row.eights) * Step::kGroupLine;
+    const unsigned char* group =
+        Step::groups(codes, panel) + (eight + 4 * half >> row.eights) * RowF8<true>::kGroupLine;
     const auto scales = load_four(reinterpret_cast<const float*>(group) + first);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -266,6 +300,31 @@ struct RowsToLast {
   }
 };
 
+// What a panel has of the groups of a step: how many pieces of 16 bytes, and where each lies behind the header.
+template <class Row>
+INGOT_DEVICE int pieces_of_groups(const Row& row) {
+  const int lines = row.eights == 0 ? 0 : row.eights >= 3 ? 1 : 8 >> row.eights;
+  return lines * Row::kGroupLine / 16;
+}
+template <class Row>
+INGOT_DEVICE int piece_of_groups(const Row& row, int step, int piece) {
+  return (8 * step >> row.eights) * Row::kGroupLine + piece * 16;
+}
+
+// Units, then scales of the groups of the step, then their offsets.
+template <int kBits, bool kOffsets>
+INGOT_DEVICE int pieces_of_groups(const UnitRow<true, kBits, kOffsets>& row) {
+  return (row.kUnits / 16 + (8 >> row.eights) * row.kNumbers);
+}
+template <int kBits, bool kOffsets>
+INGOT_DEVICE int piece_of_groups(const UnitRow<true, kBits, kOffsets>& row, int step, int piece) {
+  constexpr int kUnits = UnitRow<true, kBits, kOffsets>::kUnits, kUnitPieces = kUnits / 16;
+  const int each = 8 >> row.eights, block = step / 4 * row.block_bytes(row.eights);  // pieces of scales
+  if (piece < kUnitPieces) return block + piece * 16;
+  const int behind = piece - kUnitPieces < each ? 0 : row.numbers_bytes(row.eights) - each * 16;
+  return block + behind + (step % 4 * each + piece) * 16;
+}
+
 // Copies codes and x, and makes numbers, by one warpgroup.
 template <class Row, class Inputs, int kTokens, int kStages, int kCodeStages>
 struct KeptCopies {
@@ -289,8 +348,7 @@ struct KeptCopies {
     const unsigned char* groups =
         static_cast<const unsigned char*>(p.weight) + static_cast<int64_t>(first) * bytes + kPanelHeader;
     const Row row = Row::at(p.weight, p.of, first / 2 + panel / 2, panel % 2 * 16 + threadIdx.x % 16);
-    const int lines = row.eights == 0 ? 0 : row.eights >= 3 ? 1 : 8 >> row.eights;
-    const int pieces = lines * Row::kGroupLine / 16, last_panel = panels_of(p.of) - first - 1;
+    const int pieces = pieces_of_groups(row), last_panel = panels_of(p.of) - first - 1;
     return {p, Inputs::of(p), tiles, begin, row, groups, bytes, behind, pieces, last_panel};
   }
   // Of a panel behind the last, the last one stands in the place: nobody reads these sums.
@@ -319,7 +377,7 @@ struct KeptCopies {
     }
     if (thread % 16 < pieces) {
       copy_async(to + kWidePanels * Step::kPanelLine + thread / 16 * Step::kGroups + thread % 16 * 16,
-                 panel(thread / 16) + (8 * step >> row.eights) * Row::kGroupLine + thread % 16 * 16, true);
+                 panel(thread / 16) + piece_of_groups(row, step, thread % 16), true);
     }
   }
   INGOT_DEVICE void copy_inputs(int step) const { inputs.copy(Tile::inputs(tiles, step - begin), p, step); }

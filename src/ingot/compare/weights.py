@@ -91,7 +91,7 @@ def factor_error(name: str, packed: PackedWeights, dtype: DType, threads: int) -
 
     def sums(block: Block) -> tuple[float, float]:
         rows = packed.read(block)
-        if not isinstance(rows, (GroupedRows, F8Rows)):
+        if not isinstance(rows, (GroupedRows, UnitRows, F8Rows)):
             return 0.0, 0.0
         scale, exact = rows.scale[:, None], rows.unscaled
         moved = (factors(rows, dtype) - exact) * scale

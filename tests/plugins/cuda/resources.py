@@ -9,13 +9,13 @@ from pathlib import Path
 
 from ingot.dtypes import KV_CODES, DType
 from ingot.plugins.cuda.compiler import Specialisation, compile_kernels, find_compiler
-from ingot.weight_formats import FOR_GPUS
+from ingot.weight_formats import FORMATS
 
 FILE = Path(__file__).with_name("resources.json")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 USUAL = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=128, tokens_per_block=32)
 LARGE = dataclasses.replace(USUAL, head_dim=256)
-CODES = tuple(DType(each) for each in sorted(FOR_GPUS))
+CODES = tuple(DType(each) for each in sorted(FORMATS))
 ALL = dataclasses.replace(USUAL, codes=CODES, experts=True, states=True)
 CODES_OF_KV = tuple(dataclasses.replace(USUAL, kv_codes=each, alone=True) for each in KV_CODES)
 WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)

@@ -29,11 +29,11 @@ from ingot.step_work import Load
 from ingot.weight_formats import FORMATS
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
-from tests.plugins.ops.calls import random_f8, random_grouped
+from tests.plugins.ops.calls import random_f8, random_grouped, random_units
 
 PRECISIONS = (
     *("bf16", "f32", "w8", "w4g32", "w2tg16", "w3tg32", "w4tg32", "w4tsg16", "w8tg64", "w8tsg128"),
-    *("f8g32", "f8"),
+    *("w2ksg16", "w3kg16", "w4ksg32", "w5ksg32", "w6kg16", "w6kg32", "f8g32", "f8"),
 )
 ROWS = (1, 7, 20, 110)  # of 3 experts, of which each row takes two: each kernel computes some
 GATE_UP, DOWN = "moe_gate_up", "moe_down"
@@ -67,6 +67,8 @@ def _weight(precision: str, experts: int, n: int, k: int, *, gated: bool) -> Pac
         return Quantised.of(random_f8((experts, n, k), int(group or 0)), gated=gated)
     if dtype not in FORMATS:
         return Packed(values=_normal(k, experts, n, k) / np.float32(k**0.5), dtype=DType(dtype))
+    if FORMATS[dtype].unit_bytes:
+        return Quantised.of(random_units(dtype, (experts, n, k), int(group)), gated=gated)
     if "t" in dtype:
         shift, byte_codes = ("zero" if k % 8 else "offset") if dtype.endswith("s") else "", dtype.startswith("w8")
         bits = FORMATS[dtype].bits

@@ -39,7 +39,7 @@ KINDS = {  # source → formats of its matmuls
     "gptq 3 bits": {"w3tg32", "w8"},
     "auto-round 2 bits, symmetric": {"w2tg32", "w8"},
 }
-Q4_K, Q6_K = 12, 14
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = range(10, 15)
 
 
 def built(folder: Path, *, dtype: DType | None = None, target: str = "cuda/sm90", name: str = "model") -> BuildReport:
@@ -92,7 +92,15 @@ def test_a_mixture_of_k_quants(gpu: ctypes.CDLL, tmp_path: Path) -> None:
     write_llama(tmp_path, Q4_K, kinds={"attn_v": Q6_K, "ffn_down": Q6_K})
     report = built(tmp_path, name="model.gguf")
     assert {"join_columns"} <= {step.op for step in report.plan.steps}
-    check(tmp_path, {"w4tsg32", "w8tg16", "w8tsg16", "w8tsg32", "w8"})
+    check(tmp_path, {"w4ksg32", "w6kg16", "w8"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "format"), [(Q2_K, "w2ksg16"), (Q3_K, "w3kg16"), (Q5_K, "w5ksg32")])
+def test_other_k_quants(gpu: ctypes.CDLL, tmp_path: Path, kind: int, format: str) -> None:
+    write_llama(tmp_path, kind)
+    built(tmp_path, name="model.gguf")
+    check(tmp_path, {format, "w8"})
 
 
 @pytest.mark.slow

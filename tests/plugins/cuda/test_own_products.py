@@ -20,12 +20,10 @@ from ingot.plugins.weight_values import product as specified_product
 from ingot.weight_formats import FORMATS, KEPT
 from tests.plugins.cpu.one_step import Input, Packed, Quantised, plain_batch, reference_outputs
 from tests.plugins.cuda.one_step import layout_of, run_step
-from tests.plugins.ops.calls import random_f8, random_grouped, rows_of
+from tests.plugins.ops.calls import random_f8, random_grouped, random_units, rows_of
 
 ROWS = (1, 7, 9, 17, 65)  # each kernel computes some
-KEPT_TYPES = tuple(
-    name for name in dict.fromkeys(each.partition("g")[0] for each in KEPT) if not FORMATS[name].for_cpus
-)
+KEPT_TYPES = tuple(dict.fromkeys(each.partition("g")[0] for each in KEPT))
 SHAPES = ((33, 8, 0), (70, 300, 0), (66, 172, 1), (300, 520, 0), (2, 1000, 1))  # n, k, gated
 
 
@@ -125,6 +123,8 @@ def kept(precision: str, n: int, k: int) -> Iterator[WeightRows]:
     for group in FORMATS[precision].groups[::-1]:
         if precision == "f8":
             found = [random_f8((n, k), group), *([random_f8((n, k))] if group == 16 else ())]
+        elif FORMATS[precision].unit_bytes:
+            found = [*units(precision, n, k, group)]
         elif precision.endswith("ts"):
             byte_codes = precision.startswith("w8")
             found = [random_grouped((n, k), group, shift, byte_codes=byte_codes) for shift in ("zero", "offset")]
@@ -134,6 +134,25 @@ def kept(precision: str, n: int, k: int) -> Iterator[WeightRows]:
             found = [random_grouped((n, k), group, more_bits=more_bits, byte_codes=byte_codes, bits=bits)]
         for each in [*found, *short_ways(precision, n, k, group)]:
             yield dataclasses.replace(each, scale=np.ones(n, np.float32))
+
+
+def units(precision: str, n: int, k: int, group: int) -> Iterator[WeightRows]:
+    """Every code beside the largest and the smallest numbers of units; and units of few bits, and of none."""
+    rows = random_units(precision, (n, k), group)
+    yield rows
+    least = 0 if precision in ("w2ks", "w4ks") else -128
+    count = np.where(np.arange(rows.count.size).reshape(rows.count.shape) % 2, 127, least).astype(np.int8)
+    unit = np.full(rows.unit.shape, 1.9990234375, np.float32)
+    unit.reshape(-1)[::3] = 0
+    unit[::4] = 2.0**-24
+    offset_count = None if rows.offset_count is None else -1 - count
+    yield dataclasses.replace(
+        rows,
+        count=count,
+        unit=unit,
+        offset_count=offset_count,
+        offset_unit=None if rows.offset_unit is None else unit[::-1].copy(),
+    )
 
 
 def short_ways(precision: str, n: int, k: int, group: int) -> Iterator[WeightRows]:

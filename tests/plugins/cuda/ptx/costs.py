@@ -21,7 +21,7 @@ from ingot.plugins.cuda.shapes import attention_shared_bytes, prefill_rows
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
 from ingot.plugins.layouts import panel_bytes
 from ingot.plugins.short_ways import SCALES_OF_FEW_BITS, WHOLE_SHIFTS
-from ingot.weight_formats import FOR_GPUS, PANEL
+from ingot.weight_formats import FORMATS, PANEL
 from tests.plugins.cuda.emulated.units import unit_of
 from tests.plugins.cuda.ptx.launches import kernel_of, ptx_of
 from tests.plugins.cuda.ptx.machine import Machine
@@ -126,7 +126,7 @@ def _launch(
 
 
 PRODUCTS = {  # kernel → rows of x in a block
-    f"product_{kind}{rows}": rows for kind in ("", *(f"{each}_" for each in FOR_GPUS)) for rows in (8, 16, 64, 128)
+    f"product_{kind}{rows}": rows for kind in ("", *(f"{each}_" for each in FORMATS)) for rows in (8, 16, 64, 128)
 }
 
 
@@ -140,6 +140,7 @@ WAYS = (  # kernel, columns of a group, panels: those that take other ways to th
     ("product_w4_8", 32, "in order"),
     ("product_w2t_8", 32, "in order"),
     ("product_w3t_8", 32, "in order"),
+    ("product_w6k_8", 16, "in order"),
     ("product_w4t_8", 32, "in order"),
     ("product_w4t_8", 16, "short scales"),
     ("product_w4t_8", 32, "short scales"),
@@ -174,7 +175,7 @@ class WeightOf:
 def product_cost(nvcc: Compiler, kernel: str, group: int = 128, panels: str = "in order") -> Counter[str]:
     """A slab's instructions by name, of all warps of a block that computes 32 rows of the weight (few rows of x) or 128
     (many). group, panels: of a weight of codes (WeightOf)."""
-    codes = tuple(DType(each) for each in FOR_GPUS if kernel.startswith(f"product_{each}_"))
+    codes = tuple(DType(each) for each in FORMATS if kernel.startswith(f"product_{each}_"))
     types = Specialisation(weight=DType.BF16, kv=DType.BF16, head_dim=16, tokens_per_block=16, codes=codes)
     entry, rows = kernel_of(nvcc, types, kernel), PRODUCTS[kernel]
     few, n = rows <= FEW_ROWS, 32 if rows <= FEW_ROWS else 128
@@ -189,7 +190,7 @@ def product_cost(nvcc: Compiler, kernel: str, group: int = 128, panels: str = "i
 WIDE_PRODUCTS = {  # kernel of warpgroups → type of the weight, rows of x in a block
     f"{what}_{'' if dtype is DType.BF16 else f'{dtype.value}_'}wide_{rows}": (dtype, rows)
     for what in ("product", "experts")
-    for dtype in (DType.BF16, *map(DType, FOR_GPUS))
+    for dtype in (DType.BF16, *map(DType, FORMATS))
     for rows in (64, 128, 256)
     if rows < 256 or (what == "product" and dtype is not DType.BF16)
 }

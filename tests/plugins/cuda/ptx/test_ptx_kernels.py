@@ -1,7 +1,7 @@
 """The PTX of every kernel, as nvcc makes it, against the references: values, bounds, alignment, races, and what a slab
 of a product costs. Nearly all of them are slow: each waits for nvcc. Of formats of weights that are contained in
-others (w4t in w4ts, w8t in w8ts), and of types and formats that differ in a conversion alone, the kernels are long; the
-emulated GPU runs the same sources in CI, with more shapes."""
+others (w4t in w4ts, w8t in w8ts, w2t in w3t, w3k in w6k, w4ks in w5ks), and of types and formats that differ in a
+conversion alone, the kernels are long; the emulated GPU runs the same sources in CI, with more shapes."""
 
 import dataclasses
 import functools

@@ -12,7 +12,7 @@ from tests.plugins.cuda.ptx.launches import Interpreted
 from tests.plugins.cuda.ptx.test_ptx_kernels import but_long, whole
 
 _LATER = functools.partial(pytest.param, marks=pytest.mark.slow)
-CONTAINED = ("w2t", "w4t", "w8t")
+CONTAINED = ("w2t", "w3k", "w4ks", "w4t", "w8t")
 OWN_TYPES = ("bf16", "f16", "w8", "w4g32", *test_own_products.KEPT_TYPES)
 
 
@@ -35,7 +35,9 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", but_long(test_own_products.KEPT_TYPES, ["w8t"]))
+@pytest.mark.parametrize(
+    "precision", but_long(test_own_products.KEPT_TYPES, [each for each in CONTAINED if each != "w4t"])
+)
 def test_kept_codes_are_the_numbers_of_the_specification(interpreted: Interpreted, precision: str) -> None:
     """To the bit, in few rows and in many."""
     for rows in (3, 20):
@@ -65,6 +67,11 @@ SLAB_BUDGETS = {  # of a block's warps
     **{"product_w4ts_8": 130, "product_w4ts_16": 136, "product_w4ts_64": 2130, "product_w4ts_128": 2290},
     **{"product_w2t_8": 96, "product_w2t_16": 108, "product_w2t_64": 1330, "product_w2t_128": 1540},
     **{"product_w3t_8": 143, "product_w3t_16": 157, "product_w3t_64": 1610, "product_w3t_128": 1840},
+    **{"product_w2ks_8": 202, "product_w2ks_16": 214, "product_w2ks_64": 1915, "product_w2ks_128": 2133},
+    **{"product_w3k_8": 257, "product_w3k_16": 274, "product_w3k_64": 2100, "product_w3k_128": 2326},
+    **{"product_w4ks_8": 286, "product_w4ks_16": 292, "product_w4ks_64": 2234, "product_w4ks_128": 2461},
+    **{"product_w5ks_8": 324, "product_w5ks_16": 331, "product_w5ks_64": 2503, "product_w5ks_128": 2730},
+    **{"product_w6k_8": 250, "product_w6k_16": 271, "product_w6k_64": 2184, "product_w6k_128": 2310},
     **{"product_w8t_8": 185, "product_w8t_16": 193, "product_w8t_64": 1400, "product_w8t_128": 1620},
     **{"product_w8ts_8": 282, "product_w8ts_16": 288, "product_w8ts_64": 1830, "product_w8ts_128": 2050},
     **{"product_f8_8": 255, "product_f8_16": 262, "product_f8_64": 2010, "product_f8_128": 2230},
@@ -73,6 +80,7 @@ WAY_BUDGETS = {  # kernel, columns of a group, panels
     ("product_w4_8", 32, "in order"): 128,
     ("product_w2t_8", 32, "in order"): 142,
     ("product_w3t_8", 32, "in order"): 217,
+    ("product_w6k_8", 16, "in order"): 250,
     ("product_w4t_8", 32, "in order"): 151,
     ("product_w4t_8", 16, "short scales"): 135,
     ("product_w4t_8", 32, "short scales"): 135,
