@@ -74,7 +74,7 @@ def test_experts(checked: ctypes.CDLL) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["w4ts", "w8t", "f8"])
+@pytest.mark.parametrize("precision", ["w3t", "w4ts", "w5ks", "w6k", "w8t", "f8"])
 def test_kept_codes(checked: ctypes.CDLL, precision: str) -> None:
     own_products.check_numbers(checked, precision, 3)
     own_products.check_numbers(checked, precision, 20)

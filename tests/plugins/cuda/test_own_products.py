@@ -198,11 +198,12 @@ def short_ways(precision: str, n: int, k: int, group: int) -> Iterator[WeightRow
 
 def check_numbers(driver: ctypes.CDLL, precision: str, rows: int, needs: str = "sm80") -> None:
     """Each row of x takes one column of the weight, so that a sum has one number. needs: at the end of the kernel's
-    name; kernels of warpgroups copy whole pieces of 16 bytes."""
-    n, k = 37, 150 if needs == "sm80" else 152
+    name; kernels of warpgroups copy whole pieces of 16 bytes. Where columns share units, all of a weight do not."""
+    more, apart = (248, 53) if FORMATS[precision].unit_bytes else (0, 1)
+    n, k = 37, (150 if needs == "sm80" else 152) + more
     for index, weight in enumerate(kept(precision, n, k)):
         x = np.zeros((rows, k), np.float32)
-        columns = (np.arange(rows) + 29 * index) % k
+        columns = (apart * np.arange(rows) + 29 * index) % k
         x[np.arange(rows), columns] = 1
         attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "bf16", "group": weight.group}
         inputs: list[Input] = [x, Quantised.of(weight), None, None]
