@@ -262,13 +262,21 @@ INGOT_DEVICE void many_rows(const Product& p, unsigned char* shared) {
   }
 }
 
+// Blocks of few rows that share a multiprocessor: what registers allow.
+template <class Row, int kTiles, int kHalves>
+constexpr int kFewBlocks = kTiles == 1 ? 2 : 1;
+#ifdef INGOT_CODES
+template <>
+constexpr int kFewBlocks<RowW5ks<true>, 1, 2> = 1;
+#endif
+
 // Grids: few rows: pairs, or halves of them; many: (tiles of x, tiles of four pairs)
-#define INGOT_FEW_ROWS(name, kTiles, kHalves, Row)                 \
-  INGOT_KERNEL_TO_SHARE(kFewThreads, kTiles == 1 ? 2 : 1)          \
-  name(INGOT_PRODUCT_PARAMETERS) {                                 \
-    __shared__ float parts[kParts * kHalves * kTiles * kWarp * 4]; \
-    let_next_begin();                                              \
-    few_rows<kTiles, kHalves, Row>(INGOT_PRODUCT, parts);          \
+#define INGOT_FEW_ROWS(name, kTiles, kHalves, Row)                             \
+  INGOT_KERNEL_TO_SHARE(kFewThreads, (kFewBlocks<Row<true>, kTiles, kHalves>)) \
+  name(INGOT_PRODUCT_PARAMETERS) {                                             \
+    __shared__ float parts[kParts * kHalves * kTiles * kWarp * 4];             \
+    let_next_begin();                                                          \
+    few_rows<kTiles, kHalves, Row>(INGOT_PRODUCT, parts);                      \
   }
 #define INGOT_MANY_ROWS(name, kTiles, Row)         \
   INGOT_KERNEL(kProductThreads)                    \
