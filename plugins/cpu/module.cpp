@@ -486,6 +486,9 @@ NB_MODULE(_cpu, m) {
       "set_quick_multiply_32", [](bool quick) { return std::exchange(ingot::quick_multiply_32, quick); }, "quick"_a,
       "Whether kernels take this CPU to be quick at VPMULLD, for tests. Returns what they took it for before.");
   m.def(
+      "set_permutes_bytes", [](bool there) { return std::exchange(ingot::permutes_bytes, there); }, "there"_a,
+      "Whether kernels take this CPU to have AVX512_VBMI, for tests: false where it has. Returns the value before.");
+  m.def(
       "call_rules",
       [] {
         std::vector<std::string> norming, by_rows;

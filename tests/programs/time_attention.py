@@ -5,7 +5,7 @@ python -m tests.programs.time_attention paged_attention.bf16.avx512 paged_attent
 
 A step is a number of sequences and the tokens that each has in the cache when one more is decoded, or a prompt. Values
 are random. Prints a table: medians of the rounds in microseconds, in Gop/s and in GB/s of the cache; a call of the
-session is counted too. A round takes each kernel once.
+session is counted too. A round takes each kernel once. A kernel with :plain behind its name does without AVX512_VBMI.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ingot import _cpu
 from ingot.dtypes import DType
 from ingot.plan import Attr, CacheGroup
 from ingot.plugins.op import KvCache
@@ -34,6 +35,9 @@ def parts(step: str) -> list[tuple[int, int]]:
 
 def call_of(kernel: str, sequences: list[tuple[int, int]], options: argparse.Namespace) -> Callable[[], object]:
     """One step on random values."""
+    kernel, _, how = kernel.partition(":")
+    permutes = _cpu.set_permutes_bytes(False)
+    _cpu.set_permutes_bytes(permutes)
     heads, kv_heads, dim = options.heads, options.kv_heads, options.head_dim
     group = CacheGroup(
         window=0,
@@ -65,7 +69,12 @@ def call_of(kernel: str, sequences: list[tuple[int, int]], options: argparse.Nam
         "growth_every": 1,
     }
     session = open_step(kernel, [queries, None, None], attrs, batch, cache=cache, threads=options.threads)
-    return lambda: native_outputs(session, batch)
+
+    def call() -> object:
+        _cpu.set_permutes_bytes(permutes and how != "plain")
+        return native_outputs(session, batch)
+
+    return call
 
 
 def cell(kernel: str, sequences: list[tuple[int, int]], seconds: float, options: argparse.Namespace) -> str:

@@ -12,10 +12,11 @@
 // soft cap; a value's scale multiplies its weight before that is rounded, after it went into the sum of weights.
 //
 // Floors, of a row, token and head: 4 * head_dim operations at the peak of the dot product; 4 * head_dim bytes per
-// token and KV head in bf16, 2 * head_dim + 8 in codes, which decode reads once. Widening 32 codes: 6 operations for
-// int8, 14 for FP8, most of them on other ports than the dot product. Weights: 11 operations for 16 of them, at
-// head_dim 64 an eighth of the products. So decode waits for memory: loops over a tile ask for the next one, line by
-// line, for L1 if there is room, else for L2. Asked for L2 first and for L1 later, it comes more slowly.
+// token and KV head in bf16, 2 * head_dim + 8 in codes, which decode reads once. Widening 64 codes: by tables 6
+// operations for int8, 5 for FP8; without them 12 and 28; most on other ports than the dot product. Weights: 11
+// operations for 16 of them, at head_dim 64 an eighth of the products. So decode waits for memory: loops over a tile
+// ask for the next one, line by line, for L1 if there is room, else for L2. Asked for L2 first and for L1 later, it
+// comes more slowly.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +25,7 @@
 
 #include "attention/paged_attention_passes.h"
 #include "attention/paged_attention_weights.h"
+#include "isa/cpu_isa.h"
 #include "isa/prefetch.h"
 
 namespace ingot {
@@ -44,6 +46,20 @@ template <typename S>
 template <typename S>
 [[gnu::always_inline]] inline typename S::V load_pairs(const uint8_t* line) {
   return S::load_e4m3_pairs(line, line + kKvLanes);
+}
+
+// Neighbouring lines that are read together.
+template <typename T>
+constexpr int kLinesAtOnce = kScaled<T> ? 2 : 1;
+
+// kRows: that multiply them.
+template <typename S, int kRows, int kLines, typename T>
+[[gnu::always_inline]] inline void load_lines(typename S::V (&to)[kLines], const T* line) {
+  if constexpr (kLines == 2 && requires { S::template load_two_lines<kRows>(to, line); }) {
+    S::template load_two_lines<kRows>(to, line);
+  } else {
+    for (int i = 0; i < kLines; ++i) to[i] = load_pairs<S>(line + i * kPairLine);
+  }
 }
 
 // Rows at once: beside kRows x 2 sums two lines and a broadcast fit into the registers.
@@ -226,29 +242,38 @@ void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
   const T* lines[kG];
 #pragma GCC unroll 16
   for (int g = 0; g < kG; ++g) lines[g] = tile.keys[group + g];
-  // the next tile's groups one after the other: memory is read fastest in order
-  for (int part = 0; part < kG; ++part) {
-    const T* ahead = next.keys[group + part];
-    for (int64_t i = pairs * part / kG; i < pairs * (part + 1) / kG; ++i) {
-      V k[kG];
+  const auto add_lines = [&]<int kLines>(int64_t i) __attribute__((always_inline)) {
+    V k[kG][kLines];
 #pragma GCC unroll 16
-      for (int g = 0; g < kG; ++g) k[g] = load_pairs<S>(lines[g]);
+    for (int g = 0; g < kG; ++g) {
+      load_lines<S, kR>(k[g], lines[g]);
+      lines[g] += kLines * kPairLine;
+    }
 #pragma GCC unroll 16
-      for (int r = 0; r < kR; ++r) {
-        const V each = S::set1(q[r * kQueryStride + i]);
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 16
+      for (int line = 0; line < kLines; ++line) {
+        const V each = S::set1(q[r * kQueryStride + i + line]);
 #pragma GCC unroll 16
         for (int g = 0; g < kG; ++g) {
           V sum = sums[r][g];
-          S::accumulate(sum, each, k[g]);
+          S::accumulate(sum, each, k[g][line]);
           sums[r][g] = sum;
         }
       }
+  };
+  // the next tile's groups one after the other: memory is read fastest in order
+  constexpr int64_t kLines = kLinesAtOnce<T>;
+  const int64_t steps = pairs / kLines;  // head_dim is a multiple of four
+  for (int part = 0; part < kG; ++part) {
+    const T* ahead = next.keys[group + part];
+    for (int64_t i = steps * part / kG; i < steps * (part + 1) / kG; ++i) {
+      add_lines.template operator()<kLines>(i * kLines);
 #pragma GCC unroll 16
       for (int g = 0; g < kG; ++g) {
-        if constexpr (kFetch) fetch_line(ahead + g * kPairLine);
-        lines[g] += kPairLine;
+        if constexpr (kFetch) fetch_line(ahead + g * kLines * kPairLine);
       }
-      ahead += kG * kPairLine;
+      ahead += kG * kLines * kPairLine;
     }
   }
   float* p = p_ + first * kTile + group * kKvLanes;
@@ -403,29 +428,32 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
     for (int g = 0; g < kG; ++g) sums[r][g] = S::mul(S::load(out + g * kKvLanes), factor);
     out += dim;
   }
-  const auto one_pair = [&]<bool kMasked>(const T* line, int64_t pair, uint32_t mask) __attribute__((always_inline)) {
-    V v[kG];
+  const auto add_lines = [&]<int kLines, bool kMasked>(const T* line, int64_t pair, uint32_t mask)
+                             __attribute__((always_inline)) {
+                               V v[kG][kLines];
 #pragma GCC unroll 16
-    for (int g = 0; g < kG; ++g) {
-      v[g] = load_pairs<S>(line + g * next_dims);
-      if constexpr (kMasked) v[g] = S::keep_bits(v[g], mask);
-    }
+                               for (int g = 0; g < kG; ++g) {
+                                 load_lines<S, kR>(v[g], line + g * next_dims);
+                                 if constexpr (kMasked) v[g][0] = S::keep_bits(v[g][0], mask);
+                               }
 #pragma GCC unroll 16
-    for (int r = 0; r < kR; ++r) {
-      const V each = S::set1(p[r * kTile + pair]);
+                               for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 16
-      for (int g = 0; g < kG; ++g) {
-        V sum = sums[r][g];
-        S::accumulate(sum, each, v[g]);
-        sums[r][g] = sum;
-      }
-    }
-  };
+                                 for (int i = 0; i < kLines; ++i) {
+                                   const V each = S::set1(p[r * kTile + pair + i]);
+#pragma GCC unroll 16
+                                   for (int g = 0; g < kG; ++g) {
+                                     V sum = sums[r][g];
+                                     S::accumulate(sum, each, v[g][i]);
+                                     sums[r][g] = sum;
+                                   }
+                                 }
+                             };
   const int64_t place = at * kv_.block_size;
   const auto line_of = [&](int64_t t) { return value_line(tile.values[t / kKvLanes], t % kKvLanes / 2 * 2) + place; };
   int64_t t = tokens.begin;
   if (t % 2 == 1) {
-    one_pair.template operator()<true>(line_of(t), t / 2, kOdd);
+    add_lines.template operator()<1, true>(line_of(t), t / 2, kOdd);
     ++t;
   }
   const int64_t whole = tokens.end / 2 * 2;
@@ -433,15 +461,20 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
     const int64_t group = t / kKvLanes, stop = std::min((group + 1) * kKvLanes, whole);
     const int64_t ahead = next.values[group] - tile.values[group];
     const T* line = line_of(t);
-    for (; t < stop; t += 2, line += kPairLine) {
-      one_pair.template operator()<false>(line, t / 2, 0);
+    constexpr int kLines = kLinesAtOnce<T>;
+    for (; t + 2 * kLines <= stop; t += 2 * kLines, line += kLines * kPairLine) {
+      add_lines.template operator()<kLines, false>(line, t / 2, 0);
       if constexpr (kFetch) {
 #pragma GCC unroll 16
         for (int g = 0; g < kG; ++g) fetch_line(line + ahead + g * next_dims);
       }
     }
+    if (t < stop) {
+      add_lines.template operator()<1, false>(line, t / 2, 0);
+      t += 2;
+    }
   }
-  if (t < tokens.end) one_pair.template operator()<true>(line_of(t), t / 2, kEven);
+  if (t < tokens.end) add_lines.template operator()<1, true>(line_of(t), t / 2, kEven);
   asm("" : "+r"(out));  // else the compiler keeps the address of every row, in vector registers
 #pragma GCC unroll 16
   for (int r = kR - 1; r >= 0; --r) {
@@ -454,6 +487,13 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
 template <typename S, typename T>
 void paged_attention_pairs(const PagedAttentionArgs& args, const Team& team) {
   PagedAttention<S, PairsAttention<S, T>>(args).run(team);
+}
+
+// Of codes. Tables: as S, for CPUs that permute bytes.
+template <typename S, typename Tables, typename T>
+void paged_attention_codes(const PagedAttentionArgs& args, const Team& team) {
+  if (!std::is_same_v<S, Tables> && permutes_bytes) return paged_attention_pairs<Tables, T>(args, team);
+  paged_attention_pairs<S, T>(args, team);
 }
 
 template <typename S, typename T>

@@ -88,6 +88,7 @@ const int64_t kL1Bytes = [] {
   return said > 0 ? said : kUsual;
 }();
 bool quick_multiply_32 = made_by_amd();
+bool permutes_bytes = has_avx512() && all_bits(cpuid(7).c, bits({1}));
 
 uint64_t saved_states() {
   if (!all_bits(cpuid(1).c, bits({27}))) return 0;  // OSXSAVE

@@ -31,6 +31,9 @@ bool isa_includes(std::string_view isa, std::string_view wanted);
 // Whether VPMULLD takes one operation, as VPDPBUSD does: on AMD's CPUs. On Intel's it takes two. Tests set both.
 extern bool quick_multiply_32;
 
+// Whether the CPU permutes bytes of two registers (AVX512_VBMI). Tests set both.
+extern bool permutes_bytes;
+
 bool has_pclmul();  // PCLMULQDQ
 
 bool has_tiles();  // AMX-TILE, AMX-INT8, AMX-BF16; asks the operating system for the registers

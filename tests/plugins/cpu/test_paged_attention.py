@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingot.dtypes import DType, from_float32, to_float32
+from ingot import _cpu
+from ingot.dtypes import KV_CODES, DType, from_float32, to_float32
 from ingot.plan import Attr, CacheGroup
 from ingot.plugins.cpu.native import kernel_table
 from ingot.plugins.op import Array, KvCache
 from ingot.step_io import StepBatch
-from tests.plugins.cpu.one_step import Packed, batch_of, native_outputs, open_step, reference_outputs
+from tests.plugins.cpu.one_step import Packed, batch_of, native_outputs, open_step, reference_outputs, runnable_isa
 from tests.spanning import spanning
 
 pytestmark = pytest.mark.native
@@ -185,6 +186,32 @@ def test_the_dot_product_agrees_with_its_twin_bit_for_bit() -> None:
         sequences.cache.values[0, :, 0] *= np.float32(1e-38)
         made.append(np.concatenate(sequences.run([(0, 0, 130), (1, 60, 5), (2, 32, 1)])))
     assert made[0].tobytes() == made[1].tobytes()
+
+
+@pytest.mark.parametrize("dtype", KV_CODES)
+@pytest.mark.parametrize("dim", [4, 20, 64, 132])
+def test_codes_become_bf16_by_tables_or_without_them(dtype: DType, dim: int) -> None:
+    """Every code, in whole tiles, ragged ones and windows, for one to 20 rows; the same bits as the twin's."""
+    kernel = f"paged_attention.{dtype.value}.avx512bf16"
+    runnable_isa(kernel)
+    if not (preferred := _cpu.set_permutes_bytes(False)):
+        pytest.skip("this CPU lacks AVX512_VBMI")
+    codes = np.arange(-127, 128).astype(np.float32)
+    if dtype is DType.F8:
+        codes = to_float32(np.arange(256, dtype=np.uint8), dtype)
+        codes[np.isnan(codes)] = 448
+    made = []
+    try:
+        for name, tables in ((kernel, False), (kernel, True), (kernel + "emu", False)):
+            _cpu.set_permutes_bytes(tables)
+            sequences = Sequences(name, [300, 130, 5, 64], heads=10, kv_heads=2, dim=dim, window=140)
+            for pool in (sequences.cache.keys, sequences.cache.values):
+                pool[:] = np.resize(codes, pool.shape)
+            parts = [(0, 296, 4), (1, 0, 130), (2, 4, 1), (3, 0, 64)]
+            made.append(np.concatenate(sequences.run(parts)).tobytes())
+    finally:
+        _cpu.set_permutes_bytes(preferred)
+    assert made[0] == made[1] == made[2]
 
 
 @pytest.mark.daily(1)

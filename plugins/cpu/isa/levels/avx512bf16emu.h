@@ -9,6 +9,7 @@
 namespace ingot {
 
 using Pairs = PairsEmulated;
+using TablePairs = Pairs;
 
 static_assert(PairVector<Pairs>);
 
