@@ -162,9 +162,15 @@ def test_numbers_of_experts(gpu: ctypes.CDLL, op: str, experts: int, slots: int)
         np.testing.assert_allclose(found, expected, rtol=0, atol=8e-6 * max(1.0, float(np.abs(expected).max())))
 
 
+SAME_BITS = {  # the long ones read codes as others do
+    "bf16": (),
+    **dict.fromkeys(("w2tg16", "w2ksg16", "w3kg16", "w4ksg32", "w6kg32"), (pytest.mark.slow, pytest.mark.long)),
+}
+
+
 @pytest.mark.parametrize("op", [GATE_UP, DOWN])
 @pytest.mark.parametrize(
-    "precision", [each if each == "bf16" else pytest.param(each, marks=pytest.mark.slow) for each in PRECISIONS]
+    "precision", [pytest.param(each, marks=SAME_BITS.get(each, pytest.mark.slow)) for each in PRECISIONS]
 )
 def test_a_row_has_the_same_bits_whatever_others_take(gpu: ctypes.CDLL, op: str, precision: str) -> None:
     check_bits(gpu, op, precision)
