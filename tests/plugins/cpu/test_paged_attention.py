@@ -195,7 +195,7 @@ def test_codes_become_bf16_by_tables_or_without_them(dtype: DType, dim: int) -> 
     kernel = f"paged_attention.{dtype.value}.avx512bf16"
     runnable_isa(kernel)
     if not (preferred := _cpu.set_permutes_bytes(False)):
-        pytest.skip("this CPU lacks AVX512_VBMI")
+        pytest.skip("this machine lacks AVX512_VBMI")
     codes = np.arange(-127, 128).astype(np.float32)
     if dtype is DType.F8:
         codes = to_float32(np.arange(256, dtype=np.uint8), dtype)
