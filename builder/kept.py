@@ -101,8 +101,7 @@ class Grid:
 def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
     """What keeps the codes of a weight, or of several whose rows lie one below the other; None where nothing does.
 
-    units  parts that sums over columns are divided into, of which none may cut a unit; 0: an engine without formats
-           with units
+    units  parts that sums over columns are divided into, of which none may cut a unit
     """
     pieces = _all_pieces(*tensors)
     grids = [read_grid(each.tensor) for each in pieces]
@@ -111,7 +110,7 @@ def kept_precision(*tensors: gs.Tensor, units: int = 1) -> Precision | None:
         return None
     if held_by_w8(*tensors):
         return None
-    kinds = [grid.kind_of_units(piece) for grid, piece in zip(found, pieces, strict=True)] if units else []
+    kinds = [grid.kind_of_units(piece) for grid, piece in zip(found, pieces, strict=True)]
     if kinds and None not in kinds and (kept := unit_precision([each for each in kinds if each], units)):
         return kept
     group = min(grid.engine_group for grid in found)

@@ -49,7 +49,7 @@ def _largest(weight: Quantised) -> float:
 
 
 def _top(piece: Piece | None, *, least: bool = False) -> float:
-    """The largest of a piece's numbers without their signs, or the least; 1 where there are none."""
+    """The largest magnitude of a piece, or the smallest; 1 if the weight has no such piece."""
     if piece is None:
         return 1.0
     choose = np.min if least else np.max

@@ -86,8 +86,8 @@ class Quantised:
     group   columns that share a scale
     pieces  codes and scale; where the format has them zero, offset, factor, columns, order, and units of scales and
             offsets; of floats these alone; of members nothing
-    members weights one below the other that are stored one by one, since each has an order of its columns, or scales
-            of them, or a form of its own
+    members weights that lie one below the other, but are stored one by one: each has an order or scales of its
+            columns, or a form of its own
     table   16 values that codes stand for; empty where codes are values
     divides whether the factor divides
     """

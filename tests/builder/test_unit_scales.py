@@ -106,7 +106,7 @@ def test_a_part_of_a_unit_is_kept_in_another_format(tmp_path: Path) -> None:
         gs.Node(op="Slice", inputs=[weight, *ends], outputs=[part])
         found[begin, end] = str(kept_precision(part))
     assert list(found.values()) == ["w4ksg32", "w4ksg32", "w4tsg32", "w4tsg32"]
-    assert str(kept_precision(weight, units=0)) == "w4tsg32"
+    assert str(kept_precision(weight, units=3)) == "w4tsg32"
 
 
 def test_rows_of_two_kinds_are_not_one_weight_in_units(tmp_path: Path) -> None:

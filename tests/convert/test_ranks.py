@@ -52,7 +52,8 @@ def test_what_build_takes_is_not_refused(tmp_path: Path, family: str) -> None:
     taken: dict[str, list[int]] = {"tp_size": [], "pp_size": []}
     for option, sizes in taken.items():
         for size in (2, 4, 8):
-            config = BuildConfig(target="ref", dry_run=True, **{option: size})  # type: ignore[arg-type]
+            given: dict[str, Any] = {option: size}
+            config = BuildConfig(target="ref", dry_run=True, **given)
             try:
                 build(config, tmp_path / "checkpoint0", tmp_path / "engine")
             except UsageError:

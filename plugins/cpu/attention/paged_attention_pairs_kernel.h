@@ -62,6 +62,24 @@ template <typename S, int kRows, int kLines, typename T>
   }
 }
 
+// sums[row][group] += x[row] . lines[group], line after line. x: a pair for each line; rows lie `stride` apart.
+template <typename S, int kR, int kG, int kLines>
+[[gnu::always_inline]] inline void add_products(typename S::V (&sums)[kR][kG], const float* x, int64_t stride,
+                                                const typename S::V (&lines)[kG][kLines]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 16
+    for (int line = 0; line < kLines; ++line) {
+      const typename S::V each = S::set1(x[r * stride + line]);
+#pragma GCC unroll 16
+      for (int g = 0; g < kG; ++g) {
+        typename S::V sum = sums[r][g];
+        S::accumulate(sum, each, lines[g][line]);
+        sums[r][g] = sum;
+      }
+    }
+}
+
 // Rows at once: beside kRows x 2 sums two lines and a broadcast fit into the registers.
 template <typename S>
 constexpr int kPairsRows = S::kRegisters >= 32 ? 12 : 2;
@@ -99,7 +117,7 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
   void attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state);
 
  private:
-  static constexpr uint32_t kWhole = 0xFFFFFFFFu, kEven = 0x0000FFFFu, kOdd = 0xFFFF0000u;  // what is kept of pairs
+  static constexpr uint32_t kEven = 0x0000FFFFu, kOdd = 0xFFFF0000u;  // what is kept of pairs
 
   struct Range {
     int64_t begin, end;
@@ -242,36 +260,20 @@ void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
   const T* lines[kG];
 #pragma GCC unroll 16
   for (int g = 0; g < kG; ++g) lines[g] = tile.keys[group + g];
-  const auto add_lines = [&]<int kLines>(int64_t i) __attribute__((always_inline)) {
-    V k[kG][kLines];
-#pragma GCC unroll 16
-    for (int g = 0; g < kG; ++g) {
-      load_lines<S, kR>(k[g], lines[g]);
-      lines[g] += kLines * kPairLine;
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kR; ++r)
-#pragma GCC unroll 16
-      for (int line = 0; line < kLines; ++line) {
-        const V each = S::set1(q[r * kQueryStride + i + line]);
-#pragma GCC unroll 16
-        for (int g = 0; g < kG; ++g) {
-          V sum = sums[r][g];
-          S::accumulate(sum, each, k[g][line]);
-          sums[r][g] = sum;
-        }
-      }
-  };
   // the next tile's groups one after the other: memory is read fastest in order
-  constexpr int64_t kLines = kLinesAtOnce<T>;
+  constexpr int kLines = kLinesAtOnce<T>;
   const int64_t steps = pairs / kLines;  // head_dim is a multiple of four
   for (int part = 0; part < kG; ++part) {
     const T* ahead = next.keys[group + part];
     for (int64_t i = steps * part / kG; i < steps * (part + 1) / kG; ++i) {
-      add_lines.template operator()<kLines>(i * kLines);
+      V k[kG][kLines];
+#pragma GCC unroll 16
+      for (int g = 0; g < kG; ++g) load_lines<S, kR>(k[g], lines[g]);
+      add_products<S>(sums, q + i * kLines, kQueryStride, k);
 #pragma GCC unroll 16
       for (int g = 0; g < kG; ++g) {
         if constexpr (kFetch) fetch_line(ahead + g * kLines * kPairLine);
+        lines[g] += kLines * kPairLine;
       }
       ahead += kG * kLines * kPairLine;
     }
@@ -428,32 +430,23 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
     for (int g = 0; g < kG; ++g) sums[r][g] = S::mul(S::load(out + g * kKvLanes), factor);
     out += dim;
   }
-  const auto add_lines = [&]<int kLines, bool kMasked>(const T* line, int64_t pair, uint32_t mask)
-                             __attribute__((always_inline)) {
-                               V v[kG][kLines];
+  const auto add = [&]<int kLines>(const T* line, int64_t pair, auto kept) __attribute__((always_inline)) {
+    V v[kG][kLines];
 #pragma GCC unroll 16
-                               for (int g = 0; g < kG; ++g) {
-                                 load_lines<S, kR>(v[g], line + g * next_dims);
-                                 if constexpr (kMasked) v[g][0] = S::keep_bits(v[g][0], mask);
-                               }
-#pragma GCC unroll 16
-                               for (int r = 0; r < kR; ++r)
-#pragma GCC unroll 16
-                                 for (int i = 0; i < kLines; ++i) {
-                                   const V each = S::set1(p[r * kTile + pair + i]);
-#pragma GCC unroll 16
-                                   for (int g = 0; g < kG; ++g) {
-                                     V sum = sums[r][g];
-                                     S::accumulate(sum, each, v[g][i]);
-                                     sums[r][g] = sum;
-                                   }
-                                 }
-                             };
+    for (int g = 0; g < kG; ++g) {
+      load_lines<S, kR>(v[g], line + g * next_dims);
+      kept(v[g][0]);
+    }
+    add_products<S>(sums, p + pair, kTile, v);
+  };
+  const auto all = [](V&) __attribute__((always_inline)) {};
+  const auto even = [](V& pairs) __attribute__((always_inline)) { pairs = S::keep_bits(pairs, kEven); };
+  const auto odd = [](V& pairs) __attribute__((always_inline)) { pairs = S::keep_bits(pairs, kOdd); };
   const int64_t place = at * kv_.block_size;
   const auto line_of = [&](int64_t t) { return value_line(tile.values[t / kKvLanes], t % kKvLanes / 2 * 2) + place; };
   int64_t t = tokens.begin;
   if (t % 2 == 1) {
-    add_lines.template operator()<1, true>(line_of(t), t / 2, kOdd);
+    add.template operator()<1>(line_of(t), t / 2, odd);
     ++t;
   }
   const int64_t whole = tokens.end / 2 * 2;
@@ -463,18 +456,18 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
     const T* line = line_of(t);
     constexpr int kLines = kLinesAtOnce<T>;
     for (; t + 2 * kLines <= stop; t += 2 * kLines, line += kLines * kPairLine) {
-      add_lines.template operator()<kLines, false>(line, t / 2, 0);
+      add.template operator()<kLines>(line, t / 2, all);
       if constexpr (kFetch) {
 #pragma GCC unroll 16
         for (int g = 0; g < kG; ++g) fetch_line(line + ahead + g * next_dims);
       }
     }
     if (t < stop) {
-      add_lines.template operator()<1, false>(line, t / 2, 0);
+      add.template operator()<1>(line, t / 2, all);
       t += 2;
     }
   }
-  if (t < tokens.end) add_lines.template operator()<1, true>(line_of(t), t / 2, kEven);
+  if (t < tokens.end) add.template operator()<1>(line_of(t), t / 2, even);
   asm("" : "+r"(out));  // else the compiler keeps the address of every row, in vector registers
 #pragma GCC unroll 16
   for (int r = kR - 1; r >= 0; --r) {
