@@ -12,11 +12,11 @@
 // soft cap; a value's scale multiplies its weight before that is rounded, after it went into the sum of weights.
 //
 // Floors, of a row, token and head: 4 * head_dim operations at the peak of the dot product; 4 * head_dim bytes per
-// token and KV head in bf16, 2 * head_dim + 8 in codes, which decode reads once. Widening 64 codes: by tables 6
-// operations for int8, 5 for FP8; without them 12 and 28; most on other ports than the dot product. Weights: 11
-// operations for 16 of them, at head_dim 64 an eighth of the products. So decode waits for memory: loops over a tile
-// ask for the next one, line by line, for L1 if there is room, else for L2. Asked for L2 first and for L1 later, it
-// comes more slowly.
+// token and KV head in bf16, 2 * head_dim + 8 in codes, which decode reads once. Widening 64 codes: by tables 8
+// operations for int8, 6 for FP8; without them 12 and 28; most on other ports than the dot product. Many rows widen a
+// tile once (paged_attention_widened.h). Weights: 11 operations for 16 of them, at head_dim 64 an eighth of the
+// products. So decode waits for memory: loops over a tile ask for the next one, line by line, for L1 if there is room,
+// else for L2. Asked for L2 first and for L1 later, it comes more slowly.
 #pragma once
 
 #include <algorithm>
@@ -25,42 +25,12 @@
 
 #include "attention/paged_attention_passes.h"
 #include "attention/paged_attention_weights.h"
+#include "attention/paged_attention_widened.h"
 #include "isa/cpu_isa.h"
 #include "isa/prefetch.h"
 
 namespace ingot {
 namespace {
-
-// Elements of a line of the right operand: 16 columns of pairs. Codes have them as two lines of one dim or one token
-// each.
-constexpr int64_t kPairLine = 2 * kKvLanes;
-
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_pairs(const uint16_t* line) {
-  return S::load(reinterpret_cast<const float*>(line));
-}
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_pairs(const int8_t* line) {
-  return S::load_i8_pairs(line, line + kKvLanes);
-}
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_pairs(const uint8_t* line) {
-  return S::load_e4m3_pairs(line, line + kKvLanes);
-}
-
-// Neighbouring lines that are read together.
-template <typename T>
-constexpr int kLinesAtOnce = kScaled<T> ? 2 : 1;
-
-// kRows: that multiply them.
-template <typename S, int kRows, int kLines, typename T>
-[[gnu::always_inline]] inline void load_lines(typename S::V (&to)[kLines], const T* line) {
-  if constexpr (kLines == 2 && requires { S::template load_two_lines<kRows>(to, line); }) {
-    S::template load_two_lines<kRows>(to, line);
-  } else {
-    for (int i = 0; i < kLines; ++i) to[i] = load_pairs<S>(line + i * kPairLine);
-  }
-}
 
 // sums[row][group] += x[row] . lines[group], line after line. x: a pair for each line; rows lie `stride` apart.
 template <typename S, int kR, int kG, int kLines>
@@ -100,17 +70,21 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
   static constexpr int groups_for(int rows) { return rows == 1 ? 1 : rows <= 4 && S::kRegisters >= 32 ? 4 : 2; }
   static constexpr int64_t kStep = 2 * S::kWidth;  // tokens whose weights are rounded together
   static constexpr int64_t kReducedRows = 8;
+  static constexpr int64_t kPassesOverCodes = 3;  // more of them take longer than to write and read bf16
   // Floats between queries, whatever head_dim is (512 at most); no power of two, which would share few cache sets.
   static constexpr int64_t kQueryStride = 512 / 2 + kKvLanes;
 
   explicit PairsAttention(const AttentionRows& rows)
       : Passes(rows), into_l1_(2 * kTile * kv_.head_dim * int64_t{sizeof(T)} <= kL1Bytes * 3 / 4) {}
 
-  static int64_t floats(const PagedKv&) { return kItemRows * (kQueryStride + kTile + 1); }
+  static int64_t floats(const PagedKv& kv) {
+    return kItemRows * (kQueryStride + kTile + 1) + (kScaled<T> ? Widened::floats(kv.padded_dim) : 0);
+  }
   void allocate(float* memory) {
     q_ = memory;
     p_ = q_ + kItemRows * kQueryStride;
     factors_ = p_ + kItemRows * kTile;
+    if constexpr (kScaled<T>) widened_.allocate(factors_ + kItemRows, kv_.padded_dim);
   }
 
   void load_queries(const AttentionItem& item, float* rotated);
@@ -118,6 +92,8 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
 
  private:
   static constexpr uint32_t kEven = 0x0000FFFFu, kOdd = 0xFFFF0000u;  // what is kept of pairs
+
+  using Widened = WidenedTile<S, kGroups>;
 
   struct Range {
     int64_t begin, end;
@@ -128,12 +104,19 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
     return {inside(seen_begin_[row]), inside(seen_end_[row])};
   }
 
-  void attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
-  void attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const RowState& state);
-  template <int kR, bool kFetch>
-  void score(int64_t first, int64_t groups, const Tile& tile, const Tile& next);
-  template <int kR, int kG, bool kFetch>
-  [[gnu::noinline]] void score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next);
+  // Loops read lines of L: those of the cache, or of the widened tile.
+  TileLines<T> lines_of(const Tile& tile) const { return {tile.keys, tile.values, kKvLanes * kv_.block_size}; }
+  template <typename L>
+  void attend_whole(int64_t rows, const Tile& tile, const Tile& next, const TileLines<L>& lines,
+                    const TileLines<L>& ahead, const RowState& state);
+  template <typename L>
+  void attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next, const TileLines<L>& lines,
+                   const TileLines<L>& ahead, const RowState& state);
+  template <int kR, bool kFetch, typename L>
+  void score(int64_t first, int64_t groups, const Tile& tile, const TileLines<L>& lines, const TileLines<L>& ahead);
+  template <int kR, int kG, bool kFetch, typename L>
+  [[gnu::noinline]] void score_groups(int64_t first, int64_t group, const Tile& tile, const TileLines<L>& lines,
+                                      const TileLines<L>& ahead);
   template <bool kAll>
   [[gnu::noinline]] void softmax(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
                                  const RowState& state);
@@ -147,19 +130,24 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
   V weigh_scores(int64_t row, const Tile& tile, const RowState& state);
   template <typename N>
   void add_sums(int64_t first, N rows, const V* sums, const RowState& state);
-  template <int kR, bool kFetch>
-  void weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next, const RowState& state) const;
-  template <int kR, int kG, bool kFetch>
-  [[gnu::noinline]] void weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
-                                    const RowState& state) const;
+  template <int kR, bool kFetch, typename L>
+  void weigh(int64_t first, Range tokens, const TileLines<L>& lines, const TileLines<L>& ahead,
+             const RowState& state) const;
+  template <int kR, int kG, bool kFetch, typename L>
+  [[gnu::noinline]] void weigh_dims(int64_t first, Range tokens, int64_t at, const TileLines<L>& lines,
+                                    const TileLines<L>& ahead, const RowState& state) const;
 
   // Asks for a line of the next tile.
-  [[gnu::always_inline]] void fetch_line(const T* line) const { into_l1_ ? S::prefetch(line) : S::prefetch_far(line); }
+  template <typename L>
+  [[gnu::always_inline]] void fetch_line(const L* line) const {
+    into_l1_ ? S::prefetch(line) : S::prefetch_far(line);
+  }
 
   const bool into_l1_;        // whether L1 has room for the keys of this tile and of the next one, and a rest
   float* q_ = nullptr;        // [kItemRows][kQueryStride] pairs of dims, scaled
   float* p_ = nullptr;        // [kItemRows][kTile]: scores, then half as many pairs of weights
   float* factors_ = nullptr;  // [kItemRows], by which what rows have gathered so far is still to be multiplied
+  Widened widened_;           // of codes
 };
 
 template <typename S, typename T>
@@ -181,75 +169,94 @@ void PairsAttention<S, T>::load_queries(const AttentionItem& item, float* rotate
   });
 }
 
+// Many passes read codes widened, before the first of them. What comes next is fetched meanwhile, so these passes ask
+// for lines that are there.
 template <typename S, typename T>
 void PairsAttention<S, T>::attend(const AttentionItem& item, int64_t begin, int64_t end, const RowState& state) {
+  const bool widens = kScaled<T> && item.end - item.begin > kPassesOverCodes * kRows;
+  const auto widened = [&](const Tile& tile, const Tile& next) {
+    widened_.widen(lines_of(tile), lines_of(next), kv_.head_dim, kv_.padded_dim,
+                   [&](const T* line) __attribute__((always_inline)) { fetch_line(line); });
+    return widened_.lines();
+  };
   this->each_tile(
       item, begin, end,
-      [&](int64_t rows, const Tile& tile, const Tile& next) { attend_whole(rows, tile, next, state); },
+      [&](int64_t rows, const Tile& tile, const Tile& next) {
+        if (!widens) return attend_whole(rows, tile, next, lines_of(tile), lines_of(next), state);
+        const auto lines = widened(tile, next);
+        attend_whole(rows, tile, next, lines, lines, state);
+      },
       [&](int64_t first, int64_t rows, const Tile& tile, const Tile& next) {
-        attend_rows(first, rows, tile, next, state);
+        if (!widens) return attend_rows(first, rows, tile, next, lines_of(tile), lines_of(next), state);
+        const auto lines = first == 0 ? widened(tile, next) : widened_.lines();
+        attend_rows(first, rows, tile, next, lines, lines, state);
       });
 }
 
 // A tile that all rows of the item see.
 template <typename S, typename T>
-void PairsAttention<S, T>::attend_whole(int64_t rows, const Tile& tile, const Tile& next, const RowState& state) {
+template <typename L>
+void PairsAttention<S, T>::attend_whole(int64_t rows, const Tile& tile, const Tile& next, const TileLines<L>& lines,
+                                        const TileLines<L>& ahead, const RowState& state) {
   const int64_t passes = (rows + kRows - 1) / kRows, step = (rows + passes - 1) / passes;
   const auto in_passes = [&](auto pass) {
     with_count<kRows>(step, [&]<int kR>() { pass.template operator()<kR, true>(0); });
     for (int64_t first = step; first < rows; first += step)
       with_count<kRows>(std::min(step, rows - first), [&]<int kR>() { pass.template operator()<kR, false>(first); });
   };
-  in_passes([&]<int kR, bool kFetch>(int64_t first) { score<kR, kFetch>(first, kGroups, tile, next); });
+  in_passes([&]<int kR, bool kFetch>(int64_t first) { score<kR, kFetch>(first, kGroups, tile, lines, ahead); });
   softmax<true>(0, rows, tile, next, state);
-  in_passes([&]<int kR, bool kFetch>(int64_t first) { weigh<kR, kFetch>(first, {0, kTile}, tile, next, state); });
+  in_passes([&]<int kR, bool kFetch>(int64_t first) { weigh<kR, kFetch>(first, {0, kTile}, lines, ahead, state); });
 }
 
 // One tile for up to kRows rows of the item.
 template <typename S, typename T>
+template <typename L>
 void PairsAttention<S, T>::attend_rows(int64_t first, int64_t rows, const Tile& tile, const Tile& next,
-                                       const RowState& state) {
+                                       const TileLines<L>& lines, const TileLines<L>& ahead, const RowState& state) {
   const auto mine = [&](int64_t row) { return seen(first + row, tile); };
   const Range least = mine(0), most = mine(rows - 1);
   if (most.end == 0 || least.begin == kTile) return;
   const int64_t groups = (most.end + kKvLanes - 1) / kKvLanes;
-  with_count<kRows>(rows, [&]<int kR>() { score<kR, true>(first, groups, tile, next); });
+  with_count<kRows>(rows, [&]<int kR>() { score<kR, true>(first, groups, tile, lines, ahead); });
   softmax<false>(first, rows, tile, next, state);
-  const auto weigh_rows = [&](int64_t row, int64_t count, Range tokens, const Tile& ahead) {
+  const auto weigh_rows = [&](int64_t row, int64_t count, Range tokens, const TileLines<L>& then) {
     if (tokens.begin >= tokens.end) return;
-    with_count<kRows>(count, [&]<int kR>() { weigh<kR, true>(first + row, tokens, tile, ahead, state); });
+    with_count<kRows>(count, [&]<int kR>() { weigh<kR, true>(first + row, tokens, lines, then, state); });
     std::fill_n(factors_ + first + row, count, 1.0f);
   };
-  if (least == most) return weigh_rows(0, rows, least, next);
+  if (least == most) return weigh_rows(0, rows, least, ahead);
   // whole pairs that all rows see, and what is before and behind them
   const Range shared{(most.begin + 1) / 2 * 2, least.end / 2 * 2};
   const bool share = shared.begin < shared.end;
   const auto apart = [&](auto part) {
     for (int64_t row = 0, count = 1; row < rows; row += count, count = 1) {
       while (row + count < rows && mine(row + count) == mine(row)) ++count;
-      weigh_rows(row, count, part(mine(row)), tile);
+      weigh_rows(row, count, part(mine(row)), lines);
     }
   };
   apart([&](Range all) { return share ? Range{all.begin, shared.begin} : all; });
   if (!share) return;
-  weigh_rows(0, rows, shared, next);
+  weigh_rows(0, rows, shared, ahead);
   apart([&](Range all) { return Range{shared.end, all.end}; });
 }
 
 // p[row][token] = q[row] . K[:, token] of so many groups; dims ascend.
 template <typename S, typename T>
-template <int kR, bool kFetch>
-void PairsAttention<S, T>::score(int64_t first, int64_t groups, const Tile& tile, const Tile& next) {
+template <int kR, bool kFetch, typename L>
+void PairsAttention<S, T>::score(int64_t first, int64_t groups, const Tile& tile, const TileLines<L>& lines,
+                                 const TileLines<L>& ahead) {
   constexpr int kG = groups_for(kR);
   int64_t group = 0;
-  for (; group + kG <= groups; group += kG) score_groups<kR, kG, kFetch>(first, group, tile, next);
+  for (; group + kG <= groups; group += kG) score_groups<kR, kG, kFetch>(first, group, tile, lines, ahead);
   if constexpr (kG > 1)
-    for (; group < groups; ++group) score_groups<kR, 1, kFetch>(first, group, tile, next);
+    for (; group < groups; ++group) score_groups<kR, 1, kFetch>(first, group, tile, lines, ahead);
 }
 
 template <typename S, typename T>
-template <int kR, int kG, bool kFetch>
-void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile& tile, const Tile& next) {
+template <int kR, int kG, bool kFetch, typename L>
+void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile& tile, const TileLines<L>& lines,
+                                        const TileLines<L>& ahead) {
   const int64_t pairs = kv_.head_dim / 2;
   const float* q = q_ + first * kQueryStride;
   V sums[kR][kG];
@@ -257,25 +264,25 @@ void PairsAttention<S, T>::score_groups(int64_t first, int64_t group, const Tile
   for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 16
     for (int g = 0; g < kG; ++g) sums[r][g] = S::zero();
-  const T* lines[kG];
+  const L* keys[kG];
 #pragma GCC unroll 16
-  for (int g = 0; g < kG; ++g) lines[g] = tile.keys[group + g];
+  for (int g = 0; g < kG; ++g) keys[g] = lines.keys[group + g];
   // the next tile's groups one after the other: memory is read fastest in order
-  constexpr int kLines = kLinesAtOnce<T>;
+  constexpr int kLines = kLinesAtOnce<L>;
   const int64_t steps = pairs / kLines;  // head_dim is a multiple of four
   for (int part = 0; part < kG; ++part) {
-    const T* ahead = next.keys[group + part];
+    const L* next = ahead.keys[group + part];
     for (int64_t i = steps * part / kG; i < steps * (part + 1) / kG; ++i) {
       V k[kG][kLines];
 #pragma GCC unroll 16
-      for (int g = 0; g < kG; ++g) load_lines<S, kR>(k[g], lines[g]);
+      for (int g = 0; g < kG; ++g) load_lines<S, kR>(k[g], keys[g]);
       add_products<S>(sums, q + i * kLines, kQueryStride, k);
 #pragma GCC unroll 16
       for (int g = 0; g < kG; ++g) {
-        if constexpr (kFetch) fetch_line(ahead + g * kLines * kPairLine);
-        lines[g] += kLines * kPairLine;
+        if constexpr (kFetch) fetch_line(next + g * kLines * kPairLine);
+        keys[g] += kLines * kPairLine;
       }
-      ahead += kG * kLines * kPairLine;
+      next += kG * kLines * kPairLine;
     }
   }
   float* p = p_ + first * kTile + group * kKvLanes;
@@ -403,23 +410,23 @@ template <typename N>
 
 // out[row] = out[row] * factor + p[row][pair] . V[pair] for the pairs of tokens, ascending.
 template <typename S, typename T>
-template <int kR, bool kFetch>
-void PairsAttention<S, T>::weigh(int64_t first, Range tokens, const Tile& tile, const Tile& next,
+template <int kR, bool kFetch, typename L>
+void PairsAttention<S, T>::weigh(int64_t first, Range tokens, const TileLines<L>& lines, const TileLines<L>& ahead,
                                  const RowState& state) const {
   constexpr int kG = groups_for(kR);
   int64_t at = 0;
   for (; at + kG * kKvLanes <= kv_.padded_dim; at += kG * kKvLanes)
-    weigh_dims<kR, kG, kFetch>(first, tokens, at, tile, next, state);
+    weigh_dims<kR, kG, kFetch>(first, tokens, at, lines, ahead, state);
   if constexpr (kG > 1)
-    for (; at < kv_.padded_dim; at += kKvLanes) weigh_dims<kR, 1, kFetch>(first, tokens, at, tile, next, state);
+    for (; at < kv_.padded_dim; at += kKvLanes) weigh_dims<kR, 1, kFetch>(first, tokens, at, lines, ahead, state);
 }
 
 // Of kG times 16 dims from `at` on.
 template <typename S, typename T>
-template <int kR, int kG, bool kFetch>
-void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, const Tile& tile, const Tile& next,
-                                      const RowState& state) const {
-  const int64_t dim = kv_.padded_dim, next_dims = kKvLanes * kv_.block_size;
+template <int kR, int kG, bool kFetch, typename L>
+void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, const TileLines<L>& lines,
+                                      const TileLines<L>& ahead, const RowState& state) const {
+  const int64_t dim = kv_.padded_dim, next_dims = lines.next_dims;
   const float* p = p_ + first * kTile;
   float* out = state.out + first * dim + at;
   V sums[kR][kG];
@@ -430,7 +437,7 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
     for (int g = 0; g < kG; ++g) sums[r][g] = S::mul(S::load(out + g * kKvLanes), factor);
     out += dim;
   }
-  const auto add = [&]<int kLines>(const T* line, int64_t pair, auto kept) __attribute__((always_inline)) {
+  const auto add = [&]<int kLines>(const L* line, int64_t pair, auto kept) __attribute__((always_inline)) {
     V v[kG][kLines];
 #pragma GCC unroll 16
     for (int g = 0; g < kG; ++g) {
@@ -442,8 +449,8 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
   const auto all = [](V&) __attribute__((always_inline)) {};
   const auto even = [](V& pairs) __attribute__((always_inline)) { pairs = S::keep_bits(pairs, kEven); };
   const auto odd = [](V& pairs) __attribute__((always_inline)) { pairs = S::keep_bits(pairs, kOdd); };
-  const int64_t place = at * kv_.block_size;
-  const auto line_of = [&](int64_t t) { return value_line(tile.values[t / kKvLanes], t % kKvLanes / 2 * 2) + place; };
+  const int64_t place = at / kKvLanes * next_dims;
+  const auto line_of = [&](int64_t t) { return value_line(lines.values[t / kKvLanes], t % kKvLanes / 2 * 2) + place; };
   int64_t t = tokens.begin;
   if (t % 2 == 1) {
     add.template operator()<1>(line_of(t), t / 2, odd);
@@ -452,14 +459,14 @@ void PairsAttention<S, T>::weigh_dims(int64_t first, Range tokens, int64_t at, c
   const int64_t whole = tokens.end / 2 * 2;
   while (t < whole) {
     const int64_t group = t / kKvLanes, stop = std::min((group + 1) * kKvLanes, whole);
-    const int64_t ahead = next.values[group] - tile.values[group];
-    const T* line = line_of(t);
-    constexpr int kLines = kLinesAtOnce<T>;
+    const int64_t next = ahead.values[group] - lines.values[group];
+    const L* line = line_of(t);
+    constexpr int kLines = kLinesAtOnce<L>;
     for (; t + 2 * kLines <= stop; t += 2 * kLines, line += kLines * kPairLine) {
       add.template operator()<kLines>(line, t / 2, all);
       if constexpr (kFetch) {
 #pragma GCC unroll 16
-        for (int g = 0; g < kG; ++g) fetch_line(line + ahead + g * next_dims);
+        for (int g = 0; g < kG; ++g) fetch_line(line + next + g * next_dims);
       }
     }
     if (t < stop) {
