@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -26,6 +27,7 @@ _SOON = 0.05  # seconds after which a compilation yields to the threads that com
 _NICENESS = 5  # then: a third of what they get
 _AT_ONCE = 4  # that are compiled, those that nobody waits for any more included
 _TRIED = 4  # tokens of an answer before a request takes a grammar
+_OF_PATTERN = re.compile(r"regex parse error:\n    [^\n]*\n    (?P<marks> *\^)[ ^]*\nerror: (?P<reason>[^\n]+)")
 _NO_TOKEN = "NoExtension"  # how the library begins to say that no token fits
 
 
@@ -176,10 +178,10 @@ class GrammarCache:
             )
         if b"\0" in data:
             raise RequestError("structured_outputs: a grammar cannot hold the character U+0000")
-        kind, text = released(kind, text, self.tokenizer.tokens.values())
+        asked, (kind, text) = kind, released(kind, text, self.tokenizer.tokens.values())
         made = self._compile_in_time(kind.encode(), text.encode(errors="replace"))
         if isinstance(made, str):
-            raise RequestError("structured_outputs: llguidance refuses this", got=made[:1000])
+            raise RequestError("structured_outputs: llguidance refuses this", got=_without_grammar(asked, made))
         return made
 
     def _compile_in_time(self, kind: bytes, data: bytes) -> _Idle | str:
@@ -213,3 +215,9 @@ class GrammarCache:
                 hint="make it smaller: thousands of properties or alternatives cost most",
             )
         return made[0]
+
+
+def _without_grammar(kind: str, message: str) -> str:
+    """Why the library refuses a text. It makes a grammar of a pattern, which its message shows too."""
+    found = _OF_PATTERN.search(message) if kind == "regex" else None
+    return f"{found['reason']}, at character {len(found['marks'])} of the pattern" if found else message[:1000]

@@ -30,7 +30,9 @@ def test_a_value_that_does_not_fit_is_wrong_use_and_a_request_that_fails_is_fail
 
 def test_a_pattern_that_is_none_is_wrong_use_and_a_file_of_one_is_named(shipped_engine: Path, tmp_path: Path) -> None:
     run = ("run", "--engine_dir", shipped_engine, "--prompt", "x", "--max_output_len", 4)
-    ingot(*run, "--regex", "(").fails("--regex is not a pattern", "where: --regex", "unclosed group", code=2)
+    ingot(*run, "--regex", "a(").fails(
+        "--regex is not a pattern", "where: --regex", "got: unclosed group, at character 2 of the pattern", code=2
+    )
     ingot(*run, "--regex", "a" * 5000 + "\\").fails("error: --regex is not a pattern", code=2)
     ingot(*run, "--regex", "[ab]{2}").succeeds()
     for option, text, words in (
