@@ -61,7 +61,7 @@ def choose_kernel(target: Target, op: str, dtype: str, activations: str | None =
     if activations == "fp8":
         raise NoKernelError(
             f"target {target.name} has no kernel for op {op} with FP8 activations",
-            expected="a matmul on cuda/sm89 or newer, experts on cuda/sm90, or any on ref",
+            expected="a matmul or experts, on cuda/sm89 or newer, or on ref",
             got="activations fp8",
             hint="give --activations auto, which keeps inputs in more bits",
         )

@@ -13,10 +13,9 @@ from ingot.plugins.cuda.experts import (
     sort_kernels,
     sort_launch,
 )
-from ingot.plugins.cuda.plan_facts import takes_fp8, takes_wide
+from ingot.plugins.cuda.plan_facts import takes_fp8
 from ingot.plugins.cuda.plan_places import PlanPlaces
-from ingot.plugins.cuda.tilings import in_ranges, require_tile
-from ingot.plugins.cuda.wide_products import multiplies
+from ingot.plugins.cuda.tilings import by_warpgroups, in_ranges, require_tile
 from ingot.plugins.cuda.work import Launch, Work
 
 
@@ -59,7 +58,7 @@ class ExpertSteps(PlanPlaces):
         )
 
     def _expert_launches(self, step: Step, product: ExpertProduct, taken: Taken) -> Iterator[Launch]:
-        wide = takes_wide(step) and multiplies(product.k, product.dtype)
+        wide = by_warpgroups(step, product.k, product.dtype)
         known = expert_kernels(product.dtype, wide=wide, fp8=takes_fp8(step))
         for tile, rows in in_ranges(self._plan, step):
             require_tile(step, tile, known)

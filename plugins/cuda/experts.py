@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ingot.dtypes import DType
 from ingot.plan import Attr, Rows
 from ingot.plan_tiles import Tile
-from ingot.plugins.cuda.fp8_products import fp8_shared_bytes, fp8_wide_kernel
+from ingot.plugins.cuda.fp8_products import fp8_kernel, fp8_shared_bytes, fp8_threads
 from ingot.plugins.cuda.own_products import THREADS, shared_bytes
 from ingot.plugins.cuda.step_tables import Counts
 from ingot.plugins.cuda.wide_products import WIDE_THREADS, wide_shared_bytes
@@ -75,12 +75,12 @@ def sort_tiles(experts: int, slots: int, *, exact: bool) -> list[Tile]:
 
 
 def expert_tiles(experts: int, slots: int, dtype: DType, *, wide: bool, fp8: bool = False) -> list[Tile]:
-    """Which kernel computes the same tiles. wide: warpgroups do, where a tile has many rows; fp8: they do for all
-    tiles, of codes on both sides."""
+    """Which kernel computes the same tiles. wide: warpgroups do, where a tile has many rows; fp8: of codes on both
+    sides, which warpgroups multiply in all tiles, or in none."""
     kind = f"{dtype.value}_" if dtype.is_quantised else ""
     if fp8:
         return [
-            dataclasses.replace(each, kernel=fp8_wide_kernel(each.rows).replace("product", "experts"))
+            dataclasses.replace(each, kernel=fp8_kernel(each.rows, wide=wide).replace("product", "experts"))
             for each in sort_tiles(experts, slots, exact=False)
         ]
     if dtype is DType.F32:
@@ -93,7 +93,7 @@ def expert_tiles(experts: int, slots: int, dtype: DType, *, wide: bool, fp8: boo
 
 def expert_kernels(dtype: DType, *, wide: bool, fp8: bool = False) -> list[Tile]:
     """Every kernel of such products. Each computes any number of rows."""
-    ways = [True] if fp8 else [False, True] if wide else [False]
+    ways = [False, True] if wide and not fp8 else [wide]
     found = [tile for each in ways for tile in expert_tiles(1, 1, dtype, wide=each, fp8=fp8)]
     return [dataclasses.replace(each, most_rows=ANY_ROWS) for each in found]
 
@@ -182,7 +182,8 @@ def expert_launch(product: ExpertProduct, taken: Taken, tile: Tile, rows: range)
     """Runs for these numbers of rows of a step, whose pairs are sorted already in tiles of the same size."""
     threads, shared = THREADS, 0
     if product.scales is not None:
-        threads, shared = WIDE_THREADS, fp8_shared_bytes(fp8_wide_kernel(tile.rows))
+        same = tile.kernel.replace("experts", "product")  # which has the same tiles
+        threads, shared = fp8_threads(same), fp8_shared_bytes(same)
     elif _WIDE in tile.kernel:
         threads, shared = WIDE_THREADS, wide_shared_bytes(tile.rows, product.dtype)
     elif tile.rows > 8 and product.dtype is not DType.F32:

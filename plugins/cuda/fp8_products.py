@@ -68,9 +68,9 @@ def fp8_threads(kernel: str) -> int:
     return _BY_NAME[kernel].threads
 
 
-def fp8_wide_kernel(rows: int) -> str:
-    """By warpgroups, the kernel of the smallest tile that holds this many rows of x."""
-    return next(each.name for each in _WIDE_KERNELS if each.tokens >= rows)
+def fp8_kernel(rows: int, *, wide: bool) -> str:
+    """The kernel of the smallest tile that holds this many rows of x. wide: by warpgroups."""
+    return next(each.name for each in _kernels(wide=wide) if each.tokens >= rows)
 
 
 def fp8_parts(n: int, k: int) -> int:

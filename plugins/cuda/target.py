@@ -96,10 +96,11 @@ CODES = {f"cuda/{sm}": each.code for sm, each in _ARCHITECTURES.items()}  # targ
 
 # The inputs of the first are rounded to FP8: the pass round_to_fp8 makes the other two of it.
 _FP8_PRODUCTS, _FP8_ROUNDING = ("matmul.f8f8", "fp8_matmul.f8f8"), "round_to_fp8.f32"
-# Likewise of experts, by warpgroups alone: of what the second half reads, each slot is rounded by itself.
-FP8_EXPERTS = (*(f"{op}.f8f8.{WIDE}" for op in OPS if find_op(op).experts), f"{ROUND_SLOTS.name}.f32.{WIDE}")
+# Likewise of experts: of what the second half reads, each slot is rounded by itself.
+_FP8_EXPERTS, _FP8_SLOTS = [f"{op}.f8f8" for op in OPS if find_op(op).experts], f"{ROUND_SLOTS.name}.f32"
+_WITH_FP8 = (*_FP8_PRODUCTS, _FP8_ROUNDING, *_FP8_EXPERTS, _FP8_SLOTS)
 _OF_CODES = {op for op in OPS if find_op(op).attrs.get("activations") == "fp8"}
-_OF_FP8 = {*_OF_CODES, *(kernel.split(".")[0] for kernel in (_FP8_ROUNDING, FP8_EXPERTS[-1]))}
+_OF_FP8 = {*_OF_CODES, *(kernel.split(".")[0] for kernel in (_FP8_ROUNDING, _FP8_SLOTS))}
 
 
 def _dtypes(op: Op) -> tuple[str, ...]:
@@ -128,10 +129,9 @@ class CudaTarget:
         """sm80 in a name: the instructions the kernel needs at least; each is compiled for the target's own SM."""
         own = tuple(f"{op}.{dtype}.sm80" for op in OPS if op not in _OF_FP8 for dtype in _dtypes(find_op(op)))
         many = self.many_row_kernels(gated=True).values()
-        experts = FP8_EXPERTS if many else ()
         prompts = [f"paged_attention.{dtype}.{WIDE}" for dtype in ("bf16", "f16") if many]
-        fp8 = [f"{name}.{self.fp8_units}" for name in (*_FP8_PRODUCTS, _FP8_ROUNDING) if self.fp8_units]
-        return (*own, *many, *fp8, *experts, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
+        fp8 = [f"{name}.{self.fp8_units}" for name in _WITH_FP8 if self.fp8_units]
+        return (*own, *many, *fp8, *prompts, *self.library_kernels().values(), *DRAW_KERNELS)
 
     @property
     def fp8_units(self) -> str:

@@ -34,7 +34,7 @@ def tiles_of_step(plan: Plan, step: Step) -> tuple[Tile, ...]:
         return ()
     else:
         weight = next(each for each in plan.weights if each.name == step.inputs[op.packed])
-        wide = takes_wide(step) and multiplies(weight.shape[-1], weight.dtype)
+        wide = by_warpgroups(step, weight.shape[-1], weight.dtype)
         if op.experts:
             slots, fp8 = buffers[step.inputs[1]].cols, takes_fp8(step)
             found = expert_tiles(weight.shape[0], slots, weight.dtype, wide=wide, fp8=fp8)
@@ -44,12 +44,18 @@ def tiles_of_step(plan: Plan, step: Step) -> tuple[Tile, ...]:
             n, k = weight.shape
             gated = op.gated(step.attrs)
             if takes_fp8(step):
-                found = fp8_tiles(n, k, wide=takes_wide(step))
+                found = fp8_tiles(n, k, wide=wide)
             else:
                 found = _matmul_tiles(n, k, weight.dtype, gated=gated, wide=wide, library=takes_library(step))
     limits = plan.limits
     tokens = buffers[step.outputs[0]].rows is Rows.TOKENS
     return tuple(_up_to(limits.max_num_tokens if tokens else limits.max_logit_rows, found))
+
+
+def by_warpgroups(step: Step, k: int, dtype: DType) -> bool:
+    """Whether warpgroups compute a step's product of many rows: of floats, where they can copy rows of k. k, dtype: of
+    the weight."""
+    return takes_wide(step) and (takes_fp8(step) or multiplies(k, dtype))
 
 
 def _matmul_tiles(n: int, k: int, dtype: DType, *, gated: bool, wide: bool, library: bool) -> Iterator[Tile]:

@@ -62,32 +62,39 @@ struct WarpFp8Copies {
   int filled;                     // k of a panel
   const unsigned char* weight;    // this thread's k of the first step of K, in the block's first panel
   int panels[kPanels];            // where those of the thread's panels lie behind it
-  const unsigned char* x;         // this thread's piece of the block's first row
-  int rows[kPieces];              // where those of the thread's rows lie behind it
+  const unsigned char* x;         // this thread's piece of the first row of all
+  int rows[kPieces];              // where those of the thread's rows lie behind it, in pieces of 16 bytes
   const float* of_row;            // the scale of a row of x in the first step; null: this thread copies none
+  int next_scale;                 // how far behind it that of the next step lies
   bool there;                     // whether there is this row
   const unsigned char* of_panel;  // four scales of a panel, likewise
 
   // Behind the last panel and the last row, the last ones stand in the place: nobody reads these sums.
   INGOT_DEVICE static WarpFp8Copies of(const Product& p, const Fp8Inputs& inputs, unsigned char* tiles) {
     using Row = RowF8<true>;
-    const int thread = threadIdx.x, first = blockIdx.y * kWidePanels, top = blockIdx.x * kTokens;
-    const int last_panel = panels_of(p.of) - 1 - first, last_row = p.rows - 1 - top;
-    const int bytes = static_cast<int>(Row::panel_bytes(p.of));
-    const int steps = (p.of.k + kFp8Step - 1) / kFp8Step, line = steps * kFp8Step;
+    const int thread = threadIdx.x, first = blockIdx.y * kWidePanels, top = p.first(kTokens);
+    const int last_panel = panels_of(p.of) - 1 - first;
+    const int bytes = static_cast<int>(Row::panel_bytes(p.of)), steps = (p.of.k + kFp8Step - 1) / kFp8Step;
     const unsigned char* panel =
         static_cast<const unsigned char*>(p.weight) + static_cast<int64_t>(first) * bytes + kPanelHeader;
     WarpFp8Copies found{tiles, Row::slabs(p.of.k) * kSlab};
     found.weight = panel + Row::group_bytes(p.of) + thread % kFp8Step * kFp8Rows;
 #pragma unroll
     for (int i = 0; i < kPanels; ++i) found.panels[i] = min(thread / kFp8Step + kAtOnce * i, last_panel) * bytes;
-    found.x = inputs.codes + static_cast<int64_t>(top) * line + thread % 8 * 16;
+    found.x = inputs.codes + thread % 8 * 16;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) found.rows[i] = min(thread / 8 + kLines * i, last_row) * line;
+    for (int i = 0; i < kPieces; ++i) {
+      found.rows[i] = p.source(min(top + thread / 8 + kLines * i, p.rows - 1)) * (kFp8Step / 16) * steps;
+    }
     found.of_row = nullptr, found.of_panel = nullptr, found.there = true;
-    if (p.of.group && thread < kTokens) {
-      found.there = thread <= last_row;
-      found.of_row = inputs.scales + (found.there ? static_cast<int64_t>(top + thread) * steps : 0);
+    // Without groups, the rows of an expert have one scale each, which every step brings: they lie apart, and to look
+    // them up behind the last step would take long.
+    const bool one = p.pairs && !p.of.group;
+    found.next_scale = one ? 0 : 1;
+    if ((p.of.group || one) && thread < kTokens) {
+      found.there = top + thread < p.rows;
+      const int64_t row = found.there ? p.source(top + thread) : 0;
+      found.of_row = inputs.scales + row * (one ? 1 : steps);
     }
     const int piece = thread - (kThreads - kScaleThreads);
     if (p.of.group && piece >= 0) {
@@ -113,8 +120,12 @@ struct WarpFp8Copies {
   INGOT_DEVICE void copy_inputs(int step, int stage) const {
     unsigned char* to = Tile::inputs(tiles, stage) + wide_place(threadIdx.x / 8, threadIdx.x % 8);
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) copy_async(to + i * kLines * kWideLine, x + rows[i] + step * kFp8Step, true);
-    if (of_row) copy_word_async(Tile::scales(tiles, stage) + 4 * threadIdx.x, of_row + step, there);
+    for (int i = 0; i < kPieces; ++i) {
+      const unsigned char* from = x + static_cast<int64_t>(rows[i]) * 16 + step * kFp8Step;
+      copy_async(to + i * kLines * kWideLine, from, true);
+    }
+    unsigned char* scales = Tile::scales(tiles, stage);
+    if (of_row) copy_word_async(scales + 4 * threadIdx.x, of_row + step * next_scale, there);
   }
 };
 
@@ -211,8 +222,9 @@ struct WarpFp8Sums {
       for (int i = 0; i < kAtOnce; ++i) add(p, scales, first + i, sum[i]);
     }
   }
-  // → shared memory, four rows of the weight at once. Behind the last row and panel nobody reads them.
-  INGOT_DEVICE void gather(const Product& p, const Fp8Inputs& x, float* sums) const {
+  // → shared memory, four rows of the weight at once. Behind the last row and panel nobody reads them. of_list: of an
+  // expert without groups, the scales of its rows of x.
+  INGOT_DEVICE void gather(const Product& p, const Fp8Inputs& x, const float* of_list, float* sums) const {
     const int i = row % kPairRows, pair = row / kPairRows;
     const bool gated = p.of.half != 0;
     const int column = !gated ? row : i / 16 * (kWideRows / 2) + pair * 16 + i % 16;
@@ -222,12 +234,13 @@ struct WarpFp8Sums {
 #pragma unroll
     for (int at = 0; at < 2 * kEights; ++at) {
       const int own = token + at / 2 * 8 + threadIdx.x % 4 * 2 + at % 2;
-      const int of_x = min(static_cast<int>(blockIdx.x) * kTokens + own, p.rows - 1);
+      const int of_x = min(p.first(kTokens) + own, p.rows - 1);
       Four<float> values;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float value = total[at / 2][j / 2][j % 2 * 2 + at % 2];
-        values.at[j] = __fmul_rn(p.of.group ? value : __fmul_rn(value, x.scales[of_x]), weight.at[j]);
+        values.at[j] =
+            __fmul_rn(p.of.group ? value : __fmul_rn(value, p.pairs ? of_list[own] : x.scales[of_x]), weight.at[j]);
       }
       *reinterpret_cast<Four<float>*>(sums + own * kWideSums + column) = values;
     }
@@ -237,7 +250,9 @@ struct WarpFp8Sums {
 // parts: null, or where sums of part blockIdx.z of K go, [parts][rows][n].
 template <int kTokens, int kStages, int kThreads>
 INGOT_DEVICE void warp_fp8_product(const Product& p, const Fp8Inputs& x, unsigned char* tiles, float* parts) {
+  using Tile = WarpFp8Tile<kTokens, kStages>;
   constexpr int kAhead = kStages - 1;  // steps under way
+  static_assert(4 * kTokens * kWideSums <= kStages * Tile::kStage, "sums end before the scales");
   const int all = (p.of.k + kFp8Step - 1) / kFp8Step;
   const int begin = static_cast<int>(static_cast<int64_t>(blockIdx.z) * all / gridDim.z);
   const int end = static_cast<int>((static_cast<int64_t>(blockIdx.z) + 1) * all / gridDim.z);
@@ -266,7 +281,7 @@ INGOT_DEVICE void warp_fp8_product(const Product& p, const Fp8Inputs& x, unsigne
   }
   __syncthreads();  // nobody needs the tiles any more
   float* sums = reinterpret_cast<float*>(tiles);
-  of.gather(p, x, sums);
+  of.gather(p, x, reinterpret_cast<const float*>(Tile::scales(tiles, 0)), sums);
   __syncthreads();
   finish_tile<kTokens, kThreads>(p, sums, parts);
 }
@@ -280,8 +295,29 @@ INGOT_DEVICE void warp_fp8_product(const Product& p, const Fp8Inputs& x, unsigne
     const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};          \
     warp_fp8_product<kTokens, kStages, kThreads>(INGOT_PRODUCT, inputs, tiles, parts);  \
   }
-INGOT_WARP_FP8_PRODUCT(16, 5, 128, 2)
-INGOT_WARP_FP8_PRODUCT(64, 4, 256, 1)
-INGOT_WARP_FP8_PRODUCT(128, 3, 256, 1)
+// Grids: (tiles of experts, tiles of 128 rows of the weight)
+#ifdef INGOT_EXPERTS
+#define INGOT_WARP_FP8_OF_EXPERT(kTokens, kStages, kThreads, kBlocks)           \
+  INGOT_KERNEL_TO_SHARE(kThreads, kBlocks)                                      \
+  experts_f8f8_##kTokens(INGOT_EXPERT_PARAMETERS, const float* scales) {        \
+    INGOT_SHARED(shared);                                                       \
+    wait_for_previous();                                                        \
+    const ExpertTile tile = tiles[blockIdx.x];                                  \
+    if (tile.count == 0) return;                                                \
+    const int64_t bytes = RowF8<true>::bytes({n, k, gated ? n / 2 : 0, group}); \
+    const Product p = of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS);           \
+    const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};  \
+    warp_fp8_product<kTokens, kStages, kThreads>(p, inputs, shared, nullptr);   \
+  }
+#else
+#define INGOT_WARP_FP8_OF_EXPERT(...)
+#endif
+
+#define INGOT_WARP_FP8_PRODUCTS(...)  \
+  INGOT_WARP_FP8_PRODUCT(__VA_ARGS__) \
+  INGOT_WARP_FP8_OF_EXPERT(__VA_ARGS__)
+INGOT_WARP_FP8_PRODUCTS(16, 5, 128, 2)
+INGOT_WARP_FP8_PRODUCTS(64, 4, 256, 1)
+INGOT_WARP_FP8_PRODUCTS(128, 3, 256, 1)
 
 #endif

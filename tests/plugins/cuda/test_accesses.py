@@ -69,8 +69,6 @@ def test_experts(checked: ctypes.CDLL) -> None:
     experts.check_routes(checked, 2)
     wide_experts.check(checked, experts.GATE_UP, "bf16", 20, (72, 304), 5)
     wide_experts.check(checked, experts.DOWN, "w4tsg16", 110, (33, 72), 1)
-    fp8_experts.check(checked, experts.GATE_UP, 0, 20, (36, 150), 5)
-    fp8_experts.check(checked, experts.DOWN, 128, 110, (33, 150), 1)
 
 
 @pytest.mark.slow
@@ -84,10 +82,12 @@ def test_kept_codes(checked: ctypes.CDLL, precision: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("units", fp8_products.UNITS)
 def test_inputs_in_fp8(checked: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, units: str) -> None:
-    """Steps and panels that end inside of a tile, with parts of K."""
+    """Steps and panels that end inside of a tile, with parts of K; likewise of experts."""
     fp8_products.take(monkeypatch, units)
     for group, rows, shape, which in ((128, 3, (33, 1100, 0), 3), (0, 17, (66, 176, 1), 2), (128, 66, (40, 304, 0), 5)):
         fp8_products.check(checked, units, group, rows, shape, which)
+    fp8_experts.check(checked, units, experts.GATE_UP, 0, 20, (36, 150), 5)
+    fp8_experts.check(checked, units, experts.DOWN, 128, 110, (33, 150), 1)
 
 
 @pytest.mark.slow

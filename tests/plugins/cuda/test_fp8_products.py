@@ -239,7 +239,7 @@ OF_WARPS = {  # of warp_fp8.cuh, likewise
     "weights of another line": ("(k / 8 % 2 + panel % 2 * 2)", "(k / 8 % 2 + k / 16 % 2 * 2)", ""),
     "a step that goes on from the one before": ("            if (slice == 0) {\n", "            if (false) {\n", ""),
     OF_GATES: ("i / 16 * (kWideRows / 2) + pair * 16", "pair / 2 * (kWideRows / 2) + pair * 16", ""),
-    "scales of the step behind": ("of_row + step, there);", "of_row + step / 2, there);", ""),
+    "scales of the step behind": ("of_row + step * next_scale, there);", "of_row + step / 2, there);", ""),
 }
 
 

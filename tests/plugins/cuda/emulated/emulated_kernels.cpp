@@ -137,13 +137,17 @@ const Entry kEntries[] = {
     ENTRY(experts_f8f8_wide_64),
     ENTRY(experts_f8f8_wide_128),
 #endif
+#elif defined(INGOT_FP8)
+        ENTRY(experts_f8f8_16),
+    ENTRY(experts_f8f8_64),
+    ENTRY(experts_f8f8_128),
 #endif
 #endif
 #ifdef INGOT_LATENT
 #ifdef INGOT_WEIGHT_IS_F32
     ENTRY(heads_f32),
 #else
-        ENTRY(heads_8),
+    ENTRY(heads_8),
     ENTRY(heads_64),
     ENTRY(heads_128),
 #endif

@@ -222,7 +222,7 @@ def wide_cost(nvcc: Compiler, kernel: str, panels: str = "in order") -> Counter[
 
 
 FP8_PRODUCTS = {each: int(each.rpartition("_")[2]) for each in FP8_KERNELS}  # kernel → rows of x in a block
-FP8_EXPERTS = {name.replace("product", "experts"): rows for name, rows in FP8_PRODUCTS.items() if "wide" in name}
+FP8_EXPERTS = {name.replace("product", "experts"): rows for name, rows in FP8_PRODUCTS.items()}
 
 
 def fp8_cost(nvcc: Compiler, kernel: str, group: int) -> Counter[str]:
