@@ -22,7 +22,7 @@ WIDE = dataclasses.replace(USUAL, head_dim=512, alone=True)
 OF_WARPGROUPS = dataclasses.replace(  # whose other kernels are in ALL
     USUAL, codes=CODES, experts=True, wide=True, fp8=True
 )
-OF_FP8 = dataclasses.replace(USUAL, codes=(DType.F8,), fp8=True)  # by warps
+OF_FP8 = dataclasses.replace(USUAL, codes=(DType.F8,), experts=True, fp8=True)  # by warps
 FP8_ARCHITECTURES = ("sm_89", "sm_100", "sm_120")
 PROMPTS = tuple(dataclasses.replace(USUAL, head_dim=dim, alone=True, warpgroups=True) for dim in (64, 128))
 LATENT = dataclasses.replace(USUAL, head_dim=576, latent=512)

@@ -257,8 +257,6 @@ ROW_FAULTS = {  # without groups, of a K with more steps than shared memory hold
         "of_row + step, there",
     ),
 }
-
-
 OF_WARPS = {  # as FAULTS
     "rows of a warp's tile in the order of the step": (
         "warp_fp8.cuh",
@@ -279,10 +277,13 @@ ROW_FAULTS_OF_WARPS = {  # as ROW_FAULTS
 }
 OF_ROWS = {**ROW_FAULTS, **ROW_FAULTS_OF_WARPS}
 EVERY_FAULT = {**FAULTS, **OF_WARPS, **OF_ROWS}
+LONG = "scales of a warp's tile in the order of the step", "for a warp, the scale of the row behind"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", EVERY_FAULT)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(each, marks=pytest.mark.long) if each in LONG else each for each in EVERY_FAULT]
+)
 def test_faults_are_seen(gpu: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
     """By an error, or by wrong values."""
     gpu.emulated_set_devices(1)  # a real GPU would not say what is wrong
