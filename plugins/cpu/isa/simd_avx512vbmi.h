@@ -49,8 +49,8 @@ struct TablePairsAvx512 : PairsAvx512 {
   // Two lines of 16 pairs, from four of 16 codes. kRows: that multiply them. Sums of more than eight leave no registers
   // for tables, and int8 takes little time without. -128 is no code: it would become zero.
   //
-  // On a Zen 4, a dot product of bf16 waits for none of these instructions but for vpermi2b, which takes half of its
-  // time. vpabsb and vpermt2b would take its ports.
+  // On a Zen 4, these instructions leave the ports of the dot product free, but vpermi2b, which costs half a dot
+  // product. vpabsb would cost a whole one.
   template <int kRows>
     requires(kRows <= 8)
   INGOT_INLINE void load_two_lines(V (&to)[2], const int8_t* lines) {
