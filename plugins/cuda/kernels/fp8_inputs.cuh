@@ -11,3 +11,22 @@ struct Fp8Inputs {
   const unsigned char* codes;
   const float* scales;
 };
+
+// A kernel of experts, with the list of their tiles. Grids: (tiles of experts, tiles of 128 rows of the weight). What
+// multiplies a tile comes last.
+#ifdef INGOT_EXPERTS
+#define INGOT_FP8_EXPERTS(name, kThreads, kBlocks, share, ...)                  \
+  INGOT_KERNEL_TO_SHARE(kThreads, kBlocks)                                      \
+  name(INGOT_EXPERT_PARAMETERS, const float* scales) {                          \
+    share(shared);                                                              \
+    wait_for_previous();                                                        \
+    const ExpertTile tile = tiles[blockIdx.x];                                  \
+    if (tile.count == 0) return;                                                \
+    const int64_t bytes = RowF8<true>::bytes({n, k, gated ? n / 2 : 0, group}); \
+    const Product p = of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS);           \
+    const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};  \
+    __VA_ARGS__(p, inputs, shared, nullptr);                                    \
+  }
+#else
+#define INGOT_FP8_EXPERTS(...)
+#endif

@@ -295,27 +295,11 @@ INGOT_DEVICE void warp_fp8_product(const Product& p, const Fp8Inputs& x, unsigne
     const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};          \
     warp_fp8_product<kTokens, kStages, kThreads>(INGOT_PRODUCT, inputs, tiles, parts);  \
   }
-// Grids: (tiles of experts, tiles of 128 rows of the weight)
-#ifdef INGOT_EXPERTS
-#define INGOT_WARP_FP8_OF_EXPERT(kTokens, kStages, kThreads, kBlocks)           \
-  INGOT_KERNEL_TO_SHARE(kThreads, kBlocks)                                      \
-  experts_f8f8_##kTokens(INGOT_EXPERT_PARAMETERS, const float* scales) {        \
-    INGOT_SHARED(shared);                                                       \
-    wait_for_previous();                                                        \
-    const ExpertTile tile = tiles[blockIdx.x];                                  \
-    if (tile.count == 0) return;                                                \
-    const int64_t bytes = RowF8<true>::bytes({n, k, gated ? n / 2 : 0, group}); \
-    const Product p = of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS);           \
-    const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};  \
-    warp_fp8_product<kTokens, kStages, kThreads>(p, inputs, shared, nullptr);   \
-  }
-#else
-#define INGOT_WARP_FP8_OF_EXPERT(...)
-#endif
 
-#define INGOT_WARP_FP8_PRODUCTS(...)  \
-  INGOT_WARP_FP8_PRODUCT(__VA_ARGS__) \
-  INGOT_WARP_FP8_OF_EXPERT(__VA_ARGS__)
+#define INGOT_WARP_FP8_PRODUCTS(kTokens, kStages, kThreads, kBlocks)         \
+  INGOT_WARP_FP8_PRODUCT(kTokens, kStages, kThreads, kBlocks)                \
+  INGOT_FP8_EXPERTS(experts_f8f8_##kTokens, kThreads, kBlocks, INGOT_SHARED, \
+                    warp_fp8_product<kTokens, kStages, kThreads>)
 INGOT_WARP_FP8_PRODUCTS(16, 5, 128, 2)
 INGOT_WARP_FP8_PRODUCTS(64, 4, 256, 1)
 INGOT_WARP_FP8_PRODUCTS(128, 3, 256, 1)

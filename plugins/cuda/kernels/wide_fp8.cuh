@@ -251,27 +251,11 @@ INGOT_DEVICE void fp8_product(const Product& p, const Fp8Inputs& x, unsigned cha
     const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};               \
     fp8_product<kTokens, kStages, kCodeStages>(INGOT_PRODUCT, inputs, tiles, parts);         \
   }
-// As INGOT_WIDE_OF_EXPERT.
-#ifdef INGOT_EXPERTS
-#define INGOT_FP8_OF_EXPERT(kTokens, kStages, kCodeStages, kBlocks)             \
-  INGOT_KERNEL_TO_SHARE(kWideThreads, kBlocks)                                  \
-  experts_f8f8_wide_##kTokens(INGOT_EXPERT_PARAMETERS, const float* scales) {   \
-    INGOT_SHARED_WIDE(shared);                                                  \
-    wait_for_previous();                                                        \
-    const ExpertTile tile = tiles[blockIdx.x];                                  \
-    if (tile.count == 0) return;                                                \
-    const int64_t bytes = RowF8<true>::bytes({n, k, gated ? n / 2 : 0, group}); \
-    const Product p = of_expert(tile, bytes, INGOT_EXPERT_ARGUMENTS);           \
-    const Fp8Inputs inputs{reinterpret_cast<const unsigned char*>(x), scales};  \
-    fp8_product<kTokens, kStages, kCodeStages>(p, inputs, shared, nullptr);     \
-  }
-#else
-#define INGOT_FP8_OF_EXPERT(...)
-#endif
 
-#define INGOT_FP8_PRODUCTS(...)  \
-  INGOT_FP8_PRODUCT(__VA_ARGS__) \
-  INGOT_FP8_OF_EXPERT(__VA_ARGS__)
+#define INGOT_FP8_PRODUCTS(kTokens, kStages, kCodeStages, kBlocks)                         \
+  INGOT_FP8_PRODUCT(kTokens, kStages, kCodeStages, kBlocks)                                \
+  INGOT_FP8_EXPERTS(experts_f8f8_wide_##kTokens, kWideThreads, kBlocks, INGOT_SHARED_WIDE, \
+                    fp8_product<kTokens, kStages, kCodeStages>)
 INGOT_FP8_PRODUCTS(16, 4, 3, 2)
 INGOT_FP8_PRODUCTS(64, 4, 6, 1)
 INGOT_FP8_PRODUCTS(128, 4, 6, 1)
