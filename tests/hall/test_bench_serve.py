@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import time
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +15,10 @@ from ingot.bench.trace import TraceRow, arrivals_at, read_trace, scale_lengths
 from ingot.cli import app
 from ingot.errors import UsageError
 from ingot.runtime.model_runner import ModelRunner
-from tests.runtime.tiny_engine import write_tiny
+from tests.runtime.fake_session import VOCAB
+from tests.runtime.repeating import LIMITS
+from tests.runtime.test_steps_in_flight import FakePipeline
+from tests.runtime.tiny_engine import make_executor, write_tiny
 from tests.runtime.tiny_plan import make_model
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -175,3 +180,20 @@ def test_a_run_is_given_up_when_goodput_is_lost(missed: int, complete: bool, eng
         bad = iter([False] * missed + [True] * 100)
         load._good = lambda tokens, arrival: next(bad)  # type: ignore[method-assign]
         assert load.run(1e6).complete == complete
+
+
+def test_a_run_that_is_given_up_leaves_no_step_under_way(tmp_path: Path) -> None:
+    """The runner of the other mode uses the same session where there are several ranks."""
+    session = FakePipeline(400, 2)
+    session.before_step = lambda batch: time.sleep(0.01)
+    executor = make_executor(session, LIMITS, 4)
+    runner = types.SimpleNamespace(executor=executor, model_info=types.SimpleNamespace(vocab_size=VOCAB))
+    rows = [TraceRow(arrival=0.0, input_len=8, output_len=4 + 20 * n) for n in range(4)]
+    options = ServeOptions(engine_dir=tmp_path, trace=tmp_path, ttft_ms=1e-3)
+    try:
+        report = _Load(cast("ModelRunner", runner), rows, options).run(100.0)
+        assert not report.complete
+        assert session.most == 2
+        assert not session.under_way
+    finally:
+        executor.close()
