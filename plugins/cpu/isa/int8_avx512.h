@@ -164,6 +164,15 @@ struct Int8Avx512 : SimdAvx512 {
   INGOT_INLINE void add_pairs(Short& total, Short a, Short b) {
     asm("vpdpwssd %2, %1, %0" : "+v"(total) : "v"(a), "v"(b));
   }
+  INGOT_INLINE Short sum_pairs(Short pairs) { return _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)); }
+  // Sums of two groups as such a pair. The first one moves to the upper half. The second one begins below it, 2^15
+  // higher than it is, so that it takes nothing from the upper half.
+  static constexpr int32_t kSecondStart = 1 << 15;
+  INGOT_INLINE Short begin_second(Short first, Short start) { return add_shorts(_mm512_slli_epi32(first, 16), start); }
+  INGOT_INLINE Short end_second(Short both) { return _mm512_xor_si512(both, set_short(kSecondStart)); }
+  INGOT_INLINE Short scale_pairs(const int8_t* first, const int8_t* second) {
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, columns(second), _mm512_slli_epi32(columns(first), 16));
+  }
   INGOT_INLINE V short_floats(Short sum) { return _mm512_cvtepi32_ps(sum); }
 
   // For products on tiles: (code - kBias) * scale of less than 14 bits as 128 * upper + lower, signed bytes.

@@ -20,8 +20,8 @@ namespace {
 
 // A part of K of a group of rows and a few panels: sums[panel][row][16] += products.
 struct Int8Tile {
-  const int8_t* x;  // codes
-  const int32_t* runs;
+  const int8_t* x;                  // codes
+  const int32_t *runs, *are_short;  // of rows
   int64_t run_stride;
   const std::byte* const* panels;
   bool first;  // whether their sums begin
@@ -35,7 +35,6 @@ struct Int8Tile {
   const std::byte* const* next;  // to fetch meanwhile, from each pointer on
   int64_t next_step;             // bytes per line
 };
-
 using Int8TileFn = void (*)(const Int8Tile&);
 
 // Products of whole bytes, added up in int32. The first group of rows unpacks int4 while it multiplies, for the others
@@ -486,6 +485,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
         const int64_t first = all.first(g), count = all.first(g + 1) - first;
         const Int8Tile tile{.x = x.codes(first) + k * count,
                             .runs = x.runs(first) + k / x.run_k,
+                            .are_short = x.are_short(first),
                             .run_stride = x.run_stride(),
                             .panels = begun,
                             .first = k == 0,

@@ -4,9 +4,9 @@
 // Rows that are rounded to int8: the sum over kUnitK columns of scale * code * x is exact in int32, and so is that of
 // offset * x; each joins the others in float32 by one fma, units ascending. So every blocking, instruction set and
 // number of rows gives the same bits. Scales multiply sums that fit 16 bits, those of 16 columns, or of 8 (see
-// add_codes); where a CPU multiplies 32 bits as quickly, the sum of a whole group. Floors: the bytes of codes and
-// numbers over the bandwidth of memory. Per 256 codes of a column, VPDPBUSD takes 64 operations for each row; scales
-// add 16 or 32, or one for each group, offsets and units 8.
+// add_codes); where a CPU multiplies 32 bits as quickly, the sum of a whole group, or two of them at once if they fit
+// 16 bits. Floors: the bytes of codes and numbers over the bandwidth of memory. Per 256 codes of a column, VPDPBUSD
+// takes 64 operations for each row; scales add 16 or 32, or one for each group or two groups, offsets and units 6 to 8.
 #pragma once
 
 #include "isa/cpu_isa.h"
@@ -37,8 +37,10 @@ struct UnitProducts {
   static constexpr bool kWholeOnce = true;
   static_assert(kPart % kUnitK == 0);
 
-  // Whether the sum of a whole group is multiplied, in 32 bits. Codes of two and three bits would gain nothing: 16 bits
-  // hold the sums of their groups.
+  // Sums that are multiplied by scales: of runs, in 16 bits; of whole groups, in 16 or in 32 bits; or of two groups at
+  // once, in 16 bits each. What takes 16 bits of whole groups is for rows whose sums fit. Codes of two and three bits
+  // would gain nothing by whole groups: 16 bits hold the sums of theirs.
+  enum Sums { kOfRuns, kShort, kWide, kPaired };
   static constexpr bool kMayBeWide = I::kMultiplies32 && kBits > 3;
   static bool are_wide() { return kMayBeWide && quick_multiply_32; }
 
@@ -48,6 +50,7 @@ struct UnitProducts {
   static int64_t run_k(int64_t group) { return kShift ? 2 * group : kUnitRun; }
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     std::fill_n(to.runs(first), count * to.run_stride(), 0);  // pairs of a unit may lie beyond the codes
+    std::fill_n(to.are_short(first), count, 1);
     round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
       store_runs(to, first + row, k, line);
     });
@@ -55,6 +58,8 @@ struct UnitProducts {
   // Those of the 64 codes from k on.
   static void store_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
     int16_t sums[kTileK / 8];
+    if constexpr (kMayBeWide)
+      if (!sums_are_short(line)) *to.are_short(row) = 0;
     const int count = sum_codes<I>(line, to.run_k / 2, sums);
     if constexpr (!kShift && !CodeLines<kBits>::kEights)
       for (int i = 0; i < count; i += 2) {
@@ -72,6 +77,19 @@ struct UnitProducts {
     for (int i = 0; i < count; ++i) std::memcpy(runs + i * int64_t{sizeof(int16_t)}, sums + i, sizeof(int16_t));
   }
 
+  // Whether 16 bits hold the sum of code * x of each group of 64 x, whatever the codes are.
+  static bool sums_are_short(const int8_t* line) {
+    constexpr int32_t kLargestCode = kShift ? (1 << kBits) - 1 : Format::kBias;
+    int8_t sizes[kTileK];
+    int16_t sums[kTileK / 8], of_sizes[kTileK / 8];
+    for (int64_t i = 0; i < kTileK; ++i) sizes[i] = static_cast<int8_t>(std::abs(line[i]));
+    const int count = sum_codes<I>(line, Format::kShortestGroup, sums);
+    sum_codes<I>(sizes, Format::kShortestGroup, of_sizes);
+    int32_t most = 0;  // of x with the same sign, twice; codes with signs can meet any x
+    for (int i = 0; i < count; ++i) most = std::max(most, kShift ? of_sizes[i] + std::abs(sums[i]) : 2 * of_sizes[i]);
+    return kLargestCode * most <= 2 * INT16_MAX;
+  }
+
   // f<r, p>() one by one: constants find their sums in registers.
   template <int kR, int kP, typename F>
   [[gnu::always_inline]] static inline void each(F f) {
@@ -82,17 +100,41 @@ struct UnitProducts {
   enum Codes { kStored, kLeft, kFound };  // as they lie in panels; left to other rows too; left by the first ones
 
   // A step of the codes that share lines, or of a run where that is longer.
-  template <bool kWide>
+  template <Sums kSums>
   struct Step {
-    static constexpr int64_t kRunK = kWide ? Format::kShortestGroup : kUnitRun, kK = std::max(kLineK, kRunK);
+    static constexpr int64_t kRunK = kSums == kOfRuns ? kUnitRun : Format::kShortestGroup;
+    static constexpr int64_t kK = std::max(kLineK, kRunK);
     static constexpr int kRuns = kK / kRunK, kPairs = kRunK / 8, kQuads = kK / 4;  // pairs of quads in a run
     static constexpr int kCodeBytes = kK / kLineK * Format::kCodeBytes, kCodeLines = kCodeBytes / kLineBytes;
   };
 
-  template <bool kWide, Codes kCodes, int kR, int kP>
-  static void tile(const Int8Tile& t) {
+  // Sums of a run begin, the first or the second one of a pair. start_of(row): int32, where codes have signs.
+  template <int v, int kR, int kP, typename StartOf>
+  [[gnu::always_inline]] static inline void begin_of_pair(Short (&run)[kR][kP][kVectors], bool second,
+                                                          const StartOf& start_of) {
+    if (second) {
+      for_each(std::make_integer_sequence<int, kR>(), [&]<int r>() __attribute__((always_inline)) {
+        Short start = I::set_short(I::kSecondStart);
+        if constexpr (!kShift) start = I::add_shorts(start, I::set_short(*start_of(r)));
+#pragma GCC unroll 2
+        for (int p = 0; p < kP; ++p) run[r][p][v] = I::begin_second(run[r][p][v], start);
+      });
+    } else {
+      each<kR, kP>([&]<int r, int p>()
+                       __attribute__((always_inline)) { run[r][p][v] = I::set_short(kShift ? 0 : *start_of(r)); });
+    }
+  }
+
+  template <Sums kSums, Codes kCodes, int kR, int kP>
+  [[gnu::noinline]] static void tile(const Int8Tile& t) {
     constexpr bool kOnce = kCodes == kStored && kR == 1 && kP == 1;
-    using Step = UnitProducts::Step<kWide>;
+    // One row waits for memory; few rows of codes of six bits, for ports that unpack them.
+    constexpr bool kMayPair = kBits < 6 || kR > 4 || kCodes == kFound;
+    if constexpr (kMayBeWide && !kOnce && (kSums == kOfRuns || (kSums == kWide && kMayPair)))
+      if (std::all_of(t.are_short, t.are_short + kR, std::identity()))
+        return tile<kSums == kWide ? kPaired : kShort, kCodes, kR, kP>(t);
+    using Step = UnitProducts::Step<kSums>;
+    static_assert(kSums != kPaired || Step::kK == Step::kRunK);
     const int64_t unit_bytes = Format::unit_bytes(t.group_bits), end = t.tiles * kTileK;
     const std::byte *line[kP], *next[kP];
     std::byte* to[kP];
@@ -110,7 +152,9 @@ struct UnitProducts {
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) sum[r][p][v] = I::set_short(0);
       });
+      Short run[kR][kP][kVectors];
       for (int64_t at = 0; at < columns; at += Step::kK, x += Step::kK * kR) {
+        [[maybe_unused]] const bool second = (at & Step::kRunK) != 0;  // of a pair
         const int32_t* const starts = t.runs + (k + at) / kUnitRun;
         for_each(std::make_integer_sequence<int, kVectors>(), [&]<int v>() __attribute__((always_inline)) {
           constexpr int64_t kAt = v * I::kWidth * 4;  // bytes
@@ -123,38 +167,72 @@ struct UnitProducts {
               I::store_short(reinterpret_cast<int32_t*>(to[p] + q * kLineBytes + kAt), codes);
             return codes;
           };
+          const auto scales_at = [&](int p, int64_t column) __attribute__((always_inline)) {
+            const UnitNumbers<Format> numbers(t.multipliers[p] + unit * unit_bytes, t.group_bits);
+            return numbers.scales + (column >> t.group_bits) * kPanel + v * I::kWidth;
+          };
           for_each(std::make_integer_sequence<int, Step::kRuns>(), [&]<int kRun>() __attribute__((always_inline)) {
             Short scales[kP];
 #pragma GCC unroll 2
             for (int p = 0; p < kP; ++p) {
-              const UnitNumbers<Format> numbers(t.multipliers[p] + unit * unit_bytes, t.group_bits);
-              const int64_t group = (at + kRun * Step::kRunK) >> t.group_bits;
-              const int8_t* const of_group = numbers.scales + group * kPanel + v * I::kWidth;
-              scales[p] = kWide ? I::short_multipliers(of_group) : I::template unit_scales<kBits>(of_group);
+              const int64_t column = at + kRun * Step::kRunK;
+              if constexpr (kSums == kOfRuns || kSums == kShort)
+                scales[p] = I::template unit_scales<kBits>(scales_at(p, column));
+              if constexpr (kSums == kWide) scales[p] = I::short_multipliers(scales_at(p, column));
             }
-            Short run[kR][kP];
+            const auto start_of = [&](int r) __attribute__((always_inline)) {
+              return starts + r * t.run_stride + kRun * (Step::kRunK / kUnitRun);
+            };
+            if constexpr (kSums == kWide || kSums == kShort) {
+              for_each(std::make_integer_sequence<int, kR>(), [&]<int r>() __attribute__((always_inline)) {
+                Short start = I::set_short(kShift ? 0 : *start_of(r));
+                if constexpr (kSums == kShort && !kShift) start = I::sum_pairs(start);
+#pragma GCC unroll 2
+                for (int p = 0; p < kP; ++p) run[r][p][v] = start;
+              });
+            } else if constexpr (kSums == kPaired) {
+              begin_of_pair<v>(run, second, start_of);
+            }
             for_each(std::make_integer_sequence<int, Step::kPairs>(), [&]<int kPair>() __attribute__((always_inline)) {
               constexpr int q = (kRun * Step::kPairs + kPair) * 2;
-              Short first[kP], second[kP];
+              Short first[kP], last[kP];
 #pragma GCC unroll 2
               for (int p = 0; p < kP; ++p) {
                 first[p] = made.template operator()<q>(p);
-                second[p] = made.template operator()<q + 1>(p);
+                last[p] = made.template operator()<q + 1>(p);
               }
               each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
                 const Short from = I::load_x(x + (q * kR + r) * 4), next_from = I::load_x(x + ((q + 1) * kR + r) * 4);
-                const int32_t* const start = starts + r * t.run_stride + kRun * (Step::kRunK / kUnitRun);
-                if constexpr (kWide) {
-                  if constexpr (kPair == 0) run[r][p] = I::set_short(kShift ? 0 : *start);
-                  I::dot(run[r][p], first[p], from);
-                  I::dot(run[r][p], second[p], next_from);
-                  if constexpr (kPair == Step::kPairs - 1) I::add_short(sum[r][p][v], run[r][p], scales[p]);
+                Short own = run[r][p][v];  // a reference to an array of so many would keep it in memory
+                if constexpr (kSums == kOfRuns) {
+                  I::template add_codes<kBits, kPair>(sum[r][p][v], own, first[p], from, last[p], next_from, scales[p],
+                                                      start_of(r));
                 } else {
-                  I::template add_codes<kBits, kPair>(sum[r][p][v], run[r][p], first[p], from, second[p], next_from,
-                                                      scales[p], start);
+                  I::dot(own, first[p], from);
+                  I::dot(own, last[p], next_from);
                 }
+                run[r][p][v] = own;
               });
             });
+            if constexpr (kSums == kWide || kSums == kShort) {
+              each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+                Short own = sum[r][p][v];
+                if constexpr (kSums == kWide)
+                  I::add_short(own, run[r][p][v], scales[p]);
+                else
+                  I::add_pairs(own, run[r][p][v], scales[p]);
+                sum[r][p][v] = own;
+              });
+            } else if constexpr (kSums == kPaired) {
+              if (!second) return;
+#pragma GCC unroll 2
+              for (int p = 0; p < kP; ++p) scales[p] = I::scale_pairs(scales_at(p, at - Step::kRunK), scales_at(p, at));
+              each<kR, kP>([&]<int r, int p>() __attribute__((always_inline)) {
+                Short own = sum[r][p][v];
+                I::add_pairs(own, I::end_second(run[r][p][v]), scales[p]);
+                sum[r][p][v] = own;
+              });
+            }
           });
         });
 #pragma GCC unroll 2
@@ -217,15 +295,15 @@ struct UnitProducts {
     }
   }
 
-  template <bool kWide, Codes kCodes, int kP, size_t... kR>
+  template <Sums kSums, Codes kCodes, int kP, size_t... kR>
   static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kWide, kCodes, kR + 1, kP>...};
+    return {tile<kSums, kCodes, kR + 1, kP>...};
   }
   template <Codes kCodes, int kP>
   static Int8TileFn tile_with(int64_t rows) {
-    static constexpr auto kTiles = table<false, kCodes, kP>(std::make_index_sequence<kRows>());
+    static constexpr auto kTiles = table<kOfRuns, kCodes, kP>(std::make_index_sequence<kRows>());
     if constexpr (kMayBeWide) {
-      static constexpr auto kWideTiles = table<true, kCodes, kP>(std::make_index_sequence<kRows>());
+      static constexpr auto kWideTiles = table<kWide, kCodes, kP>(std::make_index_sequence<kRows>());
       if (are_wide()) return kWideTiles[static_cast<size_t>(rows - 1)];
     }
     return kTiles[static_cast<size_t>(rows - 1)];

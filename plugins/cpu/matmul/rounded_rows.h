@@ -83,13 +83,13 @@ struct RoundedRows {
   int64_t bytes() const { return header_bytes() + rows * stride(); }
 
   float* scales() const { return reinterpret_cast<float*>(data); }
-  int32_t* runs(int64_t row) const {  // of short sums, which not all products need
-    return reinterpret_cast<int32_t*>(data) + rows + row * run_stride();
-  }
+  // Of short sums, and whether sums of whole groups are short as well: not all products need them.
+  int32_t* runs(int64_t row) const { return are_short(rows) + row * run_stride(); }
+  int32_t* are_short(int64_t row) const { return reinterpret_cast<int32_t*>(data) + rows + row; }
   int8_t* codes(int64_t row) const { return reinterpret_cast<int8_t*>(data + header_bytes() + row * stride()); }
 
  private:
-  int64_t header_bytes() const { return ceil_div(rows * (1 + run_stride()) * 4, kLineBytes) * kLineBytes; }
+  int64_t header_bytes() const { return ceil_div(rows * (2 + run_stride()) * 4, kLineBytes) * kLineBytes; }
 };
 
 // Rounds a group of rows of at most kMost: four codes of each row lie beside each other, then the next four, so that a

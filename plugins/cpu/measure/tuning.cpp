@@ -79,6 +79,20 @@ Region filled(int64_t bytes) {
 
 float* floats(Region& region) { return reinterpret_cast<float*>(region.data()); }
 
+// Rows as they are in a model: most numbers are much smaller than the largest, which sets how coarsely they are
+// rounded.
+Region rows_of_x(int64_t count) {
+  Region region(static_cast<size_t>(count) * sizeof(float), false);
+  constexpr int64_t kPeriod = 8192;
+  std::minstd_rand random;
+  std::uniform_real_distribution<float> part(-1.0f, 1.0f);
+  float* const x = floats(region);
+  std::generate_n(x, std::min(count, kPeriod),
+                  [&] { return part(random) + part(random) + part(random) + part(random); });
+  for (int64_t i = kPeriod; i < count; ++i) x[i] = x[i - kPeriod];
+  return region;
+}
+
 bool fits(int64_t value, int64_t most = 1 << 24) { return value >= 1 && value <= most; }
 
 void require_product(bool holds) {
@@ -112,7 +126,7 @@ double time_matmul(const std::string& kernel, int64_t rows, int64_t n, int64_t k
                   !(gated && n % 2 != 0) && tactic >= 0 && tactic < tactics_of(found) &&
                   fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16);
-  Region weight = filled(panels * panel_bytes), x = filled(rows * k * 4), y(static_cast<size_t>(rows * out * 4), false);
+  Region weight = filled(panels * panel_bytes), x = rows_of_x(rows * k), y(static_cast<size_t>(rows * out * 4), false);
   const WeightSlice piece{0, panels, weight.data()};
   const MatmulArgs args{.x = floats(x),
                         .pieces = &piece,
@@ -139,7 +153,7 @@ double time_experts(const std::string& kernel, int64_t rows, int64_t experts, in
                   fits(slots, experts) && fits(n) && fits(k) && fits(panel_bytes) && !(gated && n % 2 != 0) &&
                   tactic >= 0 && tactic < tactics_of(found) && fits(threads, ThreadPool::kMaxThreads));
   const int64_t out = gated ? n / 2 : n, panels = (gated ? 2 : 1) * ((out + 15) / 16), taken = rows * slots;
-  Region weight = filled(experts * panels * panel_bytes), x = filled((first ? rows : taken) * k * 4);
+  Region weight = filled(experts * panels * panel_bytes), x = rows_of_x((first ? rows : taken) * k);
   Region y(static_cast<size_t>((first ? taken : rows) * out * 4), false), weights = filled(taken * 4),
                                                                           ids = filled(taken * 4);
   choose_experts(rows, experts, slots, floats(ids));

@@ -55,6 +55,7 @@ def _format(kernel: str) -> WeightFormat:
 
 
 UNITS = [(name, group) for name in EXACT if _format(name).unit_bytes for group in _format(name).groups]
+WIDE_UNITS = [(name, group) for name, group in UNITS if name.endswith(".avx512") and _format(name).bits > 3]
 
 
 def _normal(seed: int, *shape: int) -> Array:
@@ -345,26 +346,41 @@ def test_the_largest_codes_and_numbers_of_units(kernel: str, group: int) -> None
     rows.codes[:] = np.where(rows.codes * 2 < low + high, low, high)
     rows.codes[:2] = [[low], [high]]
     rows.count[::2], rows.count[1::2] = 0 if rows.format in (W2KS, W4KS) else -128, 127
-    rows.unit[3], rows.unit[4] = 65504, 2.0**-24
-    rows.unit[5] *= -1
+    rows.unit[3], rows.unit[4], rows.unit[5] = 65504, 2.0**-24, -rows.unit[5]
     if rows.offset_count is not None:
         rows.offset_count[::3], rows.offset_count[1::3] = 127, -128
     _assert_same_bits(kernel, rows, _largest_inputs(), (1, 2, 9))
 
 
-@pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize(
-    ("kernel", "group"), [case for case in UNITS if case[0].endswith(".avx512") and _format(case[0]).bits > 3]
-)
-def test_sums_of_units_multiplied_in_16_and_in_32_bits(kernel: str, group: int, quick: bool) -> None:
+@pytest.fixture(params=[False, True])
+def whether_32_bits_are_quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    preferred = _cpu.set_quick_multiply_32(request.param)
+    yield
+    _cpu.set_quick_multiply_32(preferred)
+
+
+@pytest.mark.usefixtures("whether_32_bits_are_quick")
+@pytest.mark.parametrize(("kernel", "group"), WIDE_UNITS)
+def test_sums_of_groups_that_just_fit_16_bits(kernel: str, group: int) -> None:
+    """And those that just do not, of either sign, among rows whose sums fit."""
+    runnable_isa(kernel)
+    rows = random_units(_format(kernel).dtype, (33, 700), group)
+    low, high = rows.format.codes
+    rows.codes[:2] = [[low], [high]]
+    columns, limit = (16 if low else 32), 32767 // max(high, -low)
+    x = np.zeros((9, 700), np.float32)
+    for row, total in enumerate((limit, -limit, 130, limit, -limit, limit, limit + 1, -limit - 1, limit)):
+        x[row, :columns] = np.sign(total) * np.diff(np.minimum(np.arange(columns + 1) * 127, abs(total)))
+    _assert_same_bits(kernel, rows, x, (2, 3, 6, 9))
+
+
+@pytest.mark.usefixtures("whether_32_bits_are_quick")
+@pytest.mark.parametrize(("kernel", "group"), WIDE_UNITS)
+def test_sums_of_units_multiplied_in_16_and_in_32_bits(kernel: str, group: int) -> None:
     """Both have the bits of the reference, whichever this CPU prefers: few rows, and many that share unpacked codes."""
     runnable_isa(kernel)
-    preferred = _cpu.set_quick_multiply_32(quick)
-    try:
-        rows = random_units(_format(kernel).dtype, (70, 1300), group)
-        _assert_same_bits(kernel, rows, _normal(3, 40, 1300), (1, 2, 6, 7, 12, 13, 25, 40))
-    finally:
-        _cpu.set_quick_multiply_32(preferred)
+    rows = random_units(_format(kernel).dtype, (70, 1300), group)
+    _assert_same_bits(kernel, rows, _normal(3, 40, 1300), (1, 2, 6, 7, 12, 13, 25, 40))
 
 
 def _largest_inputs() -> Array:
