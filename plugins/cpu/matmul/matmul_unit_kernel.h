@@ -50,16 +50,17 @@ struct UnitProducts {
   static int64_t run_k(int64_t group) { return kShift ? 2 * group : kUnitRun; }
   static void round(const RoundedRows& to, int64_t first, int64_t count, const float* const* x) {
     std::fill_n(to.runs(first), count * to.run_stride(), 0);  // pairs of a unit may lie beyond the codes
-    std::fill_n(to.are_short(first), count, 1);
-    round_group<I, kRows, kPart, 0>(to, first, count, x, [&to, first](int64_t row, int64_t k, const int8_t* line) {
+    const bool several = count > 1;                           // one row alone does not ask (kOnce)
+    std::fill_n(to.are_short(first), count, several ? 1 : 0);
+    round_group<I, kRows, kPart, 0>(to, first, count, x, [&](int64_t row, int64_t k, const int8_t* line) {
       store_runs(to, first + row, k, line);
+      if constexpr (kMayBeWide)
+        if (several && !sums_are_short(line)) *to.are_short(first + row) = 0;
     });
   }
   // Those of the 64 codes from k on.
   static void store_runs(const RoundedRows& to, int64_t row, int64_t k, const int8_t* line) {
     int16_t sums[kTileK / 8];
-    if constexpr (kMayBeWide)
-      if (!sums_are_short(line)) *to.are_short(row) = 0;
     const int count = sum_codes<I>(line, to.run_k / 2, sums);
     if constexpr (!kShift && !CodeLines<kBits>::kEights)
       for (int i = 0; i < count; i += 2) {
