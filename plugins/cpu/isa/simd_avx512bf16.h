@@ -20,6 +20,9 @@ struct PairsAvx512 : SimdAvx512 {
   // VDPBF16PS: the odd number of each pair by one fma, then the even one. Always rounds to nearest even; denormal
   // numbers count as zero going in and come out as zero, whatever MXCSR says.
   INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+  INGOT_INLINE void accumulate_from(V& sum, const float& a, V b) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(a));
+  }
 
   // 32 numbers, first[0] in the even half of pair 0, first[1] in its odd half. Denormal numbers become zero.
   INGOT_INLINE V round_pairs(V first, V second) {

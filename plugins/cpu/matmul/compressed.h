@@ -17,7 +17,6 @@ struct Bf16c {
   static constexpr int64_t kTileK = kCompressed.tile_k, kTileBytes = kCompressed.tile_bytes;
   static constexpr int64_t kBlockBytes = 3 * kLineBytes;  // of eight k: codes of upper bytes, two lines of lower ones
   static constexpr int64_t kBlocks = kTileK / 8;
-  static constexpr int64_t kRestoredBytes = kTileK / 2 * kLineBytes;  // of a tile
   static constexpr int64_t kNumbers = kTileK * kPanel;
   static_assert(kTileBytes == kBlocks * kBlockBytes);
 
@@ -33,49 +32,41 @@ struct Bf16c {
     return panel + data_offset_ + tile * kTileBytes;
   }
 
-  // Asks for what `patched` and `restore` read of tiles from `tile` on.
+  // Asks for what `patched` and `patch` read of tiles from `tile` on.
   template <typename S>
   void prefetch_header(const std::byte* panel, int64_t tile) const {
     S::prefetch(panel);
     S::prefetch(panel + counts_offset_ + 2 * tile);
   }
 
-  // Finds the first tile with patches, from `tile` on. If no tile has any, returns the number of tiles.
-  int64_t patched(const std::byte* panel, int64_t tile) const {
+  // Finds the first tile with patches, from the one at `from` on. If there is none, returns where the last one ends.
+  const std::byte* patched(const std::byte* panel, const std::byte* from) const {
+    int64_t tile = tile_at(panel, from);
     const auto before = [panel, this](int64_t each) {
       uint16_t count;
       std::memcpy(&count, panel + counts_offset_ + 2 * each, sizeof(count));
       return count;
     };
-    for (const uint16_t none = before(tile); tile < tiles_ && before(tile + 1) == none;) ++tile;
-    return tile;
+    if (tile < tiles_)
+      for (const uint16_t none = before(tile); tile < tiles_ && before(tile + 1) == none;) ++tile;
+    return stored(panel, tile);
   }
 
-  // A tile as lines of pairs of k.
-  template <typename S>
-  void restore(const std::byte* panel, int64_t tile, std::byte* to) const {
-    const auto upper = S::upper_bytes(panel);
-    const std::byte* from = stored(panel, tile);
-    auto* lines = reinterpret_cast<float*>(to);
-    for (int64_t block = 0; block < kBlocks; ++block, from += kBlockBytes, lines += 4 * kPanel) {
-      S::store(lines, S::template restored_pairs<0>(from, upper));
-      S::store(lines + kPanel, S::template restored_pairs<1>(from, upper));
-      S::store(lines + 2 * kPanel, S::template restored_pairs<2>(from, upper));
-      S::store(lines + 3 * kPanel, S::template restored_pairs<3>(from, upper));
-    }
-    patch(panel, tile, to);
-  }
-
- private:
-  // Stays within the tile and the panel, whatever these say.
-  void patch(const std::byte* panel, int64_t tile, std::byte* to) const {
+  // Puts the patches of the tile at `from` into its restored lines. Stays within the tile and the panel, whatever these
+  // say.
+  void patch(const std::byte* panel, const std::byte* from, void* to) const {
     uint16_t range[2];
-    std::memcpy(range, panel + counts_offset_ + 2 * tile, sizeof(range));
+    std::memcpy(range, panel + counts_offset_ + 2 * tile_at(panel, from), sizeof(range));
     for (int64_t i = range[0]; i < std::min<int64_t>(range[1], most_patches_); ++i) {
       uint16_t each[2];  // a number and its place
       std::memcpy(each, panel + kCompressed.table_bytes + 4 * i, sizeof(each));
-      std::memcpy(to + each[1] % kNumbers * 2, each, sizeof(each[0]));
+      std::memcpy(static_cast<std::byte*>(to) + each[1] % kNumbers * 2, each, sizeof(each[0]));
     }
+  }
+
+ private:
+  int64_t tile_at(const std::byte* panel, const std::byte* from) const {
+    return (from - panel - data_offset_) / kTileBytes;
   }
 
   int64_t tiles_, counts_offset_, most_patches_, data_offset_, panel_bytes_;

@@ -159,6 +159,8 @@ struct F8Weight {
   }
 };
 
+struct Bf16c;
+
 // Sums of `rows` rows x kPanels panels over k values of x: sums[panel][row][16], continued unless `first`.
 struct TileArgs {
   const float* x;
@@ -168,27 +170,16 @@ struct TileArgs {
   float* sums;
   int64_t panel_stride;
   bool first;
-  const std::byte* const* beside = nullptr;  // of FP8, scales of the groups of each panel; of bf16c, its upper bytes
+  const std::byte* const* beside = nullptr;  // of FP8, scales of the groups of each panel; of bf16c, each panel
   int64_t group = 0;                         // k of a group; the first k begins one. 0: there are no groups
   const std::byte* const* next = nullptr;    // what is fetched meanwhile, from each pointer on, and
   int64_t next_step = 0;                     // bytes of it per line
   float* widened = nullptr;                  // where lines are left as PanelF32 has them, and
   int64_t widened_stride = 0;                // floats from a panel to the next one
+  const Bf16c* compressed = nullptr;         // how bf16c lies there
 };
 
-// What the lines of a panel are restored with.
-struct None {};
-template <typename S, typename Panel>
-struct TablesOf {
-  using Type = None;
-};
-template <typename S, typename Panel>
-  requires requires(const std::byte* beside) { Panel::template tables<S>(beside); }
-struct TablesOf<S, Panel> {
-  using Type = decltype(Panel::template tables<S>(nullptr));
-};
-template <typename S, typename Panel>
-using Tables = typename TablesOf<S, Panel>::Type;
+constexpr int64_t kPass = -1;
 
 // Few rows ask for lines at two distances: up to so many.
 template <typename S>
@@ -197,13 +188,41 @@ template <typename S>
   requires requires { S::kWorkingRows; }
 constexpr int kTwoDistances<S> = S::kWorkingRows;
 
-// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order. kLeaves: lines
-// widened. GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
+// Adds products of a k of each row with 16 columns or fewer in each vector. A broadcast that is loaded to a register takes
+// a Zen 4 time beside products, one that the product itself loads takes none. Vectors of an Intel CPU cannot all be
+// multiplied by what they load: so two panels share a register in every other row.
+template <typename S, int kRows, int kVectors>
+[[gnu::always_inline]] inline void add_products(typename S::V (&sum)[kRows][kVectors], const float* x, int64_t x_stride,
+                                                const typename S::V (&weight)[kVectors]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    if constexpr (requires { S::accumulate_from(sum[0][0], *x, weight[0]); }) {
+      if (kVectors == 1 || r % 2 == 1) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+          auto own = sum[r][v];  // a reference to an array of so many would keep it in memory
+          S::accumulate_from(own, x[r * x_stride], weight[v]);
+          sum[r][v] = own;
+        }
+        continue;
+      }
+    }
+    const typename S::V xr = S::set1(x[r * x_stride]);
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      auto own = sum[r][v];
+      S::accumulate(own, xr, weight[v]);
+      sum[r][v] = own;
+    }
+  }
+}
+
+// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order; kPass of a pass of few
+// of several rows. kLeaves: lines widened. GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
 template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
 void tile(const TileArgs& args) {
   using V = typename S::V;
   constexpr bool kMany = kXStride > 0, kOfGroups = std::is_same_v<Panel, PanelF8>;
-  constexpr bool kRestores = !std::is_same_v<Tables<S, Panel>, None>;
   const int64_t x_stride = kMany ? kXStride : args.x_stride;
   constexpr int kVectors = kPanels * kPanel / S::kWidth;
   V sum[kRows][kVectors];
@@ -236,30 +255,17 @@ void tile(const TileArgs& args) {
     }
     ++groups;
   };
-  Tables<S, Panel> tables[kPanels];
-  if constexpr (kRestores)
-#pragma GCC unroll 16
-    for (int p = 0; p < kPanels; ++p) tables[p] = Panel::template tables<S>(args.beside[p]);
   const auto add_k = [&]<int kK>(const float* x) __attribute__((always_inline)) {
     V weight[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       constexpr int kPerPanel = kPanel / S::kWidth;
       const int p = v / kPerPanel, column = v % kPerPanel * S::kWidth;
-      if constexpr (kRestores) {
-        weight[v] = Panel::template load<S, kK>(line[p], tables[p]);
-      } else {
-        weight[v] = Panel::template load<S, kK>(line[p], column);
-      }
+      weight[v] = Panel::template load<S, kK>(line[p], column);
       if constexpr (kOfGroups) weight[v] = S::mul(weight[v], scale[v]);
       if constexpr (kLeaves) S::store(widened + p * args.widened_stride + kK * kPanel + column, weight[v]);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const V xr = S::set1(x[r * x_stride]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) S::accumulate(sum[r][v], xr, weight[v]);
-    }
+    add_products<S, kRows, kVectors>(sum, x, x_stride, weight);
   };
   const float* x = args.x;
   const int64_t whole = args.k / Panel::kPerLine, rest = args.k % Panel::kPerLine;
@@ -283,14 +289,11 @@ void tile(const TileArgs& args) {
     for (int p = 0; p < kPanels; ++p) {
       if constexpr (kMany) {
         S::prefetch_far(next[p]);
-        if constexpr (kRestores) S::prefetch_far(next[p] + kLineBytes);
         next[p] += args.next_step;
       } else {
 #pragma GCC unroll 3
         for (int64_t at = 0; at < Panel::kBytes; at += kLineBytes) {
-          if constexpr (kRestores && kRows <= 6) {  // the CPU's own prefetching, if it is good, finds both streams
-            S::prefetch(line[p] + at + ahead_of_reading(4096));
-          } else if constexpr (kRows <= kTwoDistances<S>) {
+          if constexpr (kRows <= kTwoDistances<S>) {
             prefetch_panel<S, kRows>(line[p] + at);
           } else {  // a second distance costs more than it gives
             S::prefetch(line[p] + at + 2048);
@@ -314,7 +317,23 @@ void tile(const TileArgs& args) {
     for (int v = 0; v < kVectors; ++v) S::store(sums_at(r, v), sum[r][v]);
 }
 
+template <typename Weight>
+const Bf16c* compressed_of(const Weight& weight) {
+  if constexpr (requires { weight.compressed; })
+    return &weight.compressed;
+  else
+    return nullptr;
+}
+
 using TileFn = void (*)(const TileArgs&);
+template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
+constexpr TileFn tile_fn() {
+  if constexpr (requires { &Panel::template tile<S, kRows, kPanels, kXStride, kLeaves>; })
+    return Panel::template tile<S, kRows, kPanels, kXStride, kLeaves>;
+  else
+    return tile<S, Panel, kRows, kPanels, kXStride, kLeaves>;
+}
+
 constexpr int64_t kMaxStreams = 4;  // panels of a tile of few rows
 
 template <typename S, typename Panel>
@@ -345,69 +364,100 @@ struct Tiles {
   template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
     // clang-format off: it takes the brackets of the template for comparisons
-    return {tile<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride, kLeaves>...};
+    return {tile_fn<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride, kLeaves>()...};
     // clang-format on
   }
   using Indices = std::make_index_sequence<kRows>;
   static constexpr auto kOne = table<1, 0, false>(Indices()), kStream = table<0, 0, false>(Indices());
+  // Of a pass of several over the same panels.
+  static TileFn pass(size_t row) {
+    static constexpr auto kTiles = table<0, kPass, false>(Indices());
+    return kTiles[row];
+  }
   template <int64_t kXStride, bool kLeaves>
   static constexpr std::array kMany{table<1, kXStride, kLeaves>(Indices()),
                                     table<kPanels, kXStride, kLeaves>(Indices())};
 };
 
-// Sums of few rows and of panels over all k: [panel][rows][16]. All rows are in one tile, so that each weight is read
-// once, in order. at_once: panels of a tile. scratch: kStreamBytes for each of them.
+// Rows of a tile that reads each weight once.
 template <typename S, typename Weight>
-void stream_sums(const Weight& weight, const float* x, int64_t rows, int64_t k, int64_t group,
+constexpr int64_t kFewRowsOf = std::min<int64_t>(Tiles<S, typename Weight::Stream>::kRows, Weight::kStreamRows);
+
+// Rows that pass over panels unless a tactic says otherwise.
+template <typename S, typename Weight>
+constexpr int64_t kPassRowsOf = [] {
+  if constexpr (requires { Weight::kPassRows; }) return Weight::kPassRows;
+  return kFewRowsOf<S, Weight>;
+}();
+
+// Asks for how the panels begin that follow `last`. What is asked for while one panel is read lies in the next one, and
+// panels that are read side by side skip some.
+template <typename S, typename Weight>
+void prefetch_begins(const Weight& weight, const std::byte* last, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t at = 0; at < Weight::kBeginBytes; at += kLineBytes)
+      S::prefetch_far(last + (i + 1) * weight.panel_bytes() + at);
+}
+
+// Sums of few rows and of panels over all k: [panel][rows][16]. All rows are in one tile, so that each weight is read
+// once, in order; or in several one after another, and only the first reads from memory. at_once: panels of a tile.
+// scratch: kStreamBytes for each of them.
+template <typename S, typename Weight>
+void stream_sums(const Weight& weight, const float* x, int64_t x_stride, int64_t rows, int64_t k, int64_t group,
                  const std::byte* const* panels, int64_t count, int64_t at_once, float* sums, std::byte* scratch) {
   using T = Tiles<S, typename Weight::Stream>;
-  const int64_t stride = rows * kPanel;
-  const auto row = static_cast<size_t>(rows - 1);
+  const int64_t stride = rows * kPanel, passes = ceil_div(rows, kFewRowsOf<S, Weight>);
   for (int64_t p = 0, step; p < count; p += step) {
     step = at_once > 1 && count - p >= at_once ? at_once : 1;
-    float* const to = sums + p * stride;
+    if constexpr (requires { Weight::kBeginBytes; })
+      if (step > 1 && passes == 1) prefetch_begins<S>(weight, panels[p + step - 1], step);
     const auto multiply = [&](int64_t at, int64_t part) {
-      const std::byte *lines[kMaxStreams], *beside[kMaxStreams];
+      const std::byte *lines[kMaxStreams], *beside[kMaxStreams], *next[kMaxStreams];
       for (int64_t i = 0; i < step; ++i) {
         lines[i] = weight.lines(panels[p + i], at, part, scratch + i * Weight::kStreamBytes);
         beside[i] = weight.beside(panels[p + i], at);
+        next[i] = panels[p + step - 1] + (i + 1) * weight.panel_bytes();
       }
-      (step > 1 ? T::kStream : T::kOne)[row]({x + at, k, lines, part, to, stride, at == 0, beside, group});
+      const int64_t next_bytes = weight.panel_bytes() / passes;  // in a pass
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t first = rows * pass / passes, end = rows * (pass + 1) / passes;
+        const auto last = static_cast<size_t>(end - first - 1);
+        TileFn tile = (step > 1 ? T::kStream : T::kOne)[last];
+        if constexpr (requires { Weight::kPassRows; })
+          if (step > 1 && passes > 1) tile = T::pass(last);
+        tile({.x = x + first * x_stride + at,
+              .x_stride = x_stride,
+              .panels = lines,
+              .k = part,
+              .sums = sums + p * stride + first * kPanel,
+              .panel_stride = stride,
+              .first = at == 0,
+              .beside = beside,
+              .group = group,
+              .next = next,
+              .next_step = ceil_div(next_bytes, ceil_div(k, Weight::Stream::kPerLine)),
+              .compressed = compressed_of(weight)});
+        for (int64_t i = 0; i < step; ++i) next[i] += next_bytes;
+      }
     };
-    if constexpr (requires { Weight::kPatchedK; }) {
-      for (int64_t at = 0, patched = 0; at < k; at = patched) {
-        patched = k;
-        for (int64_t i = 0; i < step; ++i) patched = std::min(patched, weight.patched(panels[p + i], at));
-        if (patched > at) multiply(at, patched - at);
-        const int64_t part = std::min(Weight::kPatchedK, k - patched);
-        for (int64_t i = 0; i < step && part > 0; ++i) {
-          const std::byte* const lines = scratch;
-          weight.restore(panels[p + i], patched, scratch);
-          Tiles<S, typename Weight::Blocked>::kOne[row](
-              {x + patched, k, &lines, part, to + i * stride, stride, patched == 0});
-        }
-        patched += part;
-      }
-    } else {
-      for (int64_t at = 0; at < k; at += std::min(Weight::kStreamPart, k))
-        multiply(at, std::min(Weight::kStreamPart, k - at));
-    }
+    for (int64_t at = 0; at < k; at += std::min(Weight::kStreamPart, k))
+      multiply(at, std::min(Weight::kStreamPart, k - at));
   }
 }
 
 template <typename S, typename Weight>
-void stream(const MatmulArgs& args, const Team& team) {
+void stream(const MatmulArgs& args, int64_t x_stride, const Team& team) {
   using T = Tiles<S, typename Weight::Stream>;
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
   const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), stride = args.rows * kPanel;
   const int64_t at_once = T::panels_at_once(args.rows), group = std::max<int64_t>(width, at_once);
-  alignas(64) float sums[kMaxStreams * T::kRows * kPanel];
+  alignas(64) float sums[std::max<int64_t>(kMaxStreams * T::kRows, 2 * kPassRowsOf<S, Weight>) * kPanel];
   alignas(64) std::byte lines[kMaxStreams * Weight::kStreamBytes + 64];
   const auto some = [&](int64_t panel, int64_t count) {
     const std::byte* panels[kMaxStreams];
     for (int64_t p = 0; p < count; ++p) panels[p] = panel_at(args, panel + p, bytes);
-    stream_sums<S>(weight, args.x, args.rows, args.k, args.group, panels, count, at_once, sums, lines);
+    stream_sums<S>(weight, args.x, x_stride, args.rows, args.k, args.group, panels, count, at_once, sums, lines);
     epilogue<S>(args, 0, args.rows, panel, count, sums, stride, scaled);
   };
   share_panels(args, team, group, bytes, [&](int64_t begin, int64_t end) {
@@ -423,10 +473,9 @@ struct Blocked {
   using First = typename Weight::First;
   using T = Tiles<S, Panel>;
   static constexpr bool kWidens = !std::is_same_v<First, Panel>;
-  static constexpr bool kPatched = requires { Weight::kPatchedK; };
   static constexpr int64_t kRows = T::kRows;  // of a tile
   static constexpr int64_t kFirstRows = [] {
-    if constexpr (kPatched) return First::kMostFirstRows;
+    if constexpr (requires { First::kMostFirstRows; }) return First::kMostFirstRows;
     return kRows;
   }();
   static constexpr int64_t kPart = kBlockedK * Panel::kPerLine;  // k
@@ -441,37 +490,6 @@ struct Blocked {
   static constexpr size_t scratch(int64_t rows) {
     constexpr int64_t kLines = T::kPanels * (Weight::kBlockedBytes + Weight::kStreamBytes);
     return static_cast<size_t>(rows * kXStride) * sizeof(float) + static_cast<size_t>(kLines);
-  }
-
-  // The first tile of rows over a part of bf16c that begins at k `begin`, run by run: between tiles of weights with
-  // patches, and over these, which are restored where lines are left.
-  static void patched_tile(const Weight& weight, const std::byte* const* panels, int64_t count, int64_t begin,
-                           const TileArgs& part, size_t row) {
-    static_assert(!kPatched || Panel::kPerLine == 1);
-    const std::byte *lines[T::kPanels], *next[T::kPanels];
-    for (int64_t at = 0, end = 0; at < part.k; at = end) {
-      end = part.k;
-      for (int64_t i = 0; i < count; ++i) end = std::min(end, weight.patched(panels[i], begin + at) - begin);
-      const bool restores = end == at;
-      if (restores) end = std::min(at + Weight::kPatchedK, part.k);
-      TileArgs run = part;
-      run.x += at;
-      run.k = end - at;
-      run.panels = lines;
-      run.first = part.first && at == 0;
-      run.next = next;
-      run.widened += at * kPanel;
-      for (int64_t i = 0; i < count; ++i) {
-        next[i] = part.next[i] + at / First::kPerLine * part.next_step;
-        lines[i] = weight.stored(panels[i], begin + at);
-        if (restores) {
-          auto* const place = reinterpret_cast<std::byte*>(run.widened + i * run.widened_stride);
-          weight.restore(panels[i], begin + at, place);
-          lines[i] = place;
-        }
-      }
-      (restores ? kOther : kFirst)[count > 1][row](run);
-    }
   }
 
   // Sums of rows x panels to [panel][row][16]. row_of(row): its x; at(panel): where it lies; after: the panel that will
@@ -495,7 +513,8 @@ struct Blocked {
         for (int64_t i = 0; i < step; ++i) {
           beside[i] = weight.beside(at(p + i), begin);
           lines[i] = weight.lines(at(p + i), begin, part, narrow + i * Weight::kStreamBytes);
-          if constexpr (kPatched) weight.prefetch_header(at(std::min(p + step + i, panels - 1)), begin);
+          if constexpr (requires { weight.compressed; })
+            weight.prefetch_header(at(std::min(p + step + i, panels - 1)), begin);
           if (p + 2 * step <= panels) {
             next[i] = weight.stored(at(p + step + i), begin);
           } else {
@@ -521,19 +540,10 @@ struct Blocked {
                               .next = next,
                               .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
                               .widened = reinterpret_cast<float*>(widened),
-                              .widened_stride = Weight::kBlockedBytes / int64_t{sizeof(float)}};
+                              .widened_stride = Weight::kBlockedBytes / int64_t{sizeof(float)},
+                              .compressed = compressed_of(weight)};
           const auto last = static_cast<size_t>(end - r - 1);
-          if constexpr (kPatched) {
-            if (first) {
-              const std::byte* whole[T::kPanels];
-              for (int64_t each = 0; each < step; ++each) whole[each] = at(p + each);
-              patched_tile(weight, whole, step, begin, tile, last);
-            } else {
-              kOther[step > 1][last](tile);
-            }
-          } else {
-            (first ? kFirst : kOther)[step > 1][last](tile);
-          }
+          (first ? kFirst : kOther)[step > 1][last](tile);
           for (int64_t each = 0; each < step; ++each) {
             if (first) lines[each] = widened + each * Weight::kBlockedBytes;
             next[each] += next_bytes;
@@ -544,16 +554,12 @@ struct Blocked {
   }
 };
 
-// Rows that pass over panels unless a tactic says otherwise.
 template <typename S, typename Weight>
-constexpr int64_t kFewRowsOf = std::min<int64_t>(Tiles<S, typename Weight::Stream>::kRows, Weight::kStreamRows);
-
-template <typename S, typename Weight>
-void blocked(const MatmulArgs& args, const Team& team) {
+void blocked(const MatmulArgs& args, int64_t x_stride, const Team& team) {
   using B = Blocked<S, Weight>;
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
-  const BlockLimits limits = block_limits(args, kFewRowsOf<S, Weight>, B::kMaxRows, B::kMaxPanels);
+  const BlockLimits limits = block_limits(args, kPassRowsOf<S, Weight>, B::kMaxRows, B::kMaxPanels);
   const Blocks blocks = cut(args, team.count, B::kRows, limits);
   const int64_t bytes = weight.panel_bytes(), num_sums = limits.panels * kPanel * limits.rows;
   const size_t scratch = static_cast<size_t>(num_sums) * sizeof(float) + B::scratch(limits.rows);
@@ -564,7 +570,7 @@ void blocked(const MatmulArgs& args, const Team& team) {
                   panels = std::min(blocks.panels, args.num_panels - panel);
     const int64_t next = std::min(blocks.next_panel(item, team.count), args.num_panels - 1);
     B::sums(
-        weight, args.k, args.group, rows, [&](int64_t r) { return args.x + (row + r) * args.k; }, panels,
+        weight, args.k, args.group, rows, [&](int64_t r) { return args.x + (row + r) * x_stride; }, panels,
         [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,
         reinterpret_cast<std::byte*>(sums + num_sums));
     epilogue<S>(args, row, rows, panel, panels, sums, rows * kPanel, scaled);
@@ -572,12 +578,17 @@ void blocked(const MatmulArgs& args, const Team& team) {
 }
 
 template <typename S, typename Weight>
-void matmul(const MatmulArgs& args, const Team& team) {
-  if (passes_over_panels(args, kFewRowsOf<S, Weight>)) {
-    stream<S, Weight>(args, team);
+void matmul_of(const MatmulArgs& args, int64_t x_stride, const Team& team) {
+  if (passes_over_panels(args, kPassRowsOf<S, Weight>)) {
+    stream<S, Weight>(args, x_stride, team);
   } else {
-    blocked<S, Weight>(args, team);
+    blocked<S, Weight>(args, x_stride, team);
   }
+}
+
+template <typename S, typename Weight>
+void matmul(const MatmulArgs& args, const Team& team) {
+  matmul_of<S, Weight>(args, args.k, team);
 }
 
 }  // namespace

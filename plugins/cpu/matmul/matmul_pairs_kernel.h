@@ -33,52 +33,141 @@ struct PairsWeight : FloatWeight<PanelPairs> {
   using FloatWeight<PanelPairs>::FloatWeight;
 };
 
-// Four pairs of bf16c, without patches.
+// Four pairs of bf16c.
 struct PanelCompressed {
   static constexpr int64_t kPerLine = 4;
   static constexpr int64_t kBytes = Bf16c::kBlockBytes;
-  static constexpr int64_t kMostRows = 10;         // of products that never leave its lines restored
+  static constexpr int64_t kTilePairs = Bf16c::kTileK / 2;
+  static constexpr int64_t kMostRows = 12;         // of products that never leave its lines restored
   static constexpr int64_t kMostFirstRows = 8;     // of a tile that leaves them
   static constexpr int streams(int) { return 2; }  // one would wait for each sum
 
-  template <typename S>
-  static typename S::UpperBytes tables(const std::byte* panel) {
-    return S::upper_bytes(panel);
-  }
-  template <typename S, int kK>
-  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, typename S::UpperBytes upper) {
-    return S::template restored_pairs<kK>(line, upper);
+  // What `tile` of matmul_kernel.h is. Where a panel has patches, the tiles of all panels are restored first.
+  template <typename S, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
+  static void tile(const TileArgs& args) {
+    using V = typename S::V;
+    constexpr bool kAsksNext = kXStride != 0;
+    const Bf16c& format = *args.compressed;
+    const int64_t x_stride = kXStride > 0 ? kXStride : args.x_stride;
+    const std::byte *line[kPanels], *next[kPanels], *patched[kPanels];
+    typename S::UpperBytes upper[kPanels];
+    V sum[kRows][kPanels];
+    float* left = args.widened;
+    const auto sums_at = [&](int r, int p) { return args.sums + p * args.panel_stride + r * kPanel; };
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      line[p] = args.panels[p];
+      if (kAsksNext) next[p] = args.next[p];
+      upper[p] = S::upper_bytes(args.beside[p]);
+      patched[p] = format.patched(args.beside[p], line[p]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) sum[r][p] = args.first ? S::zero() : S::load(sums_at(r, p));
+
+    const auto next_line = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        if constexpr (kAsksNext) {
+          S::prefetch_far(next[p]);
+          S::prefetch_far(next[p] + kLineBytes);
+          next[p] += args.next_step;
+        } else {
+#pragma GCC unroll 3
+          for (int64_t at = 0; at < kBytes; at += kLineBytes)  // the CPU's own prefetching, if it is good, finds both
+            S::prefetch(line[p] + at + (kRows <= 6 ? ahead_of_reading(4096) : 2048));
+        }
+        line[p] += kBytes;
+      }
+    };
+    const auto add_line = [&](const float* x) __attribute__((always_inline)) {
+      for_each(std::make_integer_sequence<int, kPerLine>(), [&]<int kPair>() __attribute__((always_inline)) {
+        V weight[kPanels];
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+          weight[p] = S::template restored_pairs<kPair>(line[p], upper[p]);
+          if constexpr (kLeaves) S::store(left + p * args.widened_stride + kPair * kPanel, weight[p]);
+        }
+        add_products<S, kRows, kPanels>(sum, x + kPair, x_stride, weight);
+      });
+      next_line();
+      if constexpr (kLeaves) left += kPerLine * kPanel;
+    };
+    // The pairs of a tile of which a panel has patches, or those of the last line.
+    const auto add_restored = [&](const float* x, int64_t pairs) __attribute__((always_inline)) {
+      alignas(kLineBytes) float own[kLeaves ? 1 : kPanels * kTilePairs * kPanel];
+      float* const to = kLeaves ? left : own;
+      const int64_t stride = kLeaves ? args.widened_stride : kTilePairs * kPanel;
+      const std::byte* begin[kPanels];
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) begin[p] = line[p];
+      for (int64_t at = 0; at < pairs; at += kPerLine) {
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p)
+          for_each(std::make_integer_sequence<int, kPerLine>(), [&]<int kPair>() __attribute__((always_inline)) {
+            S::store(to + p * stride + (at + kPair) * kPanel, S::template restored_pairs<kPair>(line[p], upper[p]));
+          });
+        next_line();
+      }
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p)
+        if (begin[p] == patched[p]) {
+          format.patch(args.beside[p], begin[p], to + p * stride);
+          patched[p] = format.patched(args.beside[p], begin[p] + Bf16c::kTileBytes);
+        }
+      for (int64_t at = 0; at < pairs; ++at) {
+        V weight[kPanels];
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) weight[p] = S::load(to + p * stride + at * kPanel);
+        add_products<S, kRows, kPanels>(sum, x + at, x_stride, weight);
+      }
+      if constexpr (kLeaves) left += ceil_div(pairs, kPerLine) * kPerLine * kPanel;
+    };
+
+    const float* x = args.x;
+    for (int64_t pairs = args.k, step; pairs > 0; pairs -= step, x += step) {
+      bool patches = false;
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) patches = patches || line[p] == patched[p];
+      step = patches ? std::min(kTilePairs, pairs) : std::min(kPerLine, pairs);
+      if (step == kPerLine && !patches) [[likely]]
+        add_line(x);
+      else
+        add_restored(x, step);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) S::store(sums_at(r, p), sum[r][p]);
   }
 };
 
 // bf16c. Few rows multiply its lines as they are, and so does the first tile of many, which leaves them as bf16 has
-// them. Tiles of weights with patches are restored before that.
+// them.
 template <typename S>
 struct CompressedWeight : PairsWeight {
   using Stream = PanelCompressed;
   using First = PanelCompressed;
-  static constexpr int64_t kStreamRows = PanelCompressed::kMostRows;
-  static constexpr int64_t kPatchedK = Bf16c::kTileK / 2;  // pairs of a tile
-  static constexpr int64_t kStreamBytes = Bf16c::kRestoredBytes;
+  static constexpr int64_t kStreamRows = PanelCompressed::kMostRows, kPassRows = 3 * kStreamRows;
+  static constexpr int64_t kTilePairs = PanelCompressed::kTilePairs, kBeginBytes = 2560;
   static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
-  Bf16c format;
+  Bf16c compressed;
 
   template <typename Args>
-  explicit CompressedWeight(const Args& args) : PairsWeight(args), format(2 * args.k) {}
-  int64_t panel_bytes() const { return format.panel_bytes(); }
+  explicit CompressedWeight(const Args& args) : PairsWeight(args), compressed(2 * args.k) {}
+  int64_t panel_bytes() const { return compressed.panel_bytes(); }
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const { return stored(panel, at); }
-  const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, at / kPatchedK); }
-  static int64_t stored_bytes(int64_t part) { return ceil_div(part, kPatchedK) * Bf16c::kTileBytes; }
-  static const std::byte* beside(const std::byte* panel, int64_t) { return panel; }
-  // Finds the first tile with patches, from pair `at` on, and returns its first pair. If no tile has any, returns where
-  // the last tile ends.
-  int64_t patched(const std::byte* panel, int64_t at) const {
-    return format.patched(panel, at / kPatchedK) * kPatchedK;
+  const std::byte* stored(const std::byte* panel, int64_t at) const {
+    return compressed.stored(panel, at / kTilePairs);
   }
-  // Asks for what `patched` reads from there on.
-  void prefetch_header(const std::byte* panel, int64_t at) const { format.prefetch_header<S>(panel, at / kPatchedK); }
-  void restore(const std::byte* panel, int64_t at, std::byte* to) const {
-    format.restore<S>(panel, at / kPatchedK, to);
+  static int64_t stored_bytes(int64_t part) {
+    return ceil_div(part, kTilePairs) * Bf16c::kTileBytes;
+  }
+  static const std::byte* beside(const std::byte* panel, int64_t) { return panel; }
+  // Asks for what says which tiles from there on have patches.
+  void prefetch_header(const std::byte* panel, int64_t at) const {
+    compressed.prefetch_header<S>(panel, at / kTilePairs);
   }
 };
 
@@ -96,25 +185,31 @@ void round_to_pairs(const float* x, int64_t k, float* to) {
   }
 }
 
+// Floats from a rounded row to the next: an odd number of lines, so that the rows do not meet in the same sets of L1.
+inline int64_t stride_of(int64_t pairs) {
+  constexpr int64_t kFloats = kLineBytes / int64_t{sizeof(float)};
+  return (ceil_div(pairs, kFloats) | 1) * kFloats;
+}
+
 inline size_t matmul_pairs_scratch(const void* args) {
   const auto& matmul = *static_cast<const MatmulArgs*>(args);
-  return static_cast<size_t>(matmul.rows * pairs_of(matmul.k)) * sizeof(float);
+  return static_cast<size_t>(matmul.rows * stride_of(pairs_of(matmul.k))) * sizeof(float);
 }
 
 template <typename S, typename Weight>
 void matmul_pairs(const MatmulArgs& args, const Team& team) {
-  const int64_t pairs = pairs_of(args.k);
+  const int64_t pairs = pairs_of(args.k), stride = stride_of(pairs);
   const OwnOrShared place(args, team);
   float* const rounded = reinterpret_cast<float*>(place.memory(matmul_pairs_scratch(&args)));
   const RowsOfX row_of(args, team);
   const Team::Range mine = place.share(args.rows);
-  for (int64_t row = mine.begin; row < mine.end; ++row) round_to_pairs<S>(row_of(row), args.k, rounded + row * pairs);
+  for (int64_t row = mine.begin; row < mine.end; ++row) round_to_pairs<S>(row_of(row), args.k, rounded + row * stride);
   place.wait();
   MatmulArgs product = args;
   product.x = rounded;
   product.k = pairs;
   product.norm = nullptr;
-  matmul<S, Weight>(product, team);
+  matmul_of<S, Weight>(product, stride, team);
 }
 
 // Products of experts: a thread rounds the rows of an expert before it multiplies them.
