@@ -26,29 +26,12 @@
 #include "attention/paged_attention_passes.h"
 #include "attention/paged_attention_weights.h"
 #include "attention/paged_attention_widened.h"
+#include "isa/broadcasts.h"
 #include "isa/cpu_isa.h"
 #include "isa/prefetch.h"
 
 namespace ingot {
 namespace {
-
-// sums[row][group] += x[row] . lines[group], line after line. x: a pair for each line; rows lie `stride` apart.
-template <typename S, int kR, int kG, int kLines>
-[[gnu::always_inline]] inline void add_products(typename S::V (&sums)[kR][kG], const float* x, int64_t stride,
-                                                const typename S::V (&lines)[kG][kLines]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kR; ++r)
-#pragma GCC unroll 16
-    for (int line = 0; line < kLines; ++line) {
-      const typename S::V each = S::set1(x[r * stride + line]);
-#pragma GCC unroll 16
-      for (int g = 0; g < kG; ++g) {
-        typename S::V sum = sums[r][g];
-        S::accumulate(sum, each, lines[g][line]);
-        sums[r][g] = sum;
-      }
-    }
-}
 
 // Rows at once: beside kRows x 2 sums two lines and a broadcast fit into the registers.
 template <typename S>

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "isa/broadcasts.h"
 #include "matmul/matmul_parts.h"
 #include "matmul/quantised.h"
 
@@ -188,37 +189,9 @@ template <typename S>
   requires requires { S::kWorkingRows; }
 constexpr int kTwoDistances<S> = S::kWorkingRows;
 
-// Adds products of a k of each row with 16 columns or fewer in each vector. A broadcast that is loaded to a register takes
-// a Zen 4 time beside products, one that the product itself loads takes none. Vectors of an Intel CPU cannot all be
-// multiplied by what they load: so two panels share a register in every other row.
-template <typename S, int kRows, int kVectors>
-[[gnu::always_inline]] inline void add_products(typename S::V (&sum)[kRows][kVectors], const float* x, int64_t x_stride,
-                                                const typename S::V (&weight)[kVectors]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    if constexpr (requires { S::accumulate_from(sum[0][0], *x, weight[0]); }) {
-      if (kVectors == 1 || r % 2 == 1) {
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          auto own = sum[r][v];  // a reference to an array of so many would keep it in memory
-          S::accumulate_from(own, x[r * x_stride], weight[v]);
-          sum[r][v] = own;
-        }
-        continue;
-      }
-    }
-    const typename S::V xr = S::set1(x[r * x_stride]);
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      auto own = sum[r][v];
-      S::accumulate(own, xr, weight[v]);
-      sum[r][v] = own;
-    }
-  }
-}
-
-// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order; kPass of a pass of few
-// of several rows. kLeaves: lines widened. GCC would keep arrays of vectors in memory if the loops over them were not unrolled: hence the pragmas.
+// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order; kPass of a pass of
+// few of several rows. kLeaves: lines widened. GCC would keep arrays of vectors in memory if the loops over them were
+// not unrolled: hence the pragmas.
 template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
 void tile(const TileArgs& args) {
   using V = typename S::V;
@@ -256,16 +229,16 @@ void tile(const TileArgs& args) {
     ++groups;
   };
   const auto add_k = [&]<int kK>(const float* x) __attribute__((always_inline)) {
-    V weight[kVectors];
+    V weight[kVectors][1];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       constexpr int kPerPanel = kPanel / S::kWidth;
       const int p = v / kPerPanel, column = v % kPerPanel * S::kWidth;
-      weight[v] = Panel::template load<S, kK>(line[p], column);
-      if constexpr (kOfGroups) weight[v] = S::mul(weight[v], scale[v]);
-      if constexpr (kLeaves) S::store(widened + p * args.widened_stride + kK * kPanel + column, weight[v]);
+      weight[v][0] = Panel::template load<S, kK>(line[p], column);
+      if constexpr (kOfGroups) weight[v][0] = S::mul(weight[v][0], scale[v]);
+      if constexpr (kLeaves) S::store(widened + p * args.widened_stride + kK * kPanel + column, weight[v][0]);
     }
-    add_products<S, kRows, kVectors>(sum, x, x_stride, weight);
+    add_products<S>(sum, x, x_stride, weight);
   };
   const float* x = args.x;
   const int64_t whole = args.k / Panel::kPerLine, rest = args.k % Panel::kPerLine;

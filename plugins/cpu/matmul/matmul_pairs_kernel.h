@@ -83,13 +83,13 @@ struct PanelCompressed {
     };
     const auto add_line = [&](const float* x) __attribute__((always_inline)) {
       for_each(std::make_integer_sequence<int, kPerLine>(), [&]<int kPair>() __attribute__((always_inline)) {
-        V weight[kPanels];
+        V weight[kPanels][1];
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
-          weight[p] = S::template restored_pairs<kPair>(line[p], upper[p]);
-          if constexpr (kLeaves) S::store(left + p * args.widened_stride + kPair * kPanel, weight[p]);
+          weight[p][0] = S::template restored_pairs<kPair>(line[p], upper[p]);
+          if constexpr (kLeaves) S::store(left + p * args.widened_stride + kPair * kPanel, weight[p][0]);
         }
-        add_products<S, kRows, kPanels>(sum, x + kPair, x_stride, weight);
+        add_products<S>(sum, x + kPair, x_stride, weight);
       });
       next_line();
       if constexpr (kLeaves) left += kPerLine * kPanel;
@@ -117,10 +117,10 @@ struct PanelCompressed {
           patched[p] = format.patched(args.beside[p], begin[p] + Bf16c::kTileBytes);
         }
       for (int64_t at = 0; at < pairs; ++at) {
-        V weight[kPanels];
+        V weight[kPanels][1];
 #pragma GCC unroll 2
-        for (int p = 0; p < kPanels; ++p) weight[p] = S::load(to + p * stride + at * kPanel);
-        add_products<S, kRows, kPanels>(sum, x + at, x_stride, weight);
+        for (int p = 0; p < kPanels; ++p) weight[p][0] = S::load(to + p * stride + at * kPanel);
+        add_products<S>(sum, x + at, x_stride, weight);
       }
       if constexpr (kLeaves) left += ceil_div(pairs, kPerLine) * kPerLine * kPanel;
     };
@@ -161,9 +161,7 @@ struct CompressedWeight : PairsWeight {
   const std::byte* stored(const std::byte* panel, int64_t at) const {
     return compressed.stored(panel, at / kTilePairs);
   }
-  static int64_t stored_bytes(int64_t part) {
-    return ceil_div(part, kTilePairs) * Bf16c::kTileBytes;
-  }
+  static int64_t stored_bytes(int64_t part) { return ceil_div(part, kTilePairs) * Bf16c::kTileBytes; }
   static const std::byte* beside(const std::byte* panel, int64_t) { return panel; }
   // Asks for what says which tiles from there on have patches.
   void prefetch_header(const std::byte* panel, int64_t at) const {
