@@ -180,7 +180,7 @@ struct TileArgs {
   const Bf16c* compressed = nullptr;         // how bf16c lies there
 };
 
-constexpr int64_t kPass = -1;
+constexpr int64_t kPass = -1;  // see tile
 
 // Few rows ask for lines at two distances: up to so many.
 template <typename S>
@@ -189,9 +189,9 @@ template <typename S>
   requires requires { S::kWorkingRows; }
 constexpr int kTwoDistances<S> = S::kWorkingRows;
 
-// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order; kPass of a pass of
-// few of several rows. kLeaves: lines widened. GCC would keep arrays of vectors in memory if the loops over them were
-// not unrolled: hence the pragmas.
+// kXStride: of the many rows of a block; 0 of few rows, whose weights come from memory, in order; kPass of one of
+// several passes, which ask L2 for the panels that come next. kLeaves: lines widened. GCC would keep arrays of vectors
+// in memory if the loops over them were not unrolled: hence the pragmas.
 template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
 void tile(const TileArgs& args) {
   using V = typename S::V;
@@ -373,8 +373,8 @@ void prefetch_begins(const Weight& weight, const std::byte* last, int64_t count)
 }
 
 // Sums of few rows and of panels over all k: [panel][rows][16]. All rows are in one tile, so that each weight is read
-// once, in order; or in several one after another, and only the first reads from memory. at_once: panels of a tile.
-// scratch: kStreamBytes for each of them.
+// once, in order. More rows than a tile has pass over the same panels again, which L2 holds then. at_once: panels of a
+// tile. scratch: kStreamBytes for each of them.
 template <typename S, typename Weight>
 void stream_sums(const Weight& weight, const float* x, int64_t x_stride, int64_t rows, int64_t k, int64_t group,
                  const std::byte* const* panels, int64_t count, int64_t at_once, float* sums, std::byte* scratch) {

@@ -38,7 +38,7 @@ struct PanelCompressed {
   static constexpr int64_t kPerLine = 4;
   static constexpr int64_t kBytes = Bf16c::kBlockBytes;
   static constexpr int64_t kTilePairs = Bf16c::kTileK / 2;
-  static constexpr int64_t kMostRows = 12;         // of products that never leave its lines restored
+  static constexpr int64_t kMostRows = 12;         // of a tile that does not leave its lines restored
   static constexpr int64_t kMostFirstRows = 8;     // of a tile that leaves them
   static constexpr int streams(int) { return 2; }  // one would wait for each sum
 
@@ -143,8 +143,9 @@ struct PanelCompressed {
   }
 };
 
-// bf16c. Few rows multiply its lines as they are, and so does the first tile of many, which leaves them as bf16 has
-// them.
+// bf16c. Few rows multiply its lines as they are, in passes if they need several tiles: to restore lines again takes
+// nothing beside the products, and to store them takes AMD's CPUs as long as one and a half. Of many rows, the first
+// tile leaves lines as bf16 has them.
 template <typename S>
 struct CompressedWeight : PairsWeight {
   using Stream = PanelCompressed;

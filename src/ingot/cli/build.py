@@ -152,7 +152,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "--no_compression",
     is_flag=True,
     help="Store bf16 weights in 16 bits. By default, engines for cpu/avx512bf16 store them in 12 bits if no value "
-    "changes: decode of few sequences is faster, matmuls of 12 to 64 rows are slower.",
+    "changes: decode of up to 8 sequences is faster, of 16 a few percent slower.",
 )
 @click.option(
     "--workers",
