@@ -143,9 +143,8 @@ struct PanelCompressed {
   }
 };
 
-// bf16c. Few rows multiply its lines as they are, in passes if they need several tiles: to restore lines again takes
-// nothing beside the products, and to store them takes AMD's CPUs as long as one and a half. Of many rows, the first
-// tile leaves lines as bf16 has them.
+// bf16c. Few rows multiply its lines as they are, in passes if they need several tiles: beside products, AMD's CPUs
+// restore a line sooner than they store it. Of many rows, the first tile leaves lines as bf16 has them.
 template <typename S>
 struct CompressedWeight : PairsWeight {
   using Stream = PanelCompressed;
