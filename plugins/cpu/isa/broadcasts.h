@@ -7,9 +7,9 @@ namespace ingot {
 namespace {
 
 // sums[row][g] += x[row] . lines[g], line after line. x: what S multiplies a line by, for each line; rows lie `stride`
-// apart. A broadcast that is loaded to a register takes a Zen 4 time beside the products, and one that a product loads
-// for itself takes none. An Intel CPU loads less often than it multiplies. So several vectors share a register in every
-// other row.
+// apart. On a Zen 4, to load a broadcast to a register takes time beside the products. A product that loads the
+// broadcast itself takes no longer than others. An Intel CPU loads less often than it multiplies. So several vectors
+// share a register in every other row.
 template <typename S, int kRows, int kG, int kLines>
 [[gnu::always_inline]] inline void add_products(typename S::V (&sums)[kRows][kG], const float* x, int64_t stride,
                                                 const typename S::V (&lines)[kG][kLines]) {

@@ -20,6 +20,7 @@ struct PairsAvx512 : SimdAvx512 {
   // VDPBF16PS: the odd number of each pair by one fma, then the even one. Always rounds to nearest even; denormal
   // numbers count as zero going in and come out as zero, whatever MXCSR says.
   INGOT_INLINE void accumulate(V& sum, V a, V b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+  // The same of a pair in memory, which the instruction broadcasts.
   INGOT_INLINE void accumulate_from(V& sum, const float& a, V b) {
     asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(a));
   }

@@ -26,7 +26,6 @@ struct Bf16c {
         most_patches_((counts_offset_ - kCompressed.table_bytes) / 4),
         data_offset_(kCompressed.header_bytes(k)),
         panel_bytes_(kCompressed.panel_bytes(k)) {}
-  int64_t data_offset() const { return data_offset_; }
   int64_t panel_bytes() const { return panel_bytes_; }
   const std::byte* stored(const std::byte* panel, int64_t tile) const {
     return panel + data_offset_ + tile * kTileBytes;
@@ -39,7 +38,8 @@ struct Bf16c {
     S::prefetch(panel + counts_offset_ + 2 * tile);
   }
 
-  // Finds the first tile with patches, from the one at `from` on. If there is none, returns where the last one ends.
+  // Looks for patches from the tile at `from` on. Returns where the first tile with patches begins. If no tile has any,
+  // returns where the last tile ends.
   const std::byte* patched(const std::byte* panel, const std::byte* from) const {
     int64_t tile = tile_at(panel, from);
     const auto before = [panel, this](int64_t each) {

@@ -150,7 +150,8 @@ struct CompressedWeight : PairsWeight {
   using Stream = PanelCompressed;
   using First = PanelCompressed;
   static constexpr int64_t kStreamRows = PanelCompressed::kMostRows, kPassRows = 3 * kStreamRows;
-  static constexpr int64_t kTilePairs = PanelCompressed::kTilePairs, kBeginBytes = 2560;
+  static constexpr int64_t kTilePairs = PanelCompressed::kTilePairs;
+  static constexpr int64_t kBeginBytes = 2560;  // of a panel: a header, and as much as a tile asks for ahead
   static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
   Bf16c compressed;
 

@@ -195,7 +195,7 @@ def test_compressed_weights_give_the_bits_of_bf16(level: str, n: int, k: int, pa
         count = 2 * n if gated else n
         weight = _weight("matmul.bf16", count, k, gated)
         weight = _with_patches(weight) if patched else weight
-        for rows in (1, 2, 6, 7, 8, 9, 10, 12, 13, 16, 23, 25, 36, 37, 170):
+        for rows in (1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 23, 25, 36, 37, 64, 170):
             made = []
             for dtype, tactics in ((DType.BF16, None), (DType.BF16C, None), (DType.BF16C, "1111")):
                 if tactics and not 2 <= rows <= 36:
