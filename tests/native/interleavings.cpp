@@ -7,10 +7,13 @@
 // allow is ThreadSanitizer's to find.
 //
 // Checked: nobody passes a barrier before all of the team have come; every thread of a team, and no other, takes part
-// once in each run; all leave a stopped run after the same step; nobody waits for ever; counters are zero at the end.
+// once in each run; all leave a stopped run after the same step; nobody waits for ever; counters are zero at the end;
+// each item of a step is taken once.
 //
-//   interleavings FAULT SIZE...   runs of teams of these sizes, one after the other. FAULT: none, or a name that
-//                                 test_threads.py has put into its copy of threads.cpp. Exit status 1: a check failed.
+//   interleavings FAULT STEPS[:ITEMS] SIZE...   runs of teams of these sizes, one after the other, with so many steps,
+//                                               in each of which the team takes so many items. FAULT: none, or a name
+//                                               that test_threads.py has put into its copy of threads.cpp. Exit status
+//                                               1: a check failed.
 #include <algorithm>
 #include <atomic>
 #include <cstdarg>
@@ -53,7 +56,8 @@
 
 namespace search {
 
-constexpr int kMost = 6;  // threads
+constexpr int kMost = 6;                       // threads
+constexpr int kMostSteps = 4, kMostItems = 4;  // where there are items
 constexpr size_t kStack = 32 << 10, kCleared = 8 << 10;
 enum class State { kReady, kAsleep, kOver };
 
@@ -71,16 +75,18 @@ struct Coroutine {
 struct World {
   Coroutine threads[kMost];
   int count;
-  int run, size;                        // the present run, and of how many threads
-  bool stop;                            // thread 0 was told to stop it
-  int began[kMost], ended[kMost];       // the last run whose job each thread has begun, and ended
-  int came[kMost];                      // to how many barriers of that job
-  int left_after[kMost];                // the step after which it left that job
-  alignas(64) std::byte heap[4 << 10];  // the pool and its workers
+  int run, size;                          // the present run, and of how many threads
+  bool stop;                              // thread 0 was told to stop it
+  int began[kMost], ended[kMost];         // the last run whose job each thread has begun, and ended
+  int came[kMost];                        // to how many barriers of that job
+  int left_after[kMost];                  // the step after which it left that job
+  uint8_t taken[kMostSteps][kMostItems];  // how often each item of each step of that job was taken
+  alignas(64) std::byte heap[5 << 10];    // the pool and its workers
   size_t heap_end;
 };
 
 World world;
+int num_items;  // of a step
 alignas(64) std::byte stacks[kMost][kStack];
 void* search_top;
 Coroutine* running;
@@ -187,8 +193,7 @@ void operator delete(void*, size_t, std::align_val_t) noexcept {}
 
 namespace std {
 
-// Stands for std::atomic in threads.h and threads.cpp. Of 64 bits only the numbers of items are, which no job here
-// takes.
+// Stands for std::atomic in threads.h and threads.cpp. Signed ones of 64 bits are numbers of items.
 template <typename T>
 class interleaved {
  public:
@@ -197,10 +202,13 @@ class interleaved {
   void store(T value, memory_order = memory_order_seq_cst) { point(), value_.store(value); }
   T fetch_add(T value, memory_order = memory_order_seq_cst) { return point(), value_.fetch_add(value); }
   T fetch_sub(T value, memory_order = memory_order_seq_cst) { return point(), value_.fetch_sub(value); }
+  bool compare_exchange_weak(T& seen, T value, memory_order = memory_order_seq_cst) {
+    return point(), value_.compare_exchange_strong(seen, value);
+  }
 
  private:
   static void point() {
-    if constexpr (!is_same_v<T, int64_t>) search::point();
+    if (!is_same_v<T, int64_t> || search::num_items > 0) search::point();
   }
   atomic<T> value_;
 };
@@ -251,6 +259,13 @@ void job(void* context, const Team& team) {
   world.came[me] = 0;
   for (size_t step = 0; step < num_steps; ++step) {
     if (me == 0 && num_steps > 1) world.stop = ask(2) != 0 || world.stop;
+    while (num_items > 0) {
+      const int64_t item = team.next_of_shares(num_items);
+      if (item == num_items) break;
+      if (item < 0 || item > num_items || ++world.taken[step][item] != 1)
+        return fail("run %d of %d threads: item %d of step %zu is taken again", run, world.size, static_cast<int>(item),
+                    step);
+    }
     const int barrier = ++world.came[me];
     const bool left = num_steps > 1 ? last_step->passed(team, step, world.stop) : (team.barrier(), false);
     world.left_after[me] = static_cast<int>(step);
@@ -258,6 +273,9 @@ void job(void* context, const Team& team) {
       if (world.began[i] != run || world.came[i] < barrier)
         return fail("run %d of %d threads: thread %d left barrier %d before thread %d came", run, world.size, me,
                     barrier, i);
+    for (int i = 0; i < num_items; ++i)
+      if (world.taken[step][i] != 1)
+        return fail("run %d of %d threads: item %d of step %zu is left", run, world.size, i, step);
     if (left) break;
   }
   world.ended[me] = run;
@@ -279,6 +297,7 @@ void caller(void*) {
     world.size = size;
     world.stop = false;
     last_step->reset();
+    std::memset(world.taken, 0, sizeof(world.taken));
     pool->run(size, job, &world);
     check_run();
   }
@@ -380,7 +399,10 @@ int main(int argc, char** argv) {
   using namespace search;
   if (argc < 4) return 2;
   fault = argv[1];
-  num_steps = std::atoi(argv[2]);
+  char* items = nullptr;
+  num_steps = std::strtoul(argv[2], &items, 10);
+  if (*items == ':') num_items = std::atoi(items + 1);
+  if (num_items > kMostItems || (num_items > 0 && num_steps > kMostSteps)) return 2;
   for (int i = 3; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
   pool = new (allocate(sizeof(ThreadPool))) ThreadPool;
   last_step = new (allocate(sizeof(LastStep))) LastStep;

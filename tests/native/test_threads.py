@@ -64,10 +64,24 @@ FAULTS = {
         runs="2 2",
         words="after different steps|wait, for ever|left barrier",
     ),
+    "item beyond a share": Fault(
+        file="threads.cpp",
+        right="if (static_cast<int64_t>(taken) >= items) return -1;",
+        wrong="if (static_cast<int64_t>(taken) > items) return -1;",
+        runs="1:3 2",
+        words="is taken again|is left",
+    ),
+    "shares of the round before": Fault(
+        file="threads.cpp",
+        right="taken = seen >> Share::kBits == none >> Share::kBits ? seen - none : 0;",
+        wrong="taken = seen >> Share::kBits == none >> Share::kBits ? 0 : seen & 1;",
+        runs="2:2 2",
+        words="is taken again",
+    ),
 }
-# Steps of a job (jobs of one step are not stopped), then the sizes of teams.
-FEW = ("1 3 4 2", "2 3 2")
-MANY = ("1 4 1 3 4", "1 2 4 3", "3 3 2")
+# Steps of a job (jobs of one step are not stopped) and items of each step, then the sizes of teams.
+FEW = ("1 3 4 2", "2 3 2", "1:4 2 3")
+MANY = ("1 4 1 3 4", "1 2 4 3", "3 3 2", "2:3 3 2", "1:4 4")
 
 
 @pytest.fixture(scope="module")

@@ -271,8 +271,11 @@ bool PagedAttention<S, Inner>::find(int64_t number, int64_t& s, int64_t& before,
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::run_whole(const Team& team) {
   AttentionItem item{}, next{};
-  int64_t s = kv_.sequences - 1, before = 0;
-  for (int64_t number = team.next_item(); find(number, s, before, item); number = team.next_item()) {
+  int64_t s = kv_.sequences - 1, before = 0, items = 0;
+  for (int64_t each = 0; each < kv_.sequences; ++each) items += items_of(each) * kv_.kv_heads;
+  for (int64_t number = team.next_of_shares(items); number < items; number = team.next_of_shares(items)) {
+    if (number < before) s = kv_.sequences - 1, before = 0;  // of another thread's share
+    find(number, s, before, item);
     const int64_t first_split = first_split_of(item);
     inner_.load_queries(item, rotated_);
     const int64_t splits = rows_.splits(s, item.end - 1);
@@ -280,7 +283,7 @@ void PagedAttention<S, Inner>::run_whole(const Team& team) {
       int64_t next_s = s, next_before = before;
       if (split + 1 < splits)
         expect(item, split + 1);
-      else if (find(number + team.count, next_s, next_before, next))
+      else if (find(number + 1, next_s, next_before, next))
         expect(next, first_split_of(next));  // likely its next one
       attend(item, split, split == first_split ? first_ : later_);
       for (int64_t row = item.begin; split > first_split && row < item.end; ++row)
@@ -316,16 +319,24 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
   };
   Part part{}, next{};
   Place place{};
-  for (int64_t number = team.next_item(); find_part(number, false, place, part); number = team.next_item()) {
+  int64_t items = 0, parts = 0;
+  for (int64_t s = 0; s < kv_.sequences; ++s) {
+    items += items_of(s) * kv_.kv_heads;
+    parts += items_of(s) * kv_.kv_heads * rows_.splits(s);
+  }
+  for (int64_t number = team.next_of_shares(parts); number < parts; number = team.next_of_shares(parts)) {
+    if (number < place.before) place = {};  // of another thread's share
+    find_part(number, false, place, part);
     inner_.load_queries(part.item, rotated_);
     Place later = place;
-    if (find_part(number + team.count, false, later, next))
-      expect(next.item, next.split);  // likely this thread's next one
+    if (find_part(number + 1, false, later, next)) expect(next.item, next.split);  // likely this thread's next one
     attend(part.item, part.split, state(part.at));
   }
   team.barrier();
   place = {};
-  for (int64_t number = team.next_item(); find_part(number, true, place, part); number = team.next_item()) {
+  for (int64_t number = team.next_of_shares(items); number < items; number = team.next_of_shares(items)) {
+    if (number < place.before) place = {};
+    find_part(number, true, place, part);
     const AttentionItem& item = part.item;
     const RowState mine = state(part.at);
     for (int64_t row = 0; row < item.end - item.begin; ++row) {

@@ -537,11 +537,12 @@ void blocked(const MatmulArgs& args, int64_t x_stride, const Team& team) {
   const int64_t bytes = weight.panel_bytes(), num_sums = limits.panels * kPanel * limits.rows;
   const size_t scratch = static_cast<size_t>(num_sums) * sizeof(float) + B::scratch(limits.rows);
   float* const sums = reinterpret_cast<float*>(team.scratch(scratch));
-  for (int64_t item = team.next_item(); item < blocks.count(); item = team.next_item()) {
+  const int64_t items = blocks.count();
+  for (int64_t item = team.next_of_shares(items); item < items; item = team.next_of_shares(items)) {
     const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
     const int64_t rows = std::min(blocks.rows, args.rows - row),
                   panels = std::min(blocks.panels, args.num_panels - panel);
-    const int64_t next = std::min(blocks.next_panel(item, team.count), args.num_panels - 1);
+    const int64_t next = std::min(blocks.next_panel(item), args.num_panels - 1);
     B::sums(
         weight, args.k, args.group, rows, [&](int64_t r) { return args.x + (row + r) * x_stride; }, panels,
         [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,

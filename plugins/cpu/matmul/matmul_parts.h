@@ -256,14 +256,15 @@ void epilogue(const MatmulArgs& args, int64_t row, int64_t rows, int64_t panel, 
   }
 }
 
-// The product cut into blocks of rows x panels, which threads take one after another. Numbers do not depend on the cut.
+// The product cut into blocks of rows x panels, of which threads take neighbouring ones. Numbers do not depend on the
+// cut.
 struct Blocks {
   int64_t rows, panels;              // of a block
   int64_t row_blocks, panel_blocks;  // of the product
 
   int64_t count() const { return row_blocks * panel_blocks; }
-  // First panel of the block that a thread will take after `item` if all go on in turn.
-  int64_t next_panel(int64_t item, int threads) const { return (item + threads) / row_blocks * panels; }
+  // First panel of the block that a thread will most likely take after `item`.
+  int64_t next_panel(int64_t item) const { return (item + 1) / row_blocks * panels; }
 };
 
 // The largest blocks. Tactic 1 is the other choice that a build may time: blocks also for the few rows that otherwise

@@ -204,8 +204,9 @@ class BlockedTiles {
 
   void run() {
     Tiles tiles(packed_.tile_rows());
-    for (int64_t item = team_.next_item(); item < blocks_.count(); item = team_.next_item()) {
-      const Block here = block_at(item), then = block_at(std::min(item + team_.count, blocks_.count() - 1));
+    const int64_t items = blocks_.count();
+    for (int64_t item = team_.next_of_shares(items); item < items; item = team_.next_of_shares(items)) {
+      const Block here = block_at(item), then = block_at(std::min(item + 1, items - 1));
       const int64_t span = whole_ ? packed_.steps() : part_steps_;
       for (int64_t begin = 0; begin < packed_.steps(); begin += span) {
         const int64_t end = std::min(begin + span, packed_.steps());

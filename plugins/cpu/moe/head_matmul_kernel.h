@@ -23,7 +23,8 @@ void head_matmul(const HeadMatmulArgs& args, const Team& team) {
   int64_t width = std::min<int64_t>(Product::kMaxPanels, args.num_panels);
   while (args.heads * ceil_div(args.num_panels, width) < 4 * team.count && width > 4) width = ceil_div(width, 2);
   const int64_t parts = ceil_div(args.num_panels, width);
-  for (int64_t item = team.next_item(); item < args.heads * parts; item = team.next_item()) {
+  const int64_t items = args.heads * parts;
+  for (int64_t item = team.next_of_shares(items); item < items; item = team.next_of_shares(items)) {
     const int64_t head = item / parts, panel = item % parts * width, count = std::min(width, args.num_panels - panel);
     const std::byte* panels[Product::kMaxPanels];
     for (int64_t p = 0; p < count; ++p) panels[p] = expert_panel(each, head, panel + p, product.panel_bytes());

@@ -255,11 +255,12 @@ void gate_up_blocks(const MoeMatmulArgs& args, const Team& team, ExpertProducts<
   for (int64_t e = 0; e < args.experts; ++e) all_blocks += products.row_blocks(e);
   while (all_blocks * ceil_div(args.num_panels, panels) < wanted && panels > 4) panels = ceil_div(panels, 4) * 2;
   const int64_t panel_blocks = ceil_div(args.num_panels, panels);
+  const int64_t items = all_blocks * panel_blocks;
   int64_t expert = 0, first = 0;  // first: number of the expert's first block
-  for (int64_t item = team.next_item();; item = team.next_item()) {
-    while (expert < args.experts && item >= first + products.row_blocks(expert) * panel_blocks)
+  for (int64_t item = team.next_of_shares(items); item < items; item = team.next_of_shares(items)) {
+    if (item < first) expert = first = 0;  // of another thread's share
+    while (item >= first + products.row_blocks(expert) * panel_blocks)
       first += products.row_blocks(expert++) * panel_blocks;
-    if (expert == args.experts) return;
     const int64_t row_blocks = products.row_blocks(expert), panel = (item - first) / row_blocks * panels;
     products.run_block(expert, (item - first) % row_blocks, panel, std::min(panel + panels, args.num_panels), finish);
   }
@@ -298,7 +299,7 @@ void moe_down(const MoeMatmulArgs& args, const Team& team) {
   int64_t panels = Product::kMaxPanels, blocks = ceil_div(args.num_panels, panels);
   while (blocks < (panels > kPanels ? 6 : 1) * team.count && panels > 2)
     blocks = ceil_div(args.num_panels, panels /= 2);
-  for (int64_t block = team.next_item(); block < blocks; block = team.next_item())
+  for (int64_t block = team.next_of_shares(blocks); block < blocks; block = team.next_of_shares(blocks))
     add_up(block * panels, std::min((block + 1) * panels, args.num_panels));
 }
 

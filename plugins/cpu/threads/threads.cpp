@@ -203,6 +203,7 @@ void ThreadPool::run(int count, Job job, void* context) {
   team.pool = this;
   next_item_.store(0, std::memory_order_relaxed);
   groups_[0].next_item.store(0, std::memory_order_relaxed);
+  ++round_;
   if (count == 1) return job(context, team);
   grow(count);
   job_ = job;
@@ -231,6 +232,7 @@ void ThreadPool::barrier(int index, int count) {
   const uint32_t phase = mine.passed.value();
   if (!arrives_last(index, count)) return mine.passed.wait(phase);
   next_item_.store(0, std::memory_order_relaxed);
+  ++round_;
   ++barriers_;
   for (int first = 0; first < count; first += kGroup)
     groups_[first / kGroup].next_item.store(0, std::memory_order_relaxed);
@@ -248,6 +250,30 @@ bool ThreadPool::arrives_last(int index, int count) {
   if (groups > 1 && arrived_groups_.fetch_add(1) + 1 < groups) return false;
   arrived_groups_.store(0, std::memory_order_relaxed);
   return true;
+}
+
+// Who gets a number below `items` finds an item: as many are left as there are such numbers, and shares only shrink.
+int64_t ThreadPool::next_of_shares(const Team& team, int64_t items) {
+  const int64_t number = next_item();
+  if (number >= items || items >> Share::kBits != 0) return std::min(number, items);
+  for (int i = 0;; ++i) {
+    Team owner = team;
+    owner.index = (team.index + i) % team.count;
+    const Team::Range share = owner.share(items);
+    const int64_t taken = take_from(shares_[owner.index], share.end - share.begin);
+    if (taken >= 0) return share.begin + taken;
+  }
+}
+
+// The number of an item of a share, or -1 where none is left.
+int64_t ThreadPool::take_from(Share& share, int64_t items) const {
+  const uint64_t none = round_ << Share::kBits;
+  uint64_t seen = share.taken.load(std::memory_order_relaxed), taken = 0;
+  do {
+    taken = seen >> Share::kBits == none >> Share::kBits ? seen - none : 0;
+    if (static_cast<int64_t>(taken) >= items) return -1;
+  } while (!share.taken.compare_exchange_weak(seen, none + taken + 1, std::memory_order_relaxed));
+  return static_cast<int64_t>(taken);
 }
 
 double ThreadPool::barrier_seconds(int count) {
@@ -277,6 +303,9 @@ std::byte* ThreadPool::grown(Scratch& mine, size_t bytes) {
 void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(index, count); }
 int64_t Team::next_item() const { return static_cast<ThreadPool*>(pool)->next_item(); }
 int64_t Team::next_of_group() const { return static_cast<ThreadPool*>(pool)->next_of_group(index); }
+int64_t Team::next_of_shares(int64_t items) const {
+  return static_cast<ThreadPool*>(pool)->next_of_shares(*this, items);
+}
 int64_t Team::items_taken() const { return static_cast<ThreadPool*>(pool)->items_taken(); }
 std::byte* Team::scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->scratch(index, bytes); }
 std::byte* Team::rows_scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->rows_scratch(index, bytes); }

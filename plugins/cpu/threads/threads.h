@@ -72,6 +72,7 @@ class ThreadPool {
   int64_t next_item() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
   int64_t items_taken() const { return next_item_.load(std::memory_order_relaxed); }
   int64_t next_of_group(int index) { return groups_[index / kGroup].next_item.fetch_add(1, std::memory_order_relaxed); }
+  int64_t next_of_shares(const Team& team, int64_t items);
   int64_t barriers() const { return barriers_; }  // so far; for the threads of a run
   std::byte* scratch(int thread, size_t bytes) { return grown(scratch_[thread], bytes); }
   std::byte* rows_scratch(int thread, size_t bytes) { return grown(rows_scratch_[thread], bytes); }
@@ -87,6 +88,11 @@ class ThreadPool {
     Signal passed;  // advances when all threads of all groups have arrived
     alignas(64) std::atomic<int64_t> next_item{0};
   };
+  // How many items of a thread's share are taken, below the number of the round in which they were.
+  struct alignas(64) Share {
+    static constexpr int kBits = 24;
+    std::atomic<uint64_t> taken{0};
+  };
   struct Scratch {
     std::byte* data = nullptr;
     size_t bytes = 0;
@@ -96,6 +102,7 @@ class ThreadPool {
   void grow(int count);
   void work(Worker& worker);
   bool arrives_last(int index, int count);
+  int64_t take_from(Share& share, int64_t items) const;
   static std::byte* grown(Scratch& scratch, size_t bytes);
 
   std::vector<Cpu> cpus_;
@@ -111,6 +118,8 @@ class ThreadPool {
   Group groups_[kMaxThreads / kGroup];
   alignas(64) std::atomic<int32_t> arrived_groups_{0};
   alignas(64) std::atomic<int64_t> next_item_{0};
+  Share shares_[kMaxThreads];
+  uint64_t round_ = 0;    // of items: a new one begins with each run and at each barrier
   int64_t barriers_ = 0;  // only the last to arrive writes it
 };
 

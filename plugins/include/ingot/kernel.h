@@ -27,6 +27,11 @@ class Team {
   std::byte* scratch(size_t bytes) const;       // this thread's own, 64-byte aligned, valid during the call
   std::byte* rows_scratch(size_t bytes) const;  // another one, for rows that this thread prepares for itself
 
+  // In place of next_item, of items 0 to items - 1: those of this thread's share in order, then what slower threads
+  // have left of theirs; `items` where none is left. Neighbouring items write to neighbouring memory, and cores whose
+  // caches lie far apart write slowly where the other one writes.
+  int64_t next_of_shares(int64_t items) const;
+
   // Contiguous share [begin, end) of n items for this thread.
   struct Range {
     int64_t begin, end;
