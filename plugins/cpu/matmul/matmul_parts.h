@@ -281,9 +281,9 @@ inline BlockLimits block_limits(const MatmulArgs& args, int64_t few_rows, int64_
   return args.rows > few_rows && args.tactic == 1 ? BlockLimits{2 * rows, panels / 2} : BlockLimits{rows, panels};
 }
 
-// Divides all panels among the threads, of which each calls pass(begin, end) for its own. A thread begins with a
-// contiguous range, the same one in each call. The last quarter of each group's panels is cut into pieces, and the
-// threads of the group take them as they finish: cores seldom read at the same speed, and all wait for the last one.
+// Divides all panels among the threads, of which each calls pass(begin, end) for its own. A thread has a contiguous
+// range, the same one in each call. The last quarter of each range is cut into pieces: a thread that has finished its
+// own takes those of its group that are left, since cores seldom read at the same speed, and all wait for the last one.
 // Nothing is fetched ahead of a piece, so pieces are large. at_once: panels that `pass` reads side by side.
 template <typename F>
 void share_panels(const MatmulArgs& args, const Team& team, int64_t at_once, int64_t panel_bytes, const F& pass) {
@@ -292,13 +292,15 @@ void share_panels(const MatmulArgs& args, const Team& team, int64_t at_once, int
   const int64_t piece = ceil_div(kPieceBytes, at_once * panel_bytes) * at_once / width;
   const Team::Range group = team.group();
   const int64_t threads = group.end - group.begin;
-  const int64_t begin = all * group.begin / team.count, end = all * group.end / team.count;
-  const int64_t wanted = (end - begin) / kCutPart / piece, pieces = threads > 1 && wanted >= threads ? wanted : 0;
-  const int64_t cut = end - pieces * piece, own = team.index - group.begin;
-  pass((begin + (cut - begin) * own / threads) * width, (begin + (cut - begin) * (own + 1) / threads) * width);
+  const int64_t pieces = threads > 1 ? all / team.count / kCutPart / piece : 0;  // of each thread
+  const auto begin_of = [&](int64_t thread) { return all * thread / team.count; };
+  pass(begin_of(team.index) * width, (begin_of(team.index + 1) - pieces * piece) * width);
   if (pieces == 0) return;
-  for (int64_t item = team.next_of_group(); item < pieces; item = team.next_of_group())
-    pass((cut + item * piece) * width, (cut + (item + 1) * piece) * width);
+  const int64_t items = pieces * threads;
+  for (int64_t item = team.next_of_group_shares(items); item < items; item = team.next_of_group_shares(items)) {
+    const int64_t end = begin_of(group.begin + item / pieces + 1) - (pieces - 1 - item % pieces) * piece;
+    pass((end - piece) * width, end * width);
+  }
 }
 
 // Blocks within the limits (of rows: a multiple of row_step), and smaller ones until every thread has several.

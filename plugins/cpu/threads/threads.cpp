@@ -253,15 +253,13 @@ bool ThreadPool::arrives_last(int index, int count) {
 }
 
 // Who gets a number below `items` finds an item: as many are left as there are such numbers, and shares only shrink.
-int64_t ThreadPool::next_of_shares(const Team& team, int64_t items) {
-  const int64_t number = next_item();
+int64_t ThreadPool::next_of_shares(const Team::Range& owners, int index, int64_t number, int64_t items) {
   if (number >= items || items >> Share::kBits != 0) return std::min(number, items);
-  for (int i = 0;; ++i) {
-    Team owner = team;
-    owner.index = (team.index + i) % team.count;
-    const Team::Range share = owner.share(items);
-    const int64_t taken = take_from(shares_[owner.index], share.end - share.begin);
-    if (taken >= 0) return share.begin + taken;
+  const int64_t count = owners.end - owners.begin;
+  for (int64_t owner = index - owners.begin;; owner = (owner + 1) % count) {
+    const int64_t begin = items * owner / count, end = items * (owner + 1) / count;
+    const int64_t taken = take_from(shares_[owners.begin + owner], end - begin);
+    if (taken >= 0) return begin + taken;
   }
 }
 
@@ -302,9 +300,13 @@ std::byte* ThreadPool::grown(Scratch& mine, size_t bytes) {
 
 void Team::barrier() const { static_cast<ThreadPool*>(pool)->barrier(index, count); }
 int64_t Team::next_item() const { return static_cast<ThreadPool*>(pool)->next_item(); }
-int64_t Team::next_of_group() const { return static_cast<ThreadPool*>(pool)->next_of_group(index); }
 int64_t Team::next_of_shares(int64_t items) const {
-  return static_cast<ThreadPool*>(pool)->next_of_shares(*this, items);
+  auto* threads = static_cast<ThreadPool*>(pool);
+  return threads->next_of_shares({0, count}, index, threads->next_item(), items);
+}
+int64_t Team::next_of_group_shares(int64_t items) const {
+  auto* threads = static_cast<ThreadPool*>(pool);
+  return threads->next_of_shares(group(), index, threads->next_of_group(index), items);
 }
 int64_t Team::items_taken() const { return static_cast<ThreadPool*>(pool)->items_taken(); }
 std::byte* Team::scratch(size_t bytes) const { return static_cast<ThreadPool*>(pool)->scratch(index, bytes); }

@@ -72,7 +72,7 @@ class ThreadPool {
   int64_t next_item() { return next_item_.fetch_add(1, std::memory_order_relaxed); }
   int64_t items_taken() const { return next_item_.load(std::memory_order_relaxed); }
   int64_t next_of_group(int index) { return groups_[index / kGroup].next_item.fetch_add(1, std::memory_order_relaxed); }
-  int64_t next_of_shares(const Team& team, int64_t items);
+  int64_t next_of_shares(const Team::Range& owners, int index, int64_t number, int64_t items);
   int64_t barriers() const { return barriers_; }  // so far; for the threads of a run
   std::byte* scratch(int thread, size_t bytes) { return grown(scratch_[thread], bytes); }
   std::byte* rows_scratch(int thread, size_t bytes) { return grown(rows_scratch_[thread], bytes); }

@@ -23,7 +23,6 @@ class Team {
   void barrier() const;                         // all threads of the team
   int64_t next_item() const;                    // 0, 1, 2, ...: each number to one thread; anew after every barrier
   int64_t items_taken() const;                  // how many of them were given out since the last barrier
-  int64_t next_of_group() const;                // 0, 1, 2, ... as next_item, but counted for each group of neighbours
   std::byte* scratch(size_t bytes) const;       // this thread's own, 64-byte aligned, valid during the call
   std::byte* rows_scratch(size_t bytes) const;  // another one, for rows that this thread prepares for itself
 
@@ -31,6 +30,7 @@ class Team {
   // have left of theirs; `items` where none is left. Neighbouring items write to neighbouring memory, and cores whose
   // caches lie far apart write slowly where the other one writes.
   int64_t next_of_shares(int64_t items) const;
+  int64_t next_of_group_shares(int64_t items) const;  // the same among the threads of the group
 
   // Contiguous share [begin, end) of n items for this thread.
   struct Range {
@@ -38,7 +38,7 @@ class Team {
   };
   Range share(int64_t n) const { return {n * index / count, n * (index + 1) / count}; }
 
-  // The threads that count with this one in next_of_group.
+  // This thread and its neighbours.
   static constexpr int kGroup = 8;
   Range group() const {
     const int first = index / kGroup * kGroup;
