@@ -554,12 +554,12 @@ void matmul_int8(const MatmulArgs& args, const Team& team) {
     });
   }
   const Blocks blocks = cut(args, team.count, Products::kRows, limits);
-  const int64_t most = blocks.rows / Products::kRows;  // groups of a block
-  const int64_t items = blocks.count();
+  const int64_t items = blocks.count(), most = blocks.rows / Products::kRows;  // groups of a block
   for (int64_t item = team.next_of_shares(items); item < items; item = team.next_of_shares(items)) {
-    const int64_t group = item % blocks.row_blocks * most, panel = item / blocks.row_blocks * blocks.panels;
+    const int64_t group = blocks.row_block(item) * most, panel = blocks.first_panel(item);
     int8_block<I, Format, Products>(args, format, x, group, std::min(most, all.count() - group), panel,
-                                    std::min(blocks.panels, args.num_panels - panel), blocks.next_panel(item), scratch);
+                                    std::min(blocks.panels, args.num_panels - panel), blocks.first_panel(item + 1),
+                                    scratch);
   }
 }
 

@@ -539,10 +539,10 @@ void blocked(const MatmulArgs& args, int64_t x_stride, const Team& team) {
   float* const sums = reinterpret_cast<float*>(team.scratch(scratch));
   const int64_t items = blocks.count();
   for (int64_t item = team.next_of_shares(items); item < items; item = team.next_of_shares(items)) {
-    const int64_t row = item % blocks.row_blocks * blocks.rows, panel = item / blocks.row_blocks * blocks.panels;
+    const int64_t row = blocks.row_block(item) * blocks.rows, panel = blocks.first_panel(item);
     const int64_t rows = std::min(blocks.rows, args.rows - row),
                   panels = std::min(blocks.panels, args.num_panels - panel);
-    const int64_t next = std::min(blocks.next_panel(item), args.num_panels - 1);
+    const int64_t next = std::min(blocks.first_panel(item + 1), args.num_panels - 1);
     B::sums(
         weight, args.k, args.group, rows, [&](int64_t r) { return args.x + (row + r) * x_stride; }, panels,
         [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,

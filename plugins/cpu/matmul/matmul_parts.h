@@ -263,8 +263,9 @@ struct Blocks {
   int64_t row_blocks, panel_blocks;  // of the product
 
   int64_t count() const { return row_blocks * panel_blocks; }
-  // First panel of the block that a thread will most likely take after `item`.
-  int64_t next_panel(int64_t item) const { return (item + 1) / row_blocks * panels; }
+  // Neighbours have the same rows, as far as these go.
+  int64_t row_block(int64_t item) const { return item / panel_blocks; }
+  int64_t first_panel(int64_t item) const { return item % panel_blocks * panels; }
 };
 
 // The largest blocks. Tactic 1 is the other choice that a build may time: blocks also for the few rows that otherwise
