@@ -153,6 +153,7 @@ def others_take_the_lease(prefill: Served) -> None:
 def test_a_lease_whose_memory_is_used_again(
     when: str, fake: FakeNixl, prefill: Served, decode: Served, served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert eventually(lambda: not prefill.service.leases.nbytes, 10), "that of the test before is released"
     if when == "before":
         fake.began = lambda _: others_take_the_lease(prefill)
     else:
