@@ -8,7 +8,7 @@
 //
 // Checked: nobody passes a barrier before all of the team have come; every thread of a team, and no other, takes part
 // once in each run; all leave a stopped run after the same step; nobody waits for ever; counters are zero at the end;
-// each item of a step is taken once.
+// each item of a step is taken once; some order comes to an end.
 //
 //   interleavings FAULT STEPS[:ITEMS] SIZE...   runs of teams of these sizes, one after the other, with so many steps,
 //                                               in each of which the team takes so many items. FAULT: none, or a name
@@ -372,6 +372,7 @@ Key key_of(const std::string& state) {
 size_t search() {
   std::unordered_set<Key, KeyHash> seen;
   std::vector<std::string> waiting{state_now()};
+  bool ends = false;
   seen.insert(key_of(waiting.back()));
   while (!waiting.empty() && failure.empty()) {
     const std::string state = std::move(waiting.back());
@@ -388,8 +389,9 @@ size_t search() {
         go_back_to(state);
       }
     }
-    if (!any) check_end();
+    if (!any) ends = true, check_end();
   }
+  if (!ends) fail("no order of accesses comes to an end");
   return seen.size();
 }
 

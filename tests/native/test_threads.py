@@ -74,9 +74,9 @@ FAULTS = {
     "shares of the round before": Fault(
         file="threads.cpp",
         right="taken = seen >> Share::kBits == none >> Share::kBits ? seen - none : 0;",
-        wrong="taken = seen >> Share::kBits == none >> Share::kBits ? 0 : seen & 1;",
-        runs="2:2 2",
-        words="is taken again",
+        wrong="taken = seen & ((uint64_t{1} << Share::kBits) - 1);",
+        runs="1:2 2 2",
+        words="comes to an end",
     ),
 }
 # Steps of a job (jobs of one step are not stopped) and items of each step, then the sizes of teams.
