@@ -181,6 +181,11 @@ class PagedAttention {
   static constexpr int64_t kItemRows = Inner::kItemRows;
 
   int64_t items_of(int64_t s) const { return (rows_.count(s) + kItemRows - 1) / kItemRows; }
+  int64_t all_items() const {
+    int64_t items = 0;
+    for (int64_t s = 0; s < kv_.sequences; ++s) items += items_of(s) * kv_.kv_heads;
+    return items;
+  }
   AttentionItem item_at(int64_t s, int64_t head, int64_t begin) const {
     const int64_t count = rows_.count(s);
     return {s, head, begin, begin + kItemRows < count ? begin + kItemRows : count};
@@ -245,14 +250,13 @@ void PagedAttention<S, Inner>::allocate(const Team& team) {
 // Few items and long contexts: threads share the splits of an item. The arithmetic is the same.
 template <typename S, typename Inner>
 bool PagedAttention<S, Inner>::worth_splitting(const Team& team) const {
-  int64_t items = 0, partial_rows = 0, most_splits = 0;
+  int64_t partial_rows = 0, most_splits = 0;
   for (int64_t s = 0; s < kv_.sequences; ++s) {
     const int64_t splits = rows_.splits(s);
-    items += items_of(s) * kv_.kv_heads;
     partial_rows += rows_.count(s) * kv_.kv_heads * splits;
     most_splits = splits > most_splits ? splits : most_splits;
   }
-  return team.count > 1 && items < 4 * team.count && most_splits > 1 && partial_rows <= kMaxPartialRows;
+  return team.count > 1 && all_items() < 4 * team.count && most_splits > 1 && partial_rows <= kMaxPartialRows;
 }
 
 // The item of a number; `s`, whose first one is `before`, goes on to its sequence. False where no item is left.
@@ -271,8 +275,8 @@ bool PagedAttention<S, Inner>::find(int64_t number, int64_t& s, int64_t& before,
 template <typename S, typename Inner>
 void PagedAttention<S, Inner>::run_whole(const Team& team) {
   AttentionItem item{}, next{};
-  int64_t s = kv_.sequences - 1, before = 0, items = 0;
-  for (int64_t each = 0; each < kv_.sequences; ++each) items += items_of(each) * kv_.kv_heads;
+  const int64_t items = all_items();
+  int64_t s = kv_.sequences - 1, before = 0;
   for (int64_t number = team.next_of_shares(items); number < items; number = team.next_of_shares(items)) {
     if (number < before) s = kv_.sequences - 1, before = 0;  // of another thread's share
     find(number, s, before, item);
@@ -319,11 +323,9 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
   };
   Part part{}, next{};
   Place place{};
-  int64_t items = 0, parts = 0;
-  for (int64_t s = 0; s < kv_.sequences; ++s) {
-    items += items_of(s) * kv_.kv_heads;
-    parts += items_of(s) * kv_.kv_heads * rows_.splits(s);
-  }
+  const int64_t items = all_items();
+  int64_t parts = 0;
+  for (int64_t s = 0; s < kv_.sequences; ++s) parts += items_of(s) * kv_.kv_heads * rows_.splits(s);
   for (int64_t number = team.next_of_shares(parts); number < parts; number = team.next_of_shares(parts)) {
     if (number < place.before) place = {};  // of another thread's share
     find_part(number, false, place, part);
