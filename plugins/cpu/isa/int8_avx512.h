@@ -9,20 +9,25 @@
 namespace ingot {
 
 struct Int8Avx512 : SimdAvx512 {
-  // Products of up to so many rows read codes as one stream, if no tables or scales of groups lie among them. On a Zen
-  // 4 there are fewer: short runs take more instructions for each line.
-  static constexpr int kStreamedRows = 4;
-  static int64_t streamed_rows(bool long_runs) { return works_on_one_stream() ? kStreamedRows : long_runs ? 2 : 0; }
-  // What lies ahead in codes that few rows read once. Also a CPU that reads streams by itself reads codes faster if it
-  // is asked for L2, since work on them leaves it less room to look ahead.
+  // Products of up to so many rows read codes as one stream. Of those that read in order, a third row takes longer than
+  // memory does.
+  static constexpr int kStreamedRows = 4, kRowsInOrder = 2;
+  static int64_t streamed_rows() { return reads_in_order() ? kRowsInOrder : kStreamedRows; }
+  // Where codes without scales of groups are the only stream that is read.
+  INGOT_INLINE void prefetch_in_order(const void* p) {
+    prefetch(static_cast<const char*>(p) + ahead_in_order(4096));
+    prefetch_far(static_cast<const char*>(p) + ahead_of_reading(16384));
+  }
+  // What lies ahead in codes that few rows read once. A Zen 5 reads codes faster if it is asked for L2, since work on
+  // them leaves it less room to look ahead.
   INGOT_INLINE void prefetch_codes_once(const void* p, int64_t beside) {
-    prefetch(static_cast<const char*>(p) + kCodesAhead);
+    prefetch(static_cast<const char*>(p) + ahead_of_reading(4096));
     prefetch_beside_codes(p, beside);
   }
   // beside: the bytes of scales that the codes before p have had. They shift what L2 is asked for, by one more line now
   // and then: else each panel would have as many bytes of codes that it was never asked for.
   INGOT_INLINE void prefetch_beside_codes(const void* p, int64_t beside) {
-    prefetch_far(static_cast<const char*>(p) + 16384 + beside);
+    prefetch_far(static_cast<const char*>(p) + ahead_in_order(16384 + beside));
   }
   // Likewise where several panels are read at once: what is read after this one lies elsewhere.
   INGOT_INLINE void prefetch_streams(const void* p, const void* next) {

@@ -22,8 +22,13 @@ inline bool reads_one_stream() { return kAskAhead == 0; }
 extern const int64_t kAskAtWork;
 inline int64_t ahead_of_work(int64_t bytes) { return bytes & kAskAtWork; }
 inline bool works_on_one_stream() { return kAskAtWork == 0; }
-// How far ahead, in bytes, such a loop over codes asks for L1; 0 where it need not ask.
-extern const int64_t kCodesAhead;
+
+// All ones, or 0 where a core reads memory fastest if it reads each line once, in the order of addresses, and software
+// asks for nothing (Zen 4). There a second stream, lines that are left out, and lines that L2 is asked for out of turn
+// all make the CPU's own prefetching look less far ahead.
+extern const int64_t kAskInOrder;
+inline int64_t ahead_in_order(int64_t bytes) { return bytes & kAskInOrder; }
+inline bool reads_in_order() { return kAskInOrder == 0; }
 
 extern const int64_t kL1Bytes;  // of data that the L1 of a core holds
 

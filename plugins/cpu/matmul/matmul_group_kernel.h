@@ -37,6 +37,7 @@ struct GroupProducts {
   static constexpr int64_t kUnpackedBytes = kLeaves ? 2 * kPart * kPanel : 0;  // the values, and their further bits
   static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
   static constexpr bool kWholeOnce = true;
+  static constexpr int kMostStreamed = Format::kBits == 2 ? 1 : 2;  // rows; more take longer than memory does
 
   // Runs are sums of x in this unit: what a sum of products begins at where values are biased.
   static constexpr int32_t kRunUnit = I::kValueBias == 0 ? 1 : -I::kValueBias;
@@ -114,8 +115,9 @@ struct GroupProducts {
       }
       shifted = said != std::byte{0};
     }
-    // one row of one panel reads codes once, one after the other
-    static constexpr bool kOnce = (kValues == kLookedUp || kValues == kStored) && kR == 1 && kP == 1;
+    // few rows of one panel read codes once, one after the other
+    static constexpr bool kStreams =
+        (kValues == kLookedUp || kValues == kStored) && kR <= kRowsOfStreams<I, kMostStreamed> && kP == 1;
     static constexpr int64_t kGroupBytes = kPanel * Format::kValues * static_cast<int64_t>(sizeof(uint16_t));
     const int8_t* x = t.x;
     [[maybe_unused]] bool more = false;  // whether the further bits are multiplied
@@ -131,6 +133,8 @@ struct GroupProducts {
       }
 #pragma GCC unroll 2
       for (int64_t l = 0; l < lines; ++l, x += Format::kLineK * kR) {
+        if constexpr (kStreams)  // before lines of upper bits are read out of turn
+          for (int i = 0; i < kCodeLines; ++i) prefetch_codes_once<I, kR>(line[0] + i * kLineBytes, g * kGroupBytes);
         for_each(std::make_integer_sequence<int, kLineQuads>(), [&]<int q>() __attribute__((always_inline)) {
           typename I::Weights weights[kP];
 #pragma GCC unroll 2
@@ -155,11 +159,8 @@ struct GroupProducts {
         for (int p = 0; p < kP; ++p) {
 #pragma GCC unroll 3
           for (int i = 0; i < kCodeLines; ++i) {
-            const std::byte* const codes = line[p] + i * kLineBytes;
-            if constexpr (kOnce) {
-              prefetch_codes_once<I, kR>(codes, g * kGroupBytes);
-            } else {
-              if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(codes);
+            if constexpr (!kStreams) {
+              if constexpr (kValues == kLookedUp || kValues == kStored) prefetch_panel<I, kR>(line[p] + i * kLineBytes);
               I::prefetch_far(next[p]);
             }
             next[p] += next_step;
@@ -168,7 +169,7 @@ struct GroupProducts {
           to[p] += kLineQuads * kLineBytes;
         }
       }
-      if constexpr (kOnce) prefetch_beside_codes<I, kR>(line[0], g * kGroupBytes);
+      if constexpr (kStreams) prefetch_beside_codes<I, kR>(line[0], g * kGroupBytes);
       for_each(std::make_integer_sequence<int, kVectors>(), [&]<int kVector>() __attribute__((always_inline)) {
         for_each(std::make_integer_sequence<int, kP>(), [&]<int p>() __attribute__((always_inline)) {
           join<kVector * I::kWidth, kTwice>(t, g, p, more, shifted, [&](auto joined) __attribute__((always_inline)) {
@@ -283,7 +284,9 @@ struct GroupProducts {
         return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
     return panels > 1 ? tile_with<kAlone, 1, kPanels>(rows) : tile_with<kAlone, 1, 1>(rows);
   }
-  static int64_t panels_at_once(int64_t rows, int64_t) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
+  static int64_t panels_at_once(int64_t rows, int64_t groups) {
+    return streams_grouped_codes<I, kMostStreamed>(rows, groups) ? 1 : kPanels;
+  }
 };
 
 template <typename I, typename Format>

@@ -439,7 +439,7 @@ struct CodeProducts {
   // One row with long runs waits for memory, which is faster as one stream; with shorter ones, for sums of one panel.
   static int64_t panels_at_once(int64_t rows, int64_t groups) {
     constexpr bool kLongRuns = kRun >= I::kLongestRun;
-    return streams_codes<I>(rows, groups, kLongRuns) || (rows == 1 && kLongRuns) ? 1 : kPanels;
+    return streams_codes<I>(rows, groups) || (rows == 1 && kLongRuns) ? 1 : kPanels;
   }
 };
 
@@ -447,9 +447,6 @@ inline size_t matmul_int8_scratch(const void* args) {
   const auto& matmul = *static_cast<const MatmulArgs*>(args);
   return static_cast<size_t>(RoundedRows{matmul.rows, matmul.k, nullptr}.bytes());
 }
-
-// How far beyond the same place of the next panels to fetch if one group of rows reads each panel once.
-constexpr int64_t kAheadOnce = 8192;
 
 // Sums of some groups of rows and some panels, a part of K after another, to [panel][row][16]. at(panel): where it
 // lies. after: the panel that will probably be multiplied next, or null.
@@ -461,7 +458,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
   const int group_bits = std::countr_zero(static_cast<uint64_t>(format.group));
   // one group of rows leaves nothing to be read again: each panel is read from its beginning to its end
   const int64_t most = groups == 1 && Products::kWholeOnce ? x.k : Products::kPart;
-  const int64_t ahead = groups == 1 ? kAheadOnce : 0;
+  const int64_t ahead = groups == 1 ? 8192 : 0;  // of the same place of the next panels
   for (int64_t k = 0; k < x.k; k += most) {
     const int64_t part = std::min(most, x.k - k), tiles = tiles_of(part);
     for (int64_t p = 0, step; p < panels; p += step) {
@@ -480,6 +477,7 @@ void int8_sums(const Format& format, const RoundedRows& x, int64_t group, int64_
         }
         next[i] += ahead;
       }
+      if (k == 0 && groups == 1 && step == 1 && reads_in_order()) read_header(begun[0], lines[0]);
       const int64_t next_bytes = code_bytes<Format>(tiles) / groups;  // while a group of rows is multiplied
       for (int64_t g = group; g < group + groups; ++g) {
         const int64_t first = all.first(g), count = all.first(g + 1) - first;
@@ -584,8 +582,8 @@ void matmul_bytes(const MatmulArgs& args, const Team& team) {
 }
 
 // int4 as this CPU multiplies it best. With AVX-512 a line of codes takes operations that VPDPBUSD leaves room for, but
-// each row a multiplication for every run. To unpack a line takes three operations and two stores, which cost as much
-// as seven products, once for all rows; L1 has room for that of short parts, so these are unpacked for fewer rows.
+// each row a multiplication for every run. To unpack a line costs as much as seven products, once for all rows; L1 has
+// room for that of short parts, so these are unpacked for fewer rows.
 template <typename I>
 void matmul_w4a8(const MatmulArgs& args, const Team& team) {
   with_run<I>(args.group, [&]<int64_t kRun>() {

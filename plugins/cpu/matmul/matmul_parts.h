@@ -41,17 +41,35 @@ template <typename S>
 bool one_stream(int64_t groups) {
   return S::kWidth == kPanel && groups == 1 && reads_one_stream();
 }
-// The same of codes of four bits, of which more rows keep a stream waiting.
+// The same of codes, of which more rows keep a stream waiting.
 template <typename I>
-bool streams_codes(int64_t rows, int64_t groups, bool long_runs) {
-  if constexpr (requires { I::kStreamedRows; }) return rows <= I::streamed_rows(long_runs) && one_stream<I>(groups);
+bool streams_codes(int64_t rows, int64_t groups) {
+  if constexpr (requires { I::kStreamedRows; }) return rows <= I::streamed_rows() && one_stream<I>(groups);
   return false;
+}
+// The same of codes with tables or scales of groups: of one row, or of kMost where that is faster.
+template <typename I, int kMost>
+bool streams_grouped_codes(int64_t rows, int64_t groups) {
+  return rows == 1 || (reads_in_order() && rows <= kMost && one_stream<I>(groups));
+}
+// Rows of tiles that ask for such codes as for one stream.
+template <typename I, int kMost>
+constexpr int kRowsOfStreams = 1;
+template <typename I, int kMost>
+  requires requires { I::kStreamedRows; }
+constexpr int kRowsOfStreams<I, kMost> = kMost;
+
+// Reads what lies before the codes of a panel, all of it and in order, so that the codes then follow in the same
+// stream. Without this, their scales would be a second one.
+inline void read_header(const std::byte* panel, const std::byte* codes) {
+  for (; panel < codes; panel += kLineBytes) static_cast<void>(*static_cast<const volatile std::byte*>(panel));
 }
 
 // What lies ahead in a panel of int8 or int4 without tables, where the CPU wants to be asked for them in another way.
 template <typename I, int kRows>
 [[gnu::always_inline]] inline void prefetch_streamed_codes(const std::byte* line) {
   if constexpr (requires { I::kStreamedRows; }) {
+    if constexpr (kRows <= I::kRowsInOrder) return I::prefetch_in_order(line);
     if constexpr (kRows <= I::kStreamedRows) return I::prefetch_one_stream(line);
   }
   prefetch_panel<I, kRows>(line);
@@ -61,7 +79,7 @@ template <typename I, int kRows>
 // `line` have had, where they have a scale for each group.
 template <typename I, int kRows>
 [[gnu::always_inline]] inline void prefetch_codes_once(const std::byte* line, int64_t beside) {
-  if constexpr (requires { I::prefetch_codes_once(line, beside); } && kRows <= I::kReadingRows) {
+  if constexpr (requires { I::prefetch_codes_once(line, beside); } && kRows <= kRowsOfStreams<I, kRows>) {
     I::prefetch_codes_once(line, beside);
   } else {
     prefetch_panel<I, kRows>(line);
@@ -71,7 +89,7 @@ template <typename I, int kRows>
 // Behind the codes of a group whose scales are not among `beside` yet.
 template <typename I, int kRows>
 [[gnu::always_inline]] inline void prefetch_beside_codes(const std::byte* line, int64_t beside) {
-  if constexpr (requires { I::prefetch_beside_codes(line, beside); } && kRows <= I::kReadingRows)
+  if constexpr (requires { I::prefetch_beside_codes(line, beside); } && kRows <= kRowsOfStreams<I, kRows>)
     I::prefetch_beside_codes(line, beside);
 }
 

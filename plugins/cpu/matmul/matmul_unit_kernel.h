@@ -35,6 +35,7 @@ struct UnitProducts {
   static constexpr int64_t kUnpackedBytes = kLeaves ? kPart * kPanel : 0;
   static constexpr int64_t kBlockRows = I::kBlockRows / kRows * kRows, kBlockPanels = I::kBlockPanels;
   static constexpr bool kWholeOnce = true;
+  static constexpr int kMostStreamed = kBits == 5 ? 1 : 2;  // rows; more take longer than memory does
   static_assert(kPart % kUnitK == 0);
 
   // Sums that are multiplied by scales: of runs, in 16 bits; of whole groups, in 16 or in 32 bits; or of two groups at
@@ -128,7 +129,9 @@ struct UnitProducts {
 
   template <Sums kSums, Codes kCodes, int kR, int kP>
   [[gnu::noinline]] static void tile(const Int8Tile& t) {
-    constexpr bool kOnce = kCodes == kStored && kR == 1 && kP == 1;
+    // few rows of one panel read codes once, one after the other
+    constexpr bool kStreams = kCodes == kStored && kR <= kRowsOfStreams<I, kMostStreamed> && kP == 1;
+    constexpr bool kOnce = kStreams && kR == 1;
     // One row waits for memory; few rows of codes of six bits, for ports that unpack them.
     constexpr bool kMayPair = kBits < 6 || kR > 4 || kCodes == kFound;
     if constexpr (kMayBeWide && !kOnce && (kSums == kOfRuns || (kSums == kWide && kMayPair)))
@@ -157,6 +160,9 @@ struct UnitProducts {
       for (int64_t at = 0; at < columns; at += Step::kK, x += Step::kK * kR) {
         [[maybe_unused]] const bool second = (at & Step::kRunK) != 0;  // of a pair
         const int32_t* const starts = t.runs + (k + at) / kUnitRun;
+        if constexpr (kStreams)  // before lines of upper bits are read out of turn
+          for (int l = 0; l < Step::kCodeLines; ++l)
+            prefetch_codes_once<I, kR>(line[0] + l * kLineBytes, unit * unit_bytes);
         for_each(std::make_integer_sequence<int, kVectors>(), [&]<int v>() __attribute__((always_inline)) {
           constexpr int64_t kAt = v * I::kWidth * 4;  // bytes
           const auto made = [&]<int q>(int p) __attribute__((always_inline)) {
@@ -240,11 +246,8 @@ struct UnitProducts {
         for (int p = 0; p < kP; ++p) {
 #pragma GCC unroll 5
           for (int l = 0; l < Step::kCodeLines; ++l) {
-            const std::byte* const codes = line[p] + l * kLineBytes;
-            if constexpr (kOnce) {
-              prefetch_codes_once<I, kR>(codes, unit * unit_bytes);
-            } else {
-              if constexpr (kCodes == kStored) prefetch_panel<I, kR>(codes);
+            if constexpr (!kStreams) {
+              if constexpr (kCodes == kStored) prefetch_panel<I, kR>(line[p] + l * kLineBytes);
               I::prefetch_far(next[p] + l * Step::kQuads * t.next_step / Step::kCodeLines);
             }
           }
@@ -253,7 +256,7 @@ struct UnitProducts {
           to[p] += Step::kQuads * kLineBytes;
         }
       }
-      if constexpr (kOnce)
+      if constexpr (kStreams)
         for (int64_t l = 0; l < unit_bytes; l += kLineBytes)
           prefetch_beside_codes<I, kR>(line[0] + l, unit * unit_bytes);
       for_each(std::make_integer_sequence<int, kVectors * kP>(), [&]<int kI>() __attribute__((always_inline)) {
@@ -318,7 +321,9 @@ struct UnitProducts {
     if constexpr (kMany) return UnitProducts<I, Format>::tile_of(rows, panels, first, 1);  // the same tiles
     return panels > 1 ? tile_with<kStored, kPanels>(rows) : tile_with<kStored, 1>(rows);
   }
-  static int64_t panels_at_once(int64_t rows, int64_t) { return rows > 1 ? kPanels : 1; }  // see CodeProducts
+  static int64_t panels_at_once(int64_t rows, int64_t groups) {
+    return streams_grouped_codes<I, kMostStreamed>(rows, groups) ? 1 : kPanels;
+  }
 };
 
 constexpr int64_t kFewUnitRows = 2;  // groups of rows that unpack codes for themselves
