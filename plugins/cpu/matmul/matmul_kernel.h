@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "isa/broadcasts.h"
+#include "isa/cpu_isa.h"
 #include "matmul/matmul_parts.h"
 #include "matmul/quantised.h"
 
@@ -196,6 +197,7 @@ template <typename S, typename Panel, int kRows, int kPanels, int64_t kXStride, 
 void tile(const TileArgs& args) {
   using V = typename S::V;
   constexpr bool kMany = kXStride > 0, kOfGroups = std::is_same_v<Panel, PanelF8>;
+  constexpr bool kLines = kOfGroups && !kMany && kRows <= 4 && requires(V(&to)[4]) { S::load_f8_lines(to, args.x); };
   const int64_t x_stride = kMany ? kXStride : args.x_stride;
   constexpr int kVectors = kPanels * kPanel / S::kWidth;
   V sum[kRows][kVectors];
@@ -221,7 +223,7 @@ void tile(const TileArgs& args) {
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       constexpr int kPerPanel = kPanel / S::kWidth;
-      scale[v] = S::set1(kF8Unit);
+      scale[v] = S::set1(kLines ? 1.0f : kF8Unit);
       if (args.group > 0)
         scale[v] = S::mul(scale[v], S::load(reinterpret_cast<const float*>(args.beside[v / kPerPanel]) +
                                             groups * kPanel + v % kPerPanel * S::kWidth));
@@ -240,6 +242,20 @@ void tile(const TileArgs& args) {
     }
     add_products<S>(sum, x, x_stride, weight);
   };
+  const auto add_lines = [&](const float* x) __attribute__((always_inline)) {
+    if constexpr (kLines)
+#pragma GCC unroll 4
+      for (int p = 0; p < kPanels; ++p) {
+        V weight[4];
+        S::load_f8_lines(weight, line[p]);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          weight[i] = S::mul(weight[i], scale[p]);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) S::accumulate(sum[r][p], S::set1(x[r * x_stride + i]), weight[i]);
+        }
+      }
+  };
   const float* x = args.x;
   const int64_t whole = args.k / Panel::kPerLine, rest = args.k % Panel::kPerLine;
   const int64_t lines = kOfGroups && args.group > 0 ? args.group / Panel::kPerLine : INT64_MAX;  // of a group
@@ -252,11 +268,15 @@ void tile(const TileArgs& args) {
       }
       --left;
     }
-    add_k.template operator()<0>(x);
-    if constexpr (Panel::kPerLine > 1) add_k.template operator()<1>(x + 1);
-    if constexpr (Panel::kPerLine > 2) {
-      add_k.template operator()<2>(x + 2);
-      add_k.template operator()<3>(x + 3);
+    if constexpr (kLines) {
+      add_lines(x);
+    } else {
+      add_k.template operator()<0>(x);
+      if constexpr (Panel::kPerLine > 1) add_k.template operator()<1>(x + 1);
+      if constexpr (Panel::kPerLine > 2) {
+        add_k.template operator()<2>(x + 2);
+        add_k.template operator()<3>(x + 3);
+      }
     }
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) {
@@ -278,6 +298,8 @@ void tile(const TileArgs& args) {
     if constexpr (kLeaves) widened += Panel::kPerLine * kPanel;
   }
   if (kOfGroups && rest > 0 && left == 0) next_scales();
+  if constexpr (kLines)
+    for (V& each : scale) each = S::mul(each, S::set1(kF8Unit));
   if (rest > 0) add_k.template operator()<0>(x);
   if constexpr (Panel::kPerLine > 2) {
     if (rest > 1) add_k.template operator()<1>(x + 1);
@@ -563,6 +585,13 @@ void matmul_of(const MatmulArgs& args, int64_t x_stride, const Team& team) {
 template <typename S, typename Weight>
 void matmul(const MatmulArgs& args, const Team& team) {
   matmul_of<S, Weight>(args, args.k, team);
+}
+
+// Tables: as I, for CPUs that permute bytes.
+template <typename I, typename Tables>
+void matmul_f8(const MatmulArgs& args, const Team& team) {
+  if (!std::is_same_v<I, Tables> && permutes_bytes) return matmul<Tables, F8Weight>(args, team);
+  matmul<I, F8Weight>(args, team);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace ingot {
 
 using Simd = SimdAvx2;
 using Int8 = Int8Avx2;
+using TableInt8 = Int8;
 
 static_assert(FloatVector<Simd>);
 static_assert(Int8Vector<Int8>);

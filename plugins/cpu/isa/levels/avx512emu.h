@@ -10,6 +10,7 @@ namespace ingot {
 
 using Simd = SimdEmulated;
 using Int8 = Int8Emulated;
+using TableInt8 = Int8;
 
 static_assert(FloatVector<Simd>);
 static_assert(Int8Vector<Int8>);
