@@ -1,8 +1,8 @@
 // AVX512_VBMI beside VNNI.
 #pragma once
 
-#include "isa/bf16_tables.h"
 #include "isa/int8_avx512.h"
+#include "isa/tables_avx512.h"
 
 namespace ingot {
 

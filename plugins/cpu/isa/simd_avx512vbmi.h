@@ -1,8 +1,8 @@
 // AVX512_VBMI, which all CPUs with AVX-512 BF16 have but Cooper Lake, beside the dot product of bf16.
 #pragma once
 
-#include "isa/bf16_tables.h"
 #include "isa/simd_avx512bf16.h"
+#include "isa/tables_avx512.h"
 
 namespace ingot {
 

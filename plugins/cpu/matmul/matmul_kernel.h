@@ -242,7 +242,7 @@ void tile(const TileArgs& args) {
     }
     add_products<S>(sum, x, x_stride, weight);
   };
-  const auto add_lines = [&](const float* x) __attribute__((always_inline)) {
+  const auto add_lines = [&](const float* x) __attribute__((always_inline)) {  // four k of FP8 at once
     if constexpr (kLines)
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p) {
