@@ -7,7 +7,7 @@
 namespace ingot {
 
 struct TableInt8Avx512 : Int8Avx512 {
-  // Four lines of 16 numbers of FP8, as they are. It takes half of the operations of load_f8.
+  // Four lines of 16 numbers of FP8, as they are.
   INGOT_INLINE void load_f8_lines(V (&to)[4], const void* p) {
     const __m512i codes = TablesAvx512::spread(static_cast<const uint8_t*>(p));
     __m512i pairs[2];
