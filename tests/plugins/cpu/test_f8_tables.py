@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ingot import _cpu
+from ingot.plan import Attr
 from tests.plugins.cpu.one_step import Quantised, native_outputs, open_step, plain_batch, runnable_isa
 from tests.plugins.ops.calls import random_f8
 
@@ -21,7 +22,7 @@ def test_tables_give_the_same_bits(k: int, group: int) -> None:
     if not (preferred := _cpu.set_permutes_bytes(False)):
         pytest.skip("this machine lacks AVX512_VBMI")
     x = np.random.default_rng(k).standard_normal((max(ROWS), k)).astype(np.float32)
-    attrs = {"activation": "none", "gated": 0, "activations": "f32", "group": group}
+    attrs: dict[str, Attr] = {"activation": "none", "gated": 0, "activations": "f32", "group": group}
     made: dict[bool, list[bytes]] = {False: [], True: []}
     try:
         for n in (5, 16, 100):
