@@ -28,7 +28,7 @@ def not_negative(value: Attr) -> bool:
 is_flag = one_of(0, 1)
 # Of ops that multiply with packed weights: how they round their inputs; columns that share a multiplier of the weight.
 PRODUCT_RULES: Mapping[str, AttrRule] = {
-    "activations": one_of("f32", "bf16", "f16", "int8", "fp8"),
+    "activations": one_of("f32", "bf16", "bf16_inputs", "f16", "int8", "fp8"),
     "group": one_of(0, *(group for each in FORMATS.values() for group in each.groups)),
 }
 # Of ops that read or write the KV cache; sessions also compare these with the plan's cache.

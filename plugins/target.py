@@ -144,8 +144,8 @@ class Target(Protocol):
         ...
 
     def activations(self, kernel: str) -> str:
-        """What a product's kernel rounds its input to: "f32" (it does not), "bf16", "f16", "int8" or
-        "fp8"."""
+        """What a product's kernel rounds its input to: "f32" (it does not), "bf16", "f16", "int8" or "fp8"; to bf16
+        also with "bf16_inputs", where it leaves a quantised weight as it is."""
         ...
 
     def build_blocker(self) -> str | None:

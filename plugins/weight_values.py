@@ -84,6 +84,7 @@ def product(x: Inputs, weight: Float32 | WeightRows, activations: str) -> Float3
                  or wider, and of a quantised weight they run over x * q and are multiplied by the row's scale at the
                  end. Both factors have that type: q is rounded to it too, where numbers of groups made it (w8 and w4
                  have whole numbers, which bf16 holds)
+    bf16_inputs  x rounded to bf16, a quantised weight as it is
                  int8: x rounded per row (`round_to_int8`); of q * a the int32 sum is exact, so that every order of
                  additions gives the same bits: p = float32(sum) * (a_scale * scale), both products in float32;
                  of rows in groups the sum is `GroupedRows.int8_product`, or that of `UnitRows`
@@ -93,8 +94,8 @@ def product(x: Inputs, weight: Float32 | WeightRows, activations: str) -> Float3
         assert isinstance(weight, F8Rows), "inputs are rounded to FP8 beside weights of FP8 alone"
         return weight.product(x)
     rounds_to = DType(activations) if activations in ("bf16", "f16") else None
-    if rounds_to is not None:
-        x = _rounded(x, rounds_to)
+    if rounds_to is not None or activations == "bf16_inputs":
+        x = _rounded(x, rounds_to or DType.BF16)
     if isinstance(weight, np.ndarray):
         return (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
     if activations == "int8":

@@ -36,6 +36,7 @@ from ingot.plugins.target import (
     SessionOptions,
     Target,
 )
+from ingot.weight_formats import F8
 from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
@@ -70,9 +71,14 @@ class CpuTarget:
         return _LIMITS
 
     def activations(self, kernel: str) -> str:
-        """AMX tiles and the dot product of bf16 take both factors in bf16, AMX also where weights are quantised."""
+        """AMX tiles and the dot product of bf16 take both factors in bf16, AMX also where weights are quantised. Beside
+        the dot product, the scales of FP8 weights multiply sums: the weights stay what they are."""
         _, dtype, isa = kernel.split(".")
-        return "int8" if dtype.endswith("a8") else "bf16" if isa.startswith(ROUNDING_LEVELS) else "f32"
+        if dtype.endswith("a8"):
+            return "int8"
+        if dtype == F8.dtype and isa.startswith("avx512bf16"):
+            return "bf16_inputs"
+        return "bf16" if isa.startswith(ROUNDING_LEVELS) else "f32"
 
     def call_rules(self) -> CallRules:
         """Rules of all levels, as the compiled module gives them."""

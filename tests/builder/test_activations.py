@@ -24,7 +24,9 @@ from ingot.plugins.ref.session import RefSession
 from ingot.plugins.ref.target import RefTarget
 from ingot.plugins.target import SessionOptions
 from ingot.quickstart import SHIPPED
+from tests import quantised
 from tests.builder.engines import engine_logits
+from tests.convert.quantised.test_formats import CASES
 from tests.handmade import TINY_GPT2, TINY_LLAMA, random_tensors, write_model, write_safetensors
 
 LLAMA = {**TINY_LLAMA, "num_hidden_layers": 1}
@@ -212,6 +214,28 @@ def test_f32_activations_take_kernels_that_do_not_round(tmp_path: Path) -> None:
             assert attention == {expected[0].replace("matmul", "paged_attention")}
     config = BuildConfig(target="cpu/amx", precision="w8", activations="f32", dry_run=True)
     assert set(plan_kernels(build(config, checkpoint, tmp_path / "e")).values()) == {("matmul.w8.avx512", "f32")}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("target", "asked", "expected"),
+    [
+        ("cpu/avx512bf16", "auto", ("matmul.f8.avx512bf16", "bf16_inputs")),
+        ("cpu/avx512bf16", "bf16", ("matmul.f8.avx512bf16", "bf16_inputs")),
+        ("cpu/avx512bf16", "f32", ("matmul.f8.avx512", "f32")),
+        ("cpu/amx", "auto", ("matmul.f8.amx", "bf16")),
+        ("cpu/amx", "f32", ("matmul.f8.avx512", "f32")),
+        ("cpu/avx512", "auto", ("matmul.f8.avx512", "f32")),
+    ],
+)
+def test_inputs_of_fp8_weights(target: str, asked: str, expected: tuple[str, str], tmp_path: Path) -> None:
+    settings, packer, _ = CASES["fp8 blocks of 32 columns"]
+    quantised.write_model(tmp_path / "model", settings, packer)
+    convert(ConvertOptions(model_dir=tmp_path / "model", output_dir=tmp_path / "checkpoint"))
+    config = BuildConfig(target=target, activations=asked, dry_run=True)
+    kernels = plan_kernels(build(config, tmp_path / "checkpoint", tmp_path / "e"))
+    kernels.pop("lm_head")
+    assert set(kernels.values()) == {expected}
 
 
 def test_f32_activations_are_refused_where_every_kernel_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

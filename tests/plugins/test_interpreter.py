@@ -164,7 +164,7 @@ def test_a_held_weight_of_experts_multiplies_with_the_matrix_of_each() -> None:
 
 @pytest.mark.parametrize("rows", [random_grouped((4, 40), 16, "zero"), random_f8((4, 40), 32)], ids=["w4ts", "f8"])
 def test_matrix_units_take_both_factors_in_bf16(rows: WeightRows) -> None:
-    """Of groups, the numbers that the row's scale multiplies are rounded too; float32 keeps them."""
+    """Of groups, the numbers that the row's scale multiplies are rounded too; float32 and bf16_inputs keep them."""
     x = random_array(3, 40)
     wide = x.astype(np.float64) @ rows.values.astype(np.float64).T
     np.testing.assert_allclose(product(x, rows, "f32"), wide, rtol=1e-6, atol=1e-6 * np.ptp(wide))
@@ -172,3 +172,5 @@ def test_matrix_units_take_both_factors_in_bf16(rows: WeightRows) -> None:
     assert np.abs(round_to_bf16(narrow) - narrow).max() > 0
     expected = round_to_bf16(x).astype(np.float64) @ round_to_bf16(narrow).astype(np.float64).T
     np.testing.assert_array_equal(product(x, rows, "bf16"), expected.astype(np.float32) * rows.scale)
+    expected = round_to_bf16(x).astype(np.float64) @ narrow.astype(np.float64).T
+    np.testing.assert_array_equal(product(x, rows, "bf16_inputs"), expected.astype(np.float32) * rows.scale)

@@ -4,40 +4,16 @@
 #include <cstdint>
 
 #include "attention/kv_layout.h"
+#include "isa/pair_lines.h"
 
 namespace ingot {
 namespace {
 
-// Elements of a line of the right operand: 16 columns of pairs. Codes have them as two lines of one dim or one token
-// each.
-constexpr int64_t kPairLine = 2 * kKvLanes;
-
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_pairs(const uint16_t* line) {
-  return S::load(reinterpret_cast<const float*>(line));
-}
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_pairs(const int8_t* line) {
-  return S::load_i8_pairs(line, line + kKvLanes);
-}
-template <typename S>
-[[gnu::always_inline]] inline typename S::V load_pairs(const uint8_t* line) {
-  return S::load_e4m3_pairs(line, line + kKvLanes);
-}
+static_assert(kPairLine == 2 * kKvLanes);
 
 // Neighbouring lines that are read together.
 template <typename T>
 constexpr int kLinesAtOnce = kScaled<T> ? 2 : 1;
-
-// kRows: that multiply them.
-template <typename S, int kRows, int kLines, typename T>
-[[gnu::always_inline]] inline void load_lines(typename S::V (&to)[kLines], const T* line) {
-  if constexpr (kLines == 2 && requires { S::template load_two_lines<kRows>(to, line); }) {
-    S::template load_two_lines<kRows>(to, line);
-  } else {
-    for (int i = 0; i < kLines; ++i) to[i] = load_pairs<S>(line + i * kPairLine);
-  }
-}
 
 // Lines of a tile: of each 16 tokens, pairs of dims of keys and pairs of tokens of values, as kv_layout.h has them.
 // next_dims: elements between 16 dims of values and the next 16.

@@ -54,7 +54,7 @@ const WeightSpec* Binder::product_weight(const std::string& name, size_t dimensi
   const std::string rounded = attr_word("activations"), taken(kernel_->dtype());
   check(taken == dtype + (rounded == "int8" ? "a8" : ""), std::string("kernel ") + kernel_->name + " does not take " +
                                                               dtype + " weights with " + rounded + " activations");
-  check(rounded == "int8" || rounded == (kernel_->rounds_to_bf16() ? "bf16" : "f32"),
+  check(rounded == kernel_->activations(),
         std::string("kernel ") + kernel_->name + " does not take " + rounded + " activations");
   const int64_t group = attr_group(dtype);
   const std::string layout = panel_layout_of(dtype, group) + (gated ? ".gated" : "");

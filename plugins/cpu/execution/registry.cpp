@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "matmul/weight_formats.h"
+
 namespace ingot {
 namespace {
 
@@ -21,7 +23,12 @@ std::string_view Kernel::op() const { return part(name, 0); }
 std::string_view Kernel::dtype() const { return part(name, 1); }
 std::string_view Kernel::isa() const { return part(name, 2); }
 
-bool Kernel::rounds_to_bf16() const { return isa().starts_with("amx") || isa().starts_with("avx512bf16"); }
+std::string_view Kernel::activations() const {
+  if (dtype().ends_with("a8")) return "int8";
+  if (isa().starts_with("amx")) return "bf16";
+  if (!isa().starts_with("avx512bf16")) return "f32";
+  return dtype() == kF8.dtype ? "bf16_inputs" : "bf16";
+}
 
 void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch,
                      const char* const* numbers, size_t num_numbers) {

@@ -18,7 +18,7 @@ struct Kernel {
   std::string_view op() const;
   std::string_view dtype() const;
   std::string_view isa() const;
-  bool rounds_to_bf16() const;  // whether a product's x becomes bf16, unless it becomes int8
+  std::string_view activations() const;  // of a product, as plans have them
 };
 
 const std::vector<Kernel>& kernel_table();         // in order of names

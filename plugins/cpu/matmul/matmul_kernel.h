@@ -54,21 +54,6 @@ struct PanelInt8 {
   }
 };
 
-constexpr float kF8Unit = 256;  // load_f8 takes the exponent of FP8 for float16's
-
-// Four k of FP8, over kF8Unit.
-struct PanelF8 {
-  static constexpr int64_t kPerLine = F8::kLineK;
-  static constexpr int64_t kBytes = kLineBytes;
-
-  template <typename S, int kK>
-  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
-    constexpr int kTwo = 2 * S::kWidth;  // numbers of two vectors begin to be widened together
-    const int64_t at = kK * kPanel + column;
-    return S::load_f8(line + at / kTwo * kTwo, at % kTwo > 0);
-  }
-};
-
 constexpr int64_t kBlockedK = 256;  // k of a part, in lines of float32
 
 // How a weight comes to its lines in a part of K: those that tiles read once, and those that the first of many tiles

@@ -244,6 +244,21 @@ struct F8 {
 };
 static_assert(kF8.bits == 8 && kF8.k_block == kTileK && kF8.group_bytes == sizeof(float));
 
+constexpr float kF8Unit = 256;  // load_f8 takes the exponent of FP8 for float16's
+
+// Four k of FP8, over kF8Unit.
+struct PanelF8 {
+  static constexpr int64_t kPerLine = F8::kLineK;
+  static constexpr int64_t kBytes = kQuantLine;
+
+  template <typename S, int kK>
+  [[gnu::always_inline]] static inline typename S::V load(const std::byte* line, int column) {
+    constexpr int kTwo = 2 * S::kWidth;  // numbers of two vectors begin to be widened together
+    const int64_t at = kK * kPanel + column;
+    return S::load_f8(line + at / kTwo * kTwo, at % kTwo > 0);
+  }
+};
+
 template <typename Format>
 constexpr bool reads(const WeightFormat& format) {
   if (format.bits != Format::kBits) return false;

@@ -8,6 +8,7 @@ namespace ingot {
 using Bf16Product = Bf16TileProduct<PlainSimd, TileUnit>;
 using W8Product = NarrowedTileProduct<PlainInt8, TileUnit, W8>;
 using W8A8Product = Int8TileProduct<PlainInt8, TileUnit, W8>;
+using F8Product = TileProduct<PlainInt8, TileUnit, Bf16Rows<PlainInt8>, F8Tiles<PlainSimd, PlainInt8, TableInt8>>;
 using W4Product = NarrowedTileProduct<PlainInt8, TileUnit, W4>;
 template <int64_t kRun>
 using W4A8Product = CodeOrTileProduct<PlainInt8, TileUnit, kRun>;
@@ -19,6 +20,8 @@ INGOT_KERNEL("moe_gate_up.w8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<i
 INGOT_KERNEL("moe_down.w8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::PlainInt8, ingot::W8Product>))
 INGOT_KERNEL("moe_gate_up.w8a8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::PlainInt8, ingot::W8A8Product>))
 INGOT_KERNEL("moe_down.w8a8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::PlainInt8, ingot::W8A8Product>))
+INGOT_KERNEL("moe_gate_up.f8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::PlainInt8, ingot::F8Product>))
+INGOT_KERNEL("moe_down.f8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::PlainInt8, ingot::F8Product>))
 INGOT_KERNEL("moe_gate_up.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::PlainInt8, ingot::W4Product>))
 INGOT_KERNEL("moe_down.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::PlainInt8, ingot::W4Product>))
 INGOT_KERNEL("moe_gate_up.w4a8." INGOT_LEVEL, MoeMatmulArgs,

@@ -298,10 +298,11 @@ class Run:
         if cache and find_op(step.op).writes_kv:
             errors.append(KV_ROUNDING[self._plan.caches[0].dtype])
         activations = step.attrs.get("activations")
-        if activations in ("bf16", "f16"):
-            x = inputs[step.inputs[0]]
-            errors.append(relative(rounded(x, DType(activations)), x, where_both=True))
-            errors.append(self._factor_error(rank, step, DType(activations)))
+        if activations in ("bf16", "bf16_inputs", "f16"):
+            x, to = inputs[step.inputs[0]], DType(str(activations).removesuffix("_inputs"))
+            errors.append(relative(rounded(x, to), x, where_both=True))
+            if activations != "bf16_inputs":
+                errors.append(self._factor_error(rank, step, to))
         if activations == "int8":
             x = inputs[step.inputs[0]]
             codes, scale = round_to_int8(x)

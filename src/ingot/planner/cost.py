@@ -151,5 +151,6 @@ def _meetings(plan: Plan) -> tuple[list[int], list[int]]:
 
 
 def _arithmetic(plan: Plan) -> str:
-    counts = Counter(str(step.attrs["activations"]) for step in plan.steps if "activations" in step.attrs)
+    rounded = (str(step.attrs["activations"]) for step in plan.steps if "activations" in step.attrs)
+    counts = Counter(each.removesuffix("_inputs") for each in rounded)
     return counts.most_common(1)[0][0] if counts else "f32"
