@@ -16,12 +16,11 @@ inline int64_t ahead_of_reading(int64_t bytes) { return bytes & kAskAhead; }
 // asks for L1, but not for L2.
 inline bool reads_one_stream() { return kAskAhead == 0; }
 
-// kAskAtWork, ahead_of_work and works_on_one_stream are what kAskAhead, ahead_of_reading and reads_one_stream are, for
-// loops with many instructions for each line. Here a Zen 4 wants to be asked, and a Zen 5 does not: a Zen 4 computes an
-// instruction of 64 bytes in two halves, and looks less far ahead.
+// kAskAtWork and ahead_of_work are what kAskAhead and ahead_of_reading are, for loops with many instructions for each
+// line. Here a Zen 4 wants to be asked, and a Zen 5 does not: a Zen 4 computes an instruction of 64 bytes in two
+// halves, and looks less far ahead.
 extern const int64_t kAskAtWork;
 inline int64_t ahead_of_work(int64_t bytes) { return bytes & kAskAtWork; }
-inline bool works_on_one_stream() { return kAskAtWork == 0; }
 
 // All ones, or 0 where a core reads memory fastest if it reads each line once, in the order of addresses, and software
 // asks for nothing (Zen 4). There a second stream, lines that are left out, and lines that L2 is asked for out of turn

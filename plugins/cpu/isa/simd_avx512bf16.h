@@ -8,9 +8,9 @@ namespace ingot {
 
 struct PairsAvx512 : SimdAvx512 {
   // A line takes one instruction for each row, which leaves memory nothing to wait for. One stream of lines, asked for
-  // L1 some way ahead, is read faster than by the CPU's own prefetching, and faster than several at once. From five
-  // rows on, a Zen 4 is faster with two panels, which share the broadcasts of each row, and if it is asked for L2 too.
-  static constexpr int kReadingRows = 4, kReadingStreams = 1, kWorkingRows = 12;
+  // L1 some way ahead, is read faster than by the CPU's own prefetching, and up to kWorkingRows faster than several at
+  // once. From five rows on, a Zen 4 is faster if it is asked for L2 too.
+  static constexpr int kReadingRows = 4, kWorkingRows = 12;
   INGOT_INLINE void prefetch_reading(const void* p) { prefetch_one_stream(p); }
   INGOT_INLINE void prefetch_stream(const void* p) {
     prefetch(static_cast<const char*>(p) + 4096);

@@ -327,20 +327,11 @@ struct Tiles {
   // half as many, which are still faster than memory, and memory is faster with fewer streams.
   static constexpr int stream_panels(int rows) {
     if constexpr (requires { Panel::streams(rows); }) return Panel::streams(rows);
-    if constexpr (requires { S::kReadingStreams; }) {
-      if (rows <= S::kReadingRows) return S::kReadingStreams;
+    if constexpr (requires { S::kWorkingRows; }) {
+      if (rows <= S::kWorkingRows) return 1;
     }
     return std::max(4 / rows, kPanels);
   }
-  // Panels of a tile of few rows on this CPU.
-  static int64_t panels_at_once(int64_t rows) {
-    if constexpr (requires { Panel::streams(1); }) return Panel::streams(static_cast<int>(rows));
-    if constexpr (requires { S::kWorkingRows; }) {
-      if (rows <= S::kWorkingRows && works_on_one_stream()) return 1;
-    }
-    return stream_panels(static_cast<int>(rows));
-  }
-
   template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
     // clang-format off: it takes the brackets of the template for comparisons
@@ -431,7 +422,7 @@ void stream(const MatmulArgs& args, int64_t x_stride, const Team& team) {
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
   const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), stride = args.rows * kPanel;
-  const int64_t at_once = T::panels_at_once(args.rows), group = std::max<int64_t>(width, at_once);
+  const int64_t at_once = T::stream_panels(static_cast<int>(args.rows)), group = std::max<int64_t>(width, at_once);
   alignas(64) float sums[std::max<int64_t>(kMaxStreams * T::kRows, 2 * kPassRowsOf<S, Weight>) * kPanel];
   alignas(64) std::byte lines[kMaxStreams * Weight::kStreamBytes + 64];
   const auto some = [&](int64_t panel, int64_t count) {
