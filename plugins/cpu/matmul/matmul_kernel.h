@@ -332,6 +332,12 @@ struct Tiles {
     }
     return std::max(4 / rows, kPanels);
   }
+  // On this CPU.
+  static int64_t panels_at_once(int64_t rows) {
+    if constexpr (requires { Panel::streams_here(rows); }) return Panel::streams_here(rows);
+    return stream_panels(static_cast<int>(rows));
+  }
+
   template <int kCount, int64_t kXStride, bool kLeaves, size_t... kR>
   static constexpr std::array<TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
     // clang-format off: it takes the brackets of the template for comparisons
@@ -422,7 +428,7 @@ void stream(const MatmulArgs& args, int64_t x_stride, const Team& team) {
   const Weight weight(args);
   const auto scaled = weight.template sums<S>(args);
   const int64_t width = args.gated ? 2 : 1, bytes = weight.panel_bytes(), stride = args.rows * kPanel;
-  const int64_t at_once = T::stream_panels(static_cast<int>(args.rows)), group = std::max<int64_t>(width, at_once);
+  const int64_t at_once = T::panels_at_once(args.rows), group = std::max<int64_t>(width, at_once);
   alignas(64) float sums[std::max<int64_t>(kMaxStreams * T::kRows, 2 * kPassRowsOf<S, Weight>) * kPanel];
   alignas(64) std::byte lines[kMaxStreams * Weight::kStreamBytes + 64];
   const auto some = [&](int64_t panel, int64_t count) {

@@ -40,7 +40,9 @@ struct PanelCompressed {
   static constexpr int64_t kTilePairs = Bf16c::kTileK / 2;
   static constexpr int64_t kMostRows = 12;         // of a tile that does not leave its lines restored
   static constexpr int64_t kMostFirstRows = 8;     // of a tile that leaves them
-  static constexpr int streams(int) { return 2; }  // one would wait for each sum
+  static constexpr int64_t kRowsInOrder = 10;      // of which memory, not sums, sets the pace
+  static constexpr int streams(int) { return 2; }  // one waits for each sum, which takes longer than fast memory
+  static int64_t streams_here(int64_t rows) { return rows <= kRowsInOrder && reads_in_order() ? 1 : 2; }
 
   // What `tile` of matmul_kernel.h is. Where a panel has patches, the tiles of all panels are restored first.
   template <typename S, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
@@ -75,8 +77,15 @@ struct PanelCompressed {
           next[p] += args.next_step;
         } else {
 #pragma GCC unroll 3
-          for (int64_t at = 0; at < kBytes; at += kLineBytes)  // the CPU's own prefetching, if it is good, finds both
-            S::prefetch(line[p] + at + (kRows <= 6 ? ahead_of_reading(4096) : 2048));
+          for (int64_t at = 0; at < kBytes; at += kLineBytes) {
+            if constexpr (kPanels > 1) {  // the CPU's own prefetching, if it is good, finds both
+              S::prefetch(line[p] + at + (kRows <= 6 ? ahead_of_reading(4096) : 2048));
+            } else if constexpr (kRows > 1) {
+              S::prefetch_stream(line[p] + at);
+            } else {
+              S::prefetch(line[p] + at + ahead_in_order(4096));
+            }
+          }
         }
         line[p] += kBytes;
       }

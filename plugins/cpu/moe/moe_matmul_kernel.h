@@ -64,7 +64,7 @@ class VectorProduct {
 
   // All rows in one tile over the whole K, so that each weight is read once, in order.
   void stream(const std::byte* const* panels, int64_t count) {
-    const int64_t at_once = Few::stream_panels(static_cast<int>(count_));
+    const int64_t at_once = Few::panels_at_once(count_);
     stream_sums<S>(weight_, few_, k_, count_, k_, group_, panels, count, at_once, sums_, lines_);
   }
 
