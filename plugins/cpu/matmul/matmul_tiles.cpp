@@ -17,7 +17,7 @@ INGOT_KERNEL("matmul.w4." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_tiles_scratch<ingot::Bf16Rows<ingot::Int8>>))
 INGOT_KERNEL("matmul.f8." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_tiles<ingot::Int8, ingot::TileUnit, ingot::Bf16Rows<ingot::Int8>,
-                                  ingot::F8Tiles<ingot::PlainSimd, ingot::Int8, ingot::TableInt8>>),
+                                  ingot::F8Tiles<ingot::PlainSimd, ingot::Int8, ingot::F8Pairs>>),
              (ingot::matmul_tiles_scratch<ingot::Bf16Rows<ingot::Int8>>))
 INGOT_KERNEL("matmul.w4a8." INGOT_LEVEL, MatmulArgs,
              (ingot::matmul_int8_tiles<ingot::Int8, ingot::TileUnit, ingot::W4>),

@@ -64,16 +64,23 @@ struct NarrowedTiles : Format {
 };
 
 // FP8 as bf16. In groups, numbers are rounded to it after the group's scale has multiplied them. S: rounds, I: widens;
-// Tables: as I, for CPUs that permute bytes.
-template <typename S, typename I, typename Tables>
+// Pairs: does both on CPUs that permute bytes, or void.
+template <typename S, typename I, typename Pairs>
 struct F8Tiles : F8 {
   static constexpr int64_t kTiles = 2;
   static constexpr bool kInPlace = false, kScaled = true;
 
   using F8::F8;
   void unpack(const std::byte* panel, int64_t unit, std::byte* to, const std::byte* ahead) const {
-    if (!std::is_same_v<I, Tables> && permutes_bytes) return unpack_by<Tables>(panel, unit, to, ahead);
-    unpack_by<I>(panel, unit, to, ahead);
+    const std::byte* const lines = stored(panel, unit * kTileK);
+    const int64_t shared = group == 0 ? kTileLines : std::min(group / kLineK, kTileLines);  // lines of a scale
+    for (int64_t begin = 0; begin < kTileLines; begin += shared) {
+      const float* scales = this->scales(panel, unit * kTileK + begin * kLineK);
+      for (int64_t at = begin; at < begin + shared; ++at) {
+        S::prefetch(ahead + at * kLineBytes);
+        widen(lines + at * kLineBytes, scales, to + 2 * at * kLineBytes);
+      }
+    }
   }
   template <typename E>
   ScaledSums<E> sums(const MatmulArgs& args) const {
@@ -81,32 +88,17 @@ struct F8Tiles : F8 {
   }
 
  private:
-  template <typename Widening>
-  void unpack_by(const std::byte* panel, int64_t unit, std::byte* to, const std::byte* ahead) const {
-    using V = typename S::V;
-    constexpr bool kByLines = requires(V(&numbers)[kLineK]) { Widening::load_f8_lines(numbers, panel); };
-    const std::byte* const stored = this->stored(panel, unit * kTileK);
-    const int64_t shared = group == 0 ? kTileLines : std::min(group / kLineK, kTileLines);  // lines of a scale
-    for (int64_t begin = 0; begin < kTileLines; begin += shared)
-      for (int64_t i = 0; i < kPanel; i += S::kWidth) {
-        const float* scales = this->scales(panel, unit * kTileK + begin * kLineK);
-        V scale = scales == nullptr ? S::set1(1.0f) : S::load(scales + i);
-        if (!kByLines) scale = S::mul(scale, S::set1(kF8Unit));
-        for (int64_t at = begin; at < begin + shared; ++at) {
-          const std::byte* const line = stored + at * kLineBytes;
-          S::prefetch(ahead + at * kLineBytes);
-          V number[kLineK];
-          if constexpr (kByLines)
-            Widening::load_f8_lines(number, line);
-          else
-            for_each(std::make_integer_sequence<int, kLineK>(),
-                     [&]<int kK>() { number[kK] = PanelF8::load<Widening, kK>(line, static_cast<int>(i)); });
-          for (V& each : number) each = S::mul(each, scale);
-          std::byte* const pairs = to + 2 * at * kLineBytes + i * 4;
-          S::store_bf16_pairs(pairs, number[0], number[1]);
-          S::store_bf16_pairs(pairs + kLineBytes, number[2], number[3]);
-        }
-      }
+  // Four k, or two pairs of them.
+  [[gnu::always_inline]] static inline void widen(const std::byte* line, const float* scales, std::byte* to) {
+    if constexpr (!std::is_void_v<Pairs>)
+      if (permutes_bytes) [[likely]]
+        return scales == nullptr ? Pairs::store(to, line) : Pairs::store(to, line, S::load(scales));
+    for (int64_t i = 0; i < kPanel; i += S::kWidth) {
+      const auto scale = S::mul(scales == nullptr ? S::set1(1.0f) : S::load(scales + i), S::set1(kF8Unit));
+      const auto number = [&]<int kK>() { return S::mul(PanelF8::load<I, kK>(line, static_cast<int>(i)), scale); };
+      S::store_bf16_pairs(to + i * 4, number.template operator()<0>(), number.template operator()<1>());
+      S::store_bf16_pairs(to + kLineBytes + i * 4, number.template operator()<2>(), number.template operator()<3>());
+    }
   }
 };
 

@@ -8,7 +8,7 @@ namespace ingot {
 using Bf16Product = Bf16TileProduct<PlainSimd, TileUnit>;
 using W8Product = NarrowedTileProduct<PlainInt8, TileUnit, W8>;
 using W8A8Product = Int8TileProduct<PlainInt8, TileUnit, W8>;
-using F8Product = TileProduct<PlainInt8, TileUnit, Bf16Rows<PlainInt8>, F8Tiles<PlainSimd, PlainInt8, TableInt8>>;
+using F8Product = TileProduct<PlainInt8, TileUnit, Bf16Rows<PlainInt8>, F8Tiles<PlainSimd, PlainInt8, F8Pairs>>;
 using W4Product = NarrowedTileProduct<PlainInt8, TileUnit, W4>;
 template <int64_t kRun>
 using W4A8Product = CodeOrTileProduct<PlainInt8, TileUnit, kRun>;

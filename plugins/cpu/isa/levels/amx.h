@@ -2,7 +2,6 @@
 #pragma once
 
 #include "isa/concepts.h"
-#include "isa/int8_avx512vbmi.h"
 #include "isa/simd_amx.h"
 #include "isa/tile_amx.h"
 
@@ -14,7 +13,7 @@ using Simd = SimdAmx;
 using Int8 = Int8Amx;
 using PlainSimd = SimdAvx512;
 using PlainInt8 = Int8Avx512;
-using TableInt8 = TableInt8Avx512;  // where the CPU permutes bytes
+using F8Pairs = F8PairsAmx;  // where the CPU permutes bytes
 using TileUnit = TilesAmx;
 
 static_assert(FloatVector<Simd>);

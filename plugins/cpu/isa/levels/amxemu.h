@@ -13,7 +13,7 @@ using Simd = SimdEmulated;
 using Int8 = Int8Emulated;
 using PlainSimd = SimdEmulated;
 using PlainInt8 = Int8Emulated;
-using TableInt8 = Int8Emulated;
+using F8Pairs = void;  // numbers are widened one by one
 using TileUnit = TilesEmulated;
 
 static_assert(FloatVector<Simd>);
