@@ -6,9 +6,8 @@ python -m tests.programs.time_attention paged_attention.bf16.avx512 paged_attent
 
 A step is a number of sequences and the tokens that each has in the cache when one more is decoded, or a prompt. All
 numbers of the cache are the same. One layer is timed; the others lie between its blocks, as in an engine. Prints a
-table: medians of the rounds in microseconds, in Gop/s and in GB/s of the cache. The session measures the kernel alone:
-a call of the session takes 20 us more, and 0.5 ms where the cache has displaced everything else. A round takes each
-kernel once. A kernel with :plain behind its name does without AVX512_VBMI.
+table: medians of the rounds in microseconds, in Gop/s and in GB/s of the cache. The session measures the kernel alone,
+without the call. A round takes each kernel once. A kernel with :plain behind its name does without AVX512_VBMI.
 """
 
 import argparse

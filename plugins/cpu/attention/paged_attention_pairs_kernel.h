@@ -20,14 +20,13 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 
 #include "attention/paged_attention_passes.h"
 #include "attention/paged_attention_weights.h"
 #include "attention/paged_attention_widened.h"
 #include "isa/broadcasts.h"
-#include "isa/cpu_isa.h"
+#include "isa/by_tables.h"
 #include "isa/prefetch.h"
 
 namespace ingot {
@@ -475,8 +474,7 @@ void paged_attention_pairs(const PagedAttentionArgs& args, const Team& team) {
 // Of codes. Tables: as S, for CPUs that permute bytes.
 template <typename S, typename Tables, typename T>
 void paged_attention_codes(const PagedAttentionArgs& args, const Team& team) {
-  if (!std::is_same_v<S, Tables> && permutes_bytes) return paged_attention_pairs<Tables, T>(args, team);
-  paged_attention_pairs<S, T>(args, team);
+  by_tables<S, Tables>([&]<typename Widening>() { paged_attention_pairs<Widening, T>(args, team); });
 }
 
 template <typename S, typename T>

@@ -1,10 +1,11 @@
 #include INGOT_LEVEL_HEADER
+#include "isa/by_tables.h"
 #include "matmul/matmul_f8_pairs_kernel.h"
 
 namespace ingot {
 namespace {
 void matmul_f8_pairs(const MatmulArgs& args, const Team& team) {
-  widening_f8_pairs([&]<typename S>() { matmul_pairs<S, F8PairsWeight>(args, team); });
+  by_tables<Pairs, TablePairs>([&]<typename S>() { matmul_pairs<S, F8PairsWeight>(args, team); });
 }
 }  // namespace
 }  // namespace ingot

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "isa/pair_lines.h"
 #include "matmul/matmul_pairs_kernel.h"
@@ -31,7 +30,7 @@ struct SummedPairs {
   }
 };
 
-// Adds a sum times its scale to those before it. first: there are none.
+// total += sum * scale; total = sum * scale where it is the first one.
 template <typename S>
 [[gnu::always_inline]] inline void add_to_total(float* total, typename S::V sum, typename S::V scale, bool first) {
   S::store(total, S::fma(sum, scale, first ? S::zero() : S::load(total)));
@@ -185,13 +184,6 @@ struct F8PairsWeight {
     int64_t k, group;
   };
 };
-
-// f<S>() of the way to widen numbers that this CPU is faster with.
-template <typename F>
-void widening_f8_pairs(F f) {
-  if (!std::is_same_v<Pairs, TablePairs> && permutes_bytes) return f.template operator()<TablePairs>();
-  f.template operator()<Pairs>();
-}
 
 }  // namespace
 }  // namespace ingot

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "isa/broadcasts.h"
-#include "isa/cpu_isa.h"
 #include "matmul/matmul_parts.h"
 #include "matmul/quantised.h"
 
@@ -567,13 +566,6 @@ void matmul_of(const MatmulArgs& args, int64_t x_stride, const Team& team) {
 template <typename S, typename Weight>
 void matmul(const MatmulArgs& args, const Team& team) {
   matmul_of<S, Weight>(args, args.k, team);
-}
-
-// Tables: as I, for CPUs that permute bytes.
-template <typename I, typename Tables>
-void matmul_f8(const MatmulArgs& args, const Team& team) {
-  if (!std::is_same_v<I, Tables> && permutes_bytes) return matmul<Tables, F8Weight>(args, team);
-  matmul<I, F8Weight>(args, team);
 }
 
 }  // namespace

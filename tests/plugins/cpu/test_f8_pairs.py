@@ -44,6 +44,9 @@ def _written_out(x: Array, weight: F8Rows) -> Array:
     k, n = x.shape[1], len(weight.codes)
     inputs, numbers = round_to_bf16(x), to_float32(weight.codes, DType.F8)
     group = weight.group or 128
+    scales = np.ones((n, -(-k // group)), np.float32)
+    if weight.group_scale is not None:
+        scales = weight.group_scale
     y = np.zeros((len(x), n), np.float32)
     for r, c in np.ndindex(len(x), n):
         total = np.float32(0)
@@ -53,8 +56,7 @@ def _written_out(x: Array, weight: F8Rows) -> Array:
             for at in range(begin + 2 * parity, end, 4):
                 for i in range(min(at + 1, end - 1), at - 1, -1):  # the odd column, then the even one
                     sum_ = np.float32(np.float64(inputs[r, i]) * numbers[c, i] + sum_)
-            scale = np.float32(1) if weight.group_scale is None else weight.group_scale[c, begin // group]
-            total = np.float32(np.float64(sum_) * scale + total)
+            total = np.float32(np.float64(sum_) * scales[c, begin // group] + total)
         y[r, c] = total * weight.scale[c]
     return y
 
