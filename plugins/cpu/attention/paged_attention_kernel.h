@@ -38,8 +38,8 @@ constexpr int kFloatRows = S::kRegisters >= 32   ? 12
                                                  : 2;
 
 template <typename S, typename T>
-class FloatAttention : AttentionPasses<S, T, 64, kFloatRows<S>> {
-  using Passes = AttentionPasses<S, T, 64, kFloatRows<S>>;
+class FloatAttention : AttentionPasses<S, T, 64, kFloatRows<S>, false> {
+  using Passes = AttentionPasses<S, T, 64, kFloatRows<S>, false>;
   using Passes::kGroups, Passes::kRows, Passes::kTile;
   using Passes::kv_, Passes::rows_, Passes::seen_begin_, Passes::seen_end_, Passes::slopes_;
   using typename Passes::Tile;

@@ -16,7 +16,8 @@
 // operations for int8, 6 for FP8; without them 12 and 28; most on other ports than the dot product. Many rows widen a
 // tile once (paged_attention_widened.h). Weights: 11 operations for 16 of them, at head_dim 64 an eighth of the
 // products. So decode waits for memory: loops over a tile ask for the next one, line by line, for L1 if there is room,
-// else for L2. Asked for L2 first and for L1 later, it comes more slowly.
+// else for L2. Asked for L2 first and for L1 later, it comes more slowly. CPUs that read in order (isa/prefetch.h) are
+// always asked for L2, from where short runs of lines come faster.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +38,8 @@ template <typename S>
 constexpr int kPairsRows = S::kRegisters >= 32 ? 12 : 2;
 
 template <typename S, typename T>
-class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
-  using Passes = AttentionPasses<S, T, 128, kPairsRows<S>>;
+class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>, kScaled<T>> {
+  using Passes = AttentionPasses<S, T, 128, kPairsRows<S>, kScaled<T>>;
   using Passes::kGroups, Passes::kRows, Passes::kTile;
   using Passes::kv_, Passes::rows_, Passes::seen_begin_, Passes::seen_end_, Passes::slopes_;
   using typename Passes::Tile;
@@ -57,7 +58,8 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
   static constexpr int64_t kQueryStride = 512 / 2 + kKvLanes;
 
   explicit PairsAttention(const AttentionRows& rows)
-      : Passes(rows), into_l1_(2 * kTile * kv_.head_dim * int64_t{sizeof(T)} <= kL1Bytes * 3 / 4) {}
+      : Passes(rows),
+        into_l1_(!reads_in_order() && 2 * kTile * kv_.head_dim * int64_t{sizeof(T)} <= kL1Bytes * 3 / 4) {}
 
   static int64_t floats(const PagedKv& kv) {
     return kItemRows * (kQueryStride + kTile + 1) + (kScaled<T> ? Widened::floats(kv.padded_dim) : 0);
@@ -125,7 +127,7 @@ class PairsAttention : AttentionPasses<S, T, 128, kPairsRows<S>> {
     into_l1_ ? S::prefetch(line) : S::prefetch_far(line);
   }
 
-  const bool into_l1_;        // whether L1 has room for the keys of this tile and of the next one, and a rest
+  const bool into_l1_;        // what is asked for: then L1 has room for the keys of this tile and of the next one
   float* q_ = nullptr;        // [kItemRows][kQueryStride] pairs of dims, scaled
   float* p_ = nullptr;        // [kItemRows][kTile]: scores, then half as many pairs of weights
   float* factors_ = nullptr;  // [kItemRows], by which what rows have gathered so far is still to be multiplied

@@ -3,10 +3,12 @@
 //
 //   tile       |g0|g1|g2|g3|     groups of 16 tokens, each inside one block
 //
-// Kernels derive from this and say what a pass does.
+// Kernels derive from this and say what a pass does. kWidens: what all rows of an item share takes long, so these are
+// more.
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "attention/kv_layout.h"
 #include "attention/paged_attention_rows.h"
@@ -23,15 +25,16 @@ template <int kMost, int kLeast = 1, typename F>
   f.template operator()<kMost>();
 }
 
-template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce, bool kWidens>
 class AttentionPasses {
  public:
-  static constexpr int64_t kItemRows = 48;
+  static constexpr int64_t kLeastItemRows = 48, kItemRows = kWidens ? 96 : kLeastItemRows;
   static constexpr int64_t kTile = kTileTokens;
   static constexpr int kGroups = kTile / kKvLanes;
   static constexpr int kRows = kRowsAtOnce;
 
   // These tokens of an item are likely to follow what the next call of `attend` is for, which fetches their first tile.
+  // The second call of this before one of `attend` says what is likely to follow those.
   void expect(const AttentionItem& item, int64_t begin, int64_t end);
 
  protected:
@@ -66,17 +69,19 @@ class AttentionPasses {
  private:
   Tile locate(const AttentionItem& item, int64_t begin, int64_t end) const;
   int64_t pass_end(const AttentionItem& item, int64_t first) const;
-  Tile completed(Tile last) const;
+  static Tile completed(Tile last, const Tile& then);
   void fetch(const Tile& tile, int64_t first) const;
 
-  Tile expected_;  // what is likely to follow, where expects_
-  bool expects_ = false;
+  Tile expected_[2];      // what is likely to follow
+  int expects_ = 0;       // so many tiles
+  bool fetched_ = false;  // whether the second of them is, as far as the first leaves it no time
 };
 
 // The tile from token `begin` on; nobody sees tokens from `end` on.
-template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
-typename AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::Tile AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::locate(
-    const AttentionItem& item, int64_t begin, int64_t end) const {
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce, bool kWidens>
+typename AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::Tile
+AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::locate(const AttentionItem& item, int64_t begin,
+                                                                 int64_t end) const {
   Tile tile;
   tile.begin = begin;
   tile.groups = begin + kTile <= end ? kGroups : (end - begin + kKvLanes - 1) / kKvLanes;
@@ -106,8 +111,8 @@ typename AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::Tile AttentionPasses<S
 
 // Asks memory for the groups of a tile from `first` on; loops over the tile before it do so for the groups that they
 // read.
-template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
-void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::fetch(const Tile& tile, int64_t first) const {
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce, bool kWidens>
+void AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::fetch(const Tile& tile, int64_t first) const {
   for (int64_t g = first; g < tile.groups; ++g) {
     for (int64_t d = 0; d < kv_.head_dim; d += kPair<T>) S::prefetch_far(tile.keys[g] + d * kKvLanes);
     for (int64_t d = 0; d < kv_.padded_dim; d += kKvLanes)
@@ -116,38 +121,41 @@ void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::fetch(const Tile& tile, in
   }
 }
 
-// The last tile of an item to be fetched while the tile before it is in work; its places without a group are for what
-// is expected behind it, which the few groups of a last tile would leave little time for.
-template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
-typename AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::Tile
-AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::completed(Tile last) const {
-  std::copy(expected_.keys + last.groups, expected_.keys + kGroups, last.keys + last.groups);
-  std::copy(expected_.values + last.groups, expected_.values + kGroups, last.values + last.groups);
+// A last tile to be fetched while the tile before it is in work; its places without a group are for what is expected
+// behind it, which the few groups of a last tile would leave little time for.
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce, bool kWidens>
+typename AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::Tile
+AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::completed(Tile last, const Tile& then) {
+  std::copy(then.keys + last.groups, then.keys + kGroups, last.keys + last.groups);
+  std::copy(then.values + last.groups, then.values + kGroups, last.values + last.groups);
   return last;
 }
 
-template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
-void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::expect(const AttentionItem& item, int64_t begin, int64_t end) {
-  if (begin >= end) return;
-  expected_ = locate(item, begin / kTile * kTile, end);
-  expects_ = true;
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce, bool kWidens>
+void AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::expect(const AttentionItem& item, int64_t begin,
+                                                                      int64_t end) {
+  if (begin >= end || expects_ == 2) return;
+  expected_[expects_++] = locate(item, begin / kTile * kTile, end);
   rows_.sources(item, [](const float* q, int64_t count) {
     for (int64_t i = 0; i < count; i += kKvLanes) S::prefetch_far(q + i);
   });
 }
 
-template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce, bool kWidens>
 template <typename Whole, typename Part>
-void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::each_tile(const AttentionItem& item, int64_t begin, int64_t end,
-                                                                Whole whole, Part part) {
+void AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::each_tile(const AttentionItem& item, int64_t begin,
+                                                                         int64_t end, Whole whole, Part part) {
   const int64_t rows = item.end - item.begin;
-  if (begin >= end) return;
+  if (begin >= end) {
+    expects_ = 0;
+    return;
+  }
   Tile tile = locate(item, begin / kTile * kTile, end);
-  bool fetched = !expects_;  // what is expected, from the last tile's groups on
+  bool fetched = std::exchange(fetched_, false) || expects_ == 0;  // what is expected, from the last tile's groups on
   while (tile.begin < end) {
     const bool last = tile.begin + kTile >= end;
-    const Tile next = last ? (expects_ ? expected_ : tile) : locate(item, tile.begin + kTile, end);
-    if (last && !fetched) fetch(expected_, tile.groups);
+    const Tile next = !last ? locate(item, tile.begin + kTile, end) : expects_ > 0 ? expected_[0] : tile;
+    if (last && !fetched) fetch(expected_[0], tile.groups);
     if constexpr (kScaled<T>) {  // the loops over codes fetch the next tile's codes
       for (int g = 0; g < kGroups; ++g) {
         S::prefetch_far(next.key_scales[g]);
@@ -156,8 +164,11 @@ void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::each_tile(const AttentionI
     }
     if (seen_begin_[rows - 1] <= tile.begin && tile.begin + kTile <= seen_end_[0]) {
       if (!last && !fetched && next.begin + kTile >= end) {
-        whole(rows, tile, completed(next));
+        whole(rows, tile, completed(next, expected_[0]));
         fetched = true;
+      } else if (last && expects_ == 2 && next.groups < kGroups) {
+        whole(rows, tile, completed(next, expected_[1]));
+        fetched_ = true;
       } else {
         whole(rows, tile, next);
       }
@@ -170,12 +181,13 @@ void AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::each_tile(const AttentionI
     if (last) break;
     tile = next;
   }
-  expects_ = false;
+  expects_ = 0;
 }
 
 // Where a pass over a tile from row `first` on ends: with a token, so that its rows see as many.
-template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce>
-int64_t AttentionPasses<S, T, kTileTokens, kRowsAtOnce>::pass_end(const AttentionItem& item, int64_t first) const {
+template <typename S, typename T, int64_t kTileTokens, int kRowsAtOnce, bool kWidens>
+int64_t AttentionPasses<S, T, kTileTokens, kRowsAtOnce, kWidens>::pass_end(const AttentionItem& item,
+                                                                           int64_t first) const {
   const int64_t most = item.begin + first + kRows, whole = most / rows_.group * rows_.group;
   if (most >= item.end) return item.end - item.begin;
   return (whole > item.begin + first ? whole : most) - item.begin;

@@ -7,7 +7,8 @@
 //              ├ split 0 ┼ split 1 ┼ ...        splits are merged in order, whichever thread computed them
 //
 // `Inner` computes one split for the rows of an item:
-//   kItemRows                        rows that share a pass over the cache
+//   kItemRows                        rows that share a pass over the cache, at most
+//   kLeastItemRows                   so many at most while threads would have few items, if that is fewer
 //   Inner(rows), floats(kv)          floats of scratch that a thread needs, given by
 //   allocate(memory)
 //   load_queries(item, rotated)       rotated: room for the queries of a token
@@ -170,6 +171,8 @@ class PagedAttention {
 
   void run(const Team& team) {
     allocate(team);
+    if constexpr (requires { Inner::kLeastItemRows; })
+      if (all_items() < kManyItems * team.count) item_rows_ = Inner::kLeastItemRows;
     worth_splitting(team) ? run_split(team) : run_whole(team);
   }
 
@@ -179,8 +182,9 @@ class PagedAttention {
 
  private:
   static constexpr int64_t kItemRows = Inner::kItemRows;
+  static constexpr int64_t kManyItems = 16;  // of a thread
 
-  int64_t items_of(int64_t s) const { return (rows_.count(s) + kItemRows - 1) / kItemRows; }
+  int64_t items_of(int64_t s) const { return (rows_.count(s) + item_rows_ - 1) / item_rows_; }
   int64_t all_items() const {
     int64_t items = 0;
     for (int64_t s = 0; s < kv_.sequences; ++s) items += items_of(s) * kv_.kv_heads;
@@ -188,7 +192,7 @@ class PagedAttention {
   }
   AttentionItem item_at(int64_t s, int64_t head, int64_t begin) const {
     const int64_t count = rows_.count(s);
-    return {s, head, begin, begin + kItemRows < count ? begin + kItemRows : count};
+    return {s, head, begin, begin + item_rows_ < count ? begin + item_rows_ : count};
   }
 
   int64_t first_split_of(const AttentionItem& item) const {
@@ -228,6 +232,7 @@ class PagedAttention {
   const AttentionRows rows_;
   const PagedKv& kv_;
   Inner inner_;
+  int64_t item_rows_ = kItemRows;
   RowState first_{}, later_{};  // [kItemRows]: the first split and what is merged into it; the split in work
   float* rotated_ = nullptr;    // [kItemRows][head_dim], of which the rows of a token are used
 };
@@ -266,7 +271,7 @@ bool PagedAttention<S, Inner>::find(int64_t number, int64_t& s, int64_t& before,
   for (; s >= 0; before += items_of(s--) * kv_.kv_heads) {
     const int64_t local = number - before;
     if (local >= items_of(s) * kv_.kv_heads) continue;
-    item = item_at(s, local % kv_.kv_heads, (items_of(s) - 1 - local / kv_.kv_heads) * kItemRows);
+    item = item_at(s, local % kv_.kv_heads, (items_of(s) - 1 - local / kv_.kv_heads) * item_rows_);
     return true;
   }
   return false;
@@ -285,9 +290,8 @@ void PagedAttention<S, Inner>::run_whole(const Team& team) {
     const int64_t splits = rows_.splits(s, item.end - 1);
     for (int64_t split = first_split; split < splits; ++split) {
       int64_t next_s = s, next_before = before;
-      if (split + 1 < splits)
-        expect(item, split + 1);
-      else if (find(number + 1, next_s, next_before, next))
+      if (split + 1 < splits) expect(item, split + 1);
+      if (split + 2 >= splits && find(number + 1, next_s, next_before, next))
         expect(next, first_split_of(next));  // likely its next one
       attend(item, split, split == first_split ? first_ : later_);
       for (int64_t row = item.begin; split > first_split && row < item.end; ++row)
@@ -304,7 +308,7 @@ bool PagedAttention<S, Inner>::find_part(int64_t number, bool merging, Place& at
     const int64_t count = rows_.count(at.s), splits = rows_.splits(at.s), parts = merging ? 1 : splits;
     const int64_t local = number - at.before, items = items_of(at.s);
     if (local < items * kv_.kv_heads * parts) {
-      const int64_t head = local / parts / items, begin = local / parts % items * kItemRows, split = local % parts;
+      const int64_t head = local / parts / items, begin = local / parts % items * item_rows_, split = local % parts;
       part = {item_at(at.s, head, begin), split, at.base + (head * splits + split) * count + begin};
       return true;
     }
@@ -331,7 +335,8 @@ void PagedAttention<S, Inner>::run_split(const Team& team) {
     find_part(number, false, place, part);
     inner_.load_queries(part.item, rotated_);
     Place later = place;
-    if (find_part(number + 1, false, later, next)) expect(next.item, next.split);  // likely this thread's next one
+    for (int64_t ahead = 1; ahead <= 2; ++ahead)  // likely this thread's next ones
+      if (find_part(number + ahead, false, later, next)) expect(next.item, next.split);
     attend(part.item, part.split, state(part.at));
   }
   team.barrier();

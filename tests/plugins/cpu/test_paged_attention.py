@@ -251,6 +251,14 @@ def test_same_bits_alone_in_a_batch_and_in_chunks(kernel: str, shape: tuple[int,
             np.testing.assert_array_equal(part.view(np.uint32), whole[begin : begin + new].view(np.uint32))
 
 
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if DType(name.split(".")[1]) in KV_CODES])
+def test_same_bits_where_a_long_prompt_has_items_of_more_rows(kernel: str) -> None:
+    sequences = Sequences(kernel, [150], heads=16, kv_heads=2, dim=20)
+    (whole,) = sequences.run([(0, 0, 150)])  # 2 x 1,200 rows; chunks of 40 tokens have 2 x 320
+    chunks = [sequences.run([(0, past, min(40, 150 - past))])[0] for past in range(0, 150, 40)]
+    assert whole.tobytes() == np.concatenate(chunks).tobytes()
+
+
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_same_bits_when_threads_share_the_splits_of_a_context(kernel: str) -> None:
