@@ -1,13 +1,14 @@
 """How fast kernels of attention are here: several kernels in turn, by steps.
 
 python -m tests.programs.time_attention paged_attention.bf16.avx512 paged_attention.bf16.avx512bf16
-    [--steps 8x512,32x512,prompt:512] [--heads 32] [--kv_heads 4] [--head_dim 64] [--layers 1] [--threads 2]
+    [--steps 8x512,32x512,prompt:512] [--heads 32] [--kv_heads 4] [--head_dim 64] [--layers 16] [--threads 2]
     [--rounds 9]
 
 A step is a number of sequences and the tokens that each has in the cache when one more is decoded, or a prompt. All
-numbers of the cache are the same. The layers of a model take turns, as in an engine, so each finds the CPU's caches full
-of others. Prints a table: medians of the rounds in microseconds of the median layer, in Gop/s and in GB/s of the KV
-cache. The session measures the kernel alone, without the call. A round takes each kernel once. A kernel with :plain behind its name does without AVX512_VBMI.
+numbers of the cache are the same. The layers of a model take turns, as in an engine, so that each of many finds other
+layers in the CPU's caches. Prints a table: medians of the rounds in microseconds of the median layer, in Gop/s and in
+GB/s of the KV cache. The session measures the kernel alone, without the call. A round takes each kernel once. A kernel
+with :plain behind its name does without AVX512_VBMI.
 """
 
 import argparse
@@ -105,7 +106,7 @@ def main() -> None:
         ("heads", 32),
         ("kv_heads", 4),
         ("head_dim", 64),
-        ("layers", 1),
+        ("layers", 16),
         ("threads", 2),
         ("rounds", 9),
     ):
