@@ -129,15 +129,17 @@ concept GroupVector = Int8Vector<S> && requires(typename S::V v, typename S::Wei
 
 // Lanes that hold pairs of bf16, whose products are summed in float32.
 template <typename S>
-concept PairVector =
-    FloatVector<S> && requires(typename S::V v, uint32_t bits, const int8_t* from_i8, const uint8_t* from_e4m3) {
-      { S::round_pairs(v, v) } -> std::same_as<typename S::V>;
-      { S::load_i8_pairs(from_i8, from_i8) } -> std::same_as<typename S::V>;
-      { S::load_e4m3_pairs(from_e4m3, from_e4m3) } -> std::same_as<typename S::V>;
-      { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
-      { S::upper_bytes(from_i8) } -> std::same_as<typename S::UpperBytes>;
-      { S::template restored_pairs<3>(from_i8, S::upper_bytes(from_i8)) } -> std::same_as<typename S::V>;
-    };
+concept PairVector = FloatVector<S> && requires(typename S::V v, typename S::V (&two)[2], uint32_t bits,
+                                                const int8_t* from_i8, const uint8_t* from_e4m3) {
+  { S::round_pairs(v, v) } -> std::same_as<typename S::V>;
+  { S::load_i8_pairs(from_i8, from_i8) } -> std::same_as<typename S::V>;
+  { S::load_e4m3_pairs(from_e4m3, from_e4m3) } -> std::same_as<typename S::V>;
+  S::template load_i8_quads<1>(two, from_i8);
+  S::template load_i4_quads<1>(two, from_i8);
+  { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
+  { S::upper_bytes(from_i8) } -> std::same_as<typename S::UpperBytes>;
+  { S::template restored_pairs<3>(from_i8, S::upper_bytes(from_i8)) } -> std::same_as<typename S::V>;
+};
 
 // Eight tiles of 16 rows of 64 bytes.
 template <typename T>

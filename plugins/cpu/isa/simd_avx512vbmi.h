@@ -24,6 +24,17 @@ struct TablePairsAvx512 : PairsAvx512 {
     const __m512i codes = TablesAvx512::spread(lines);
     look_up(to, kE4m3Bytes, codes, codes);
   }
+  // More rows leave no registers for tables.
+  template <int kRows>
+  INGOT_INLINE void load_i8_quads(V (&to)[2], const int8_t* quads) {
+    if constexpr (kRows > 8) {
+      PairsAvx512::load_i8_quads<kRows>(to, quads);
+    } else {
+      const __m512i codes = in_pairs(_mm512_loadu_si512(quads)),
+                    sizes = _mm512_min_epu8(codes, _mm512_sub_epi8(_mm512_setzero_si512(), codes));
+      look_up(to, kInt8Bytes, sizes, codes);
+    }
+  }
 
  private:
   INGOT_INLINE void look_up(V (&to)[2], const Bf16Bytes& bytes, __m512i sizes, __m512i codes) {

@@ -207,6 +207,15 @@ struct PairsEmulated : SimdEmulated {
   INGOT_INLINE V load_e4m3_pairs(const uint8_t* first, const uint8_t* second) {
     return from_words(to_words(load_e4m3(first)) >> 16 | to_words(load_e4m3(second)));
   }
+  template <int>
+  INGOT_INLINE void load_i8_quads(V (&to)[2], const int8_t* codes) {
+    quads(to, [codes](int at) { return static_cast<float>(codes[at]); });
+  }
+  template <int kHigh>
+  INGOT_INLINE void load_i4_quads(V (&to)[2], const void* line) {
+    const auto* codes = static_cast<const uint8_t*>(line);
+    quads(to, [codes](int at) { return static_cast<float>((codes[at] >> 4 * kHigh & 15) - 8); });
+  }
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) { return from_words(to_words(pairs) & bits); }
   using UpperBytes = const uint8_t*;
   INGOT_INLINE UpperBytes upper_bytes(const void* p) { return static_cast<const uint8_t*>(p); }
@@ -224,6 +233,16 @@ struct PairsEmulated : SimdEmulated {
   }
 
  private:
+  template <typename F>
+  INGOT_INLINE void quads(V (&to)[2], F number) {
+    for (int i = 0; i < 2; ++i) {
+      Words pairs{};
+      for (int at = 0; at < kWidth; ++at)
+        for (int odd = 0; odd < 2; ++odd)
+          pairs[at] |= std::bit_cast<uint32_t>(number(4 * at + 2 * i + odd)) >> 16 << (16 * odd);
+      to[i] = from_words(pairs);
+    }
+  }
   // No part of the tiles that call it, which would take long to compile.
   [[gnu::noinline]] static void add_products(V& sum, const V& a, const V& b) {
     const V odd = normal(fma(normal(odd_of(a)), normal(odd_of(b)), normal(sum)));
