@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.configs.runtime import ISA_BASES, ISA_LEVELS, isa_includes
+from ingot.dtypes import DType
 from ingot.errors import TargetError, UsageError
 from ingot.plan import Plan
 from ingot.plugins.cpu.machine import processor_name
@@ -36,7 +37,6 @@ from ingot.plugins.target import (
     SessionOptions,
     Target,
 )
-from ingot.weight_formats import F8
 from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
@@ -72,11 +72,11 @@ class CpuTarget:
 
     def activations(self, kernel: str) -> str:
         """AMX tiles and the dot product of bf16 take both factors in bf16, AMX also where weights are quantised. Beside
-        the dot product, the scales of FP8 weights multiply sums: the weights stay what they are."""
+        the dot product, the scales of quantised weights multiply sums: the weights stay what they are."""
         _, dtype, isa = kernel.split(".")
         if dtype.endswith("a8"):
             return "int8"
-        if dtype == F8.dtype and isa.startswith("avx512bf16"):
+        if isa.startswith("avx512bf16") and DType(dtype).weight_format is not None:
             return "bf16_inputs"
         return "bf16" if isa.startswith(ROUNDING_LEVELS) else "f32"
 

@@ -27,7 +27,8 @@ std::string_view Kernel::activations() const {
   if (dtype().ends_with("a8")) return "int8";
   if (isa().starts_with("amx")) return "bf16";
   if (!isa().starts_with("avx512bf16")) return "f32";
-  return dtype() == kF8.dtype ? "bf16_inputs" : "bf16";
+  const auto is_own = [this](const WeightFormat& format) { return format.dtype == dtype(); };
+  return std::ranges::any_of(kWeightFormats, is_own) ? "bf16_inputs" : "bf16";
 }
 
 void register_kernel(const char* name, const std::type_info& args, KernelFn run, ScratchFn scratch,

@@ -14,7 +14,8 @@ struct CodeLines {
   static constexpr int kQuads = kUpper == 0 ? 4 : 8 / kUpper;  // that share lines
   static constexpr int kLowLines = kQuads / kLowQuads;         // and one of upper bits behind them
   static constexpr bool kSigned = kBits == 3 || kBits == 6;    // stored with half of their number more
-  static constexpr bool kEights = kBits > 4;                   // sums of 8 columns fit 16 bits; else those of 16 do
+  static constexpr int kBias = kSigned ? 1 << (kBits - 1) : 0;
+  static constexpr bool kEights = kBits > 4;  // sums of 8 columns fit 16 bits; else those of 16 do
   static constexpr bool kSignedScales = kBits != 2 && kBits != 4;
 };
 

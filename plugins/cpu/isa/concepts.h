@@ -135,7 +135,8 @@ concept PairVector = FloatVector<S> && requires(typename S::V v, typename S::V (
   { S::load_i8_pairs(from_i8, from_i8) } -> std::same_as<typename S::V>;
   { S::load_e4m3_pairs(from_e4m3, from_e4m3) } -> std::same_as<typename S::V>;
   S::template load_i8_quads<1>(two, from_i8);
-  S::template load_i4_quads<1>(two, from_i8);
+  S::template load_value_quads<3, 7>(two, from_i8, S::value_table(from_i8));
+  S::template load_code_quads<6, 3>(two, from_i8);
   { S::keep_bits(v, bits) } -> std::same_as<typename S::V>;
   { S::upper_bytes(from_i8) } -> std::same_as<typename S::UpperBytes>;
   { S::template restored_pairs<3>(from_i8, S::upper_bytes(from_i8)) } -> std::same_as<typename S::V>;

@@ -195,17 +195,6 @@ struct Int8Emulated : SimdEmulated {
   INGOT_INLINE V sum_floats(Sum sum) {
     return {__builtin_convertvector(sum, Floats)};
   }
-  INGOT_INLINE V load_f16(const uint16_t* p) {
-    V v;
-    for (int i = 0; i < kWidth; ++i) {
-      const int size = p[i] & 0x7FFF, exponent = size >> 10, fraction = size & 0x3FF;
-      const float number = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
-                           : exponent == 31 ? (fraction != 0 ? NAN : INFINITY)
-                                            : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-      v.lane[i] = (p[i] & 0x8000) != 0 ? -number : number;
-    }
-    return v;
-  }
   INGOT_INLINE V load_f8(const void* p, bool second) {
     uint16_t words[kWidth];
     for (int i = 0; i < kWidth; ++i) {

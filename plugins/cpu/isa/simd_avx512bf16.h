@@ -2,7 +2,8 @@
 // pair of bf16 numbers. Everything else is AVX-512's.
 #pragma once
 
-#include "isa/simd_avx512.h"
+#include "isa/code_lines.h"
+#include "isa/int8_avx512.h"
 
 namespace ingot {
 
@@ -42,31 +43,31 @@ struct PairsAvx512 : SimdAvx512 {
   // Two lines of 16 pairs from 64 codes, four of each column one after another. kRows: that multiply them.
   template <int kRows>
   INGOT_INLINE void load_i8_quads(V (&to)[2], const int8_t* codes) {
-    const __m512i quads = _mm512_loadu_si512(codes);
-    const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-    const auto number = [&](int left) __attribute__((always_inline)) {
-      const __m512i moved = left > 0 ? _mm512_slli_epi32(quads, left) : quads;
-      return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(moved, 24)));
-    };
-    to[0] = _mm512_castsi512_ps(
-        _mm512_or_si512(_mm512_srli_epi32(number(24), 16), _mm512_and_si512(number(16), upper_half)));
-    to[1] =
-        _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(number(8), 16), _mm512_and_si512(number(0), upper_half)));
+    quads_of_bytes(to, _mm512_loadu_si512(codes));
   }
-  // The same of the low or the high nibbles of 64 bytes, which are 8 more than their numbers.
-  template <int kHigh>
-  INGOT_INLINE void load_i4_quads(V (&to)[2], const void* line) {
-    const __m512i both = _mm512_loadu_si512(line), moved = kHigh ? _mm512_srli_epi16(both, 4) : both;
-    const __m512i codes = in_pairs(_mm512_and_si512(moved, _mm512_set1_epi8(0x0F)));
-    // the bytes of bf16: of -8 .. -1, 0 and 1 .. 7
-    const __m512i lower = _mm512_broadcast_i32x4(_mm_setr_epi8(0x00, char(0xE0), char(0xC0), char(0xA0), char(0x80),
-                                                               0x40, 0x00, char(0x80), 0x00, char(0x80), 0x00, 0x40,
-                                                               char(0x80), char(0xA0), char(0xC0), char(0xE0)));
-    const __m512i upper =
-        _mm512_broadcast_i32x4(_mm_setr_epi8(char(0xC1), char(0xC0), char(0xC0), char(0xC0), char(0xC0), char(0xC0),
-                                             char(0xC0), char(0xBF), 0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40));
-    interleave(to, _mm512_shuffle_epi8(lower, codes), _mm512_shuffle_epi8(upper, codes));
+  // Of all int8, -128 too.
+  INGOT_INLINE void load_byte_quads(V (&to)[2], const int8_t* codes) { quads_of_bytes(to, _mm512_loadu_si512(codes)); }
+  // The bytes of bf16 of 16 whole numbers.
+  struct ValueTable {
+    __m512i lower, upper;
+  };
+  INGOT_INLINE ValueTable value_table(const int8_t* values) {
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)));
+    return {_mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(_mm512_srli_epi32(bits, 16))),
+            _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(_mm512_srli_epi32(bits, 24)))};
   }
+  // Line kQuad of the codes that share lines (code_lines.h): values of a table, or the numbers that they stand for.
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE void load_value_quads(V (&to)[2], const void* lines, const ValueTable& values) {
+    look_up(to, values, Int8Avx512::line_codes<kBits, kQuad>(lines));
+  }
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE void load_code_quads(V (&to)[2], const void* lines) {
+    const __m512i codes = Int8Avx512::line_codes<kBits, kQuad>(lines);
+    quads_of_bytes(to, _mm512_sub_epi8(codes, _mm512_set1_epi8(CodeLines<kBits>::kBias)));
+  }
+  INGOT_INLINE V load_f16(const uint16_t* p) { return Int8Avx512::load_f16(p); }
   // Line kLine of pairs from a block of bf16c: a line of codes of upper bytes, low nibbles for two lines, high ones for
   // the next two; then, for each two, a line of lower bytes, of which each 16 are of eight numbers of the one and of
   // eight of the other.
@@ -95,6 +96,21 @@ struct PairsAvx512 : SimdAvx512 {
   INGOT_INLINE __m512i in_pairs(__m512i quads) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     return _mm512_shuffle_epi8(quads, _mm512_broadcast_i32x4(order));
+  }
+  INGOT_INLINE void quads_of_bytes(V (&to)[2], __m512i quads) {
+    const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    const auto number = [&](int left) __attribute__((always_inline)) {
+      const __m512i moved = left > 0 ? _mm512_slli_epi32(quads, left) : quads;
+      return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(moved, 24)));
+    };
+    to[0] = _mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_srli_epi32(number(24), 16), _mm512_and_si512(number(16), upper_half)));
+    to[1] =
+        _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(number(8), 16), _mm512_and_si512(number(0), upper_half)));
+  }
+  INGOT_INLINE void look_up(V (&to)[2], const ValueTable& values, __m512i quads) {
+    const __m512i codes = in_pairs(quads);
+    interleave(to, _mm512_shuffle_epi8(values.lower, codes), _mm512_shuffle_epi8(values.upper, codes));
   }
   INGOT_INLINE void interleave(V (&to)[2], __m512i lower, __m512i upper) {
     to[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(lower, upper));

@@ -35,6 +35,13 @@ struct TablePairsAvx512 : PairsAvx512 {
       look_up(to, kInt8Bytes, sizes, codes);
     }
   }
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE void load_code_quads(V (&to)[2], const void* lines) {
+    static constexpr Bf16Bytes kBytes =
+        Bf16Bytes::of([](int code) { return static_cast<float>(code % (1 << kBits) - CodeLines<kBits>::kBias); });
+    const __m512i codes = in_pairs(Int8Avx512::line_codes<kBits, kQuad>(lines));
+    interleave(to, TablesAvx512::bytes_of_64(codes, kBytes.lower), TablesAvx512::bytes_of_64(codes, kBytes.upper));
+  }
 
  private:
   INGOT_INLINE void look_up(V (&to)[2], const Bf16Bytes& bytes, __m512i sizes, __m512i codes) {

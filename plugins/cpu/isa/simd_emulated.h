@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "isa/code_lines.h"
+
 #pragma GCC diagnostic ignored "-Wpsabi"  // how vectors pass between functions: all of these are inlined
 
 #define INGOT_INLINE [[gnu::always_inline]] static inline
@@ -112,6 +114,17 @@ struct SimdEmulated {
     for (int i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(stored[i]);
   }
 
+  INGOT_INLINE V load_f16(const uint16_t* p) {
+    V v;
+    for (int i = 0; i < kWidth; ++i) {
+      const int size = p[i] & 0x7FFF, exponent = size >> 10, fraction = size & 0x3FF;
+      const float number = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
+                           : exponent == 31 ? (fraction != 0 ? NAN : INFINITY)
+                                            : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+      v.lane[i] = (p[i] & 0x8000) != 0 ? -number : number;
+    }
+    return v;
+  }
   INGOT_INLINE V load_i8(const int8_t* p) {
     V v;
     for (int i = 0; i < kWidth; ++i) v.lane[i] = static_cast<float>(p[i]);
@@ -211,10 +224,16 @@ struct PairsEmulated : SimdEmulated {
   INGOT_INLINE void load_i8_quads(V (&to)[2], const int8_t* codes) {
     quads(to, [codes](int at) { return static_cast<float>(codes[at]); });
   }
-  template <int kHigh>
-  INGOT_INLINE void load_i4_quads(V (&to)[2], const void* line) {
-    const auto* codes = static_cast<const uint8_t*>(line);
-    quads(to, [codes](int at) { return static_cast<float>((codes[at] >> 4 * kHigh & 15) - 8); });
+  INGOT_INLINE void load_byte_quads(V (&to)[2], const int8_t* codes) { load_i8_quads<1>(to, codes); }
+  using ValueTable = const int8_t*;
+  INGOT_INLINE ValueTable value_table(const int8_t* values) { return values; }
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE void load_value_quads(V (&to)[2], const void* line, ValueTable values) {
+    quads(to, [=](int at) { return static_cast<float>(values[code<kBits, kQuad>(line, at)]); });
+  }
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE void load_code_quads(V (&to)[2], const void* line) {
+    quads(to, [=](int at) { return static_cast<float>(code<kBits, kQuad>(line, at) - CodeLines<kBits>::kBias); });
   }
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) { return from_words(to_words(pairs) & bits); }
   using UpperBytes = const uint8_t*;
@@ -233,6 +252,17 @@ struct PairsEmulated : SimdEmulated {
   }
 
  private:
+  // Number `at` of line kQuad of those that lines of low bits and one of upper bits make.
+  template <int64_t kBits, int kQuad>
+  INGOT_INLINE int code(const void* lines, int at) {
+    using Codes = CodeLines<kBits>;
+    const auto* bytes = static_cast<const uint8_t*>(lines);
+    const auto field = [&](int line, int index, int bits) {
+      return bytes[line * 64 + at] >> (index * bits) & ((1 << bits) - 1);
+    };
+    const int low = field(kQuad / Codes::kLowQuads, kQuad % Codes::kLowQuads, Codes::kLow);
+    return low | (Codes::kUpper > 0 ? field(Codes::kLowLines, kQuad, Codes::kUpper) << Codes::kLow : 0);
+  }
   template <typename F>
   INGOT_INLINE void quads(V (&to)[2], F number) {
     for (int i = 0; i < 2; ++i) {

@@ -65,6 +65,12 @@ struct TablesAvx512 {
     asm("vpermi2b %2, %1, %0" : "+v"(at) : "v"(load_bytes(table.data())), "v"(load_bytes(table.data() + 64)));
     return at;
   }
+  // Bytes of the first 64 of a table.
+  INGOT_INLINE __m512i bytes_of_64(__m512i at, const std::array<uint8_t, 128>& table) {
+    __m512i bytes;
+    asm("vpermb %2, %1, %0" : "=v"(bytes) : "v"(at), "v"(load_bytes(table.data())));
+    return bytes;
+  }
   // Two lines of 16 pairs, by the codes of their sizes; signs are those of `codes`.
   INGOT_INLINE void look_up(__m512i (&to)[2], const Bf16Bytes& bytes, __m512i sizes, __m512i codes) {
     constexpr int kOrAnd = 0xF8;  // a | b & c

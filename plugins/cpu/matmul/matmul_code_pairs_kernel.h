@@ -10,7 +10,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
 
+#include "isa/by_tables.h"
 #include "isa/pair_lines.h"
 #include "matmul/matmul_pairs_kernel.h"
 
@@ -19,6 +23,138 @@ namespace {
 
 constexpr int64_t kSummedPairs = 64;  // whose sums are multiplied by a scale
 constexpr int64_t kQuadPairs = 2;     // of four k, which 64 codes have
+
+// How codes become pairs of bf16, and what multiplies their sums:
+//   kUnitQuads, kUnitBytes       of codes that share lines; every 64 are four k of 16 columns
+//   kHalves                      of lines that a half of the codes of 128 k fills, and then the other half (w4)
+//   kMore                        whether a panel's values may have further bits, 1 / 256 of the others each
+//   table(panel, more)           what `widen` wants; more: for those bits
+//   widen<S, rows, quad>(to, lines, table)   64 codes of a unit to two lines of 16 pairs; rows multiply them
+//   scale(panel, k, group), shift(panel, k, group)   of k's group
+struct PlainCodes {
+  static constexpr int kUnitQuads = 1, kHalves = 1;
+  static constexpr int64_t kUnitBytes = kLineBytes;
+  static constexpr bool kMore = false, kShift = false;
+  template <typename S>
+  static auto table(const std::byte*, bool) {
+    return nullptr;
+  }
+};
+struct F8Codes : PlainCodes {
+  template <typename S, int kRows, int>
+  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* lines, std::nullptr_t) {
+    load_lines<S, kRows>(to, reinterpret_cast<const uint8_t*>(lines));
+  }
+  template <typename S>
+  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
+    return S::load(reinterpret_cast<const float*>(panel + kHeaderBytes) + k / group * kPanel);
+  }
+};
+struct W8Codes : PlainCodes {
+  template <typename S, int kRows, int>
+  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* lines, std::nullptr_t) {
+    S::template load_i8_quads<kRows>(to, reinterpret_cast<const int8_t*>(lines));
+  }
+  template <typename S>
+  static typename S::V scale(const std::byte*, int64_t, int64_t) {
+    return S::set1(1.0f);
+  }
+};
+struct W4Codes : PlainCodes {
+  static constexpr int kHalves = 2;
+  static constexpr int8_t kNumbers[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+  template <typename S>
+  static typename S::ValueTable table(const std::byte*, bool) {
+    return S::value_table(kNumbers);
+  }
+  template <typename S, int, int kHalf>
+  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* line,
+                                                  const typename S::ValueTable& table) {
+    S::template load_value_quads<4, kHalf>(to, line, table);
+  }
+  template <typename S>
+  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
+    return S::load_i8(reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + k / group * kPanel);
+  }
+};
+
+// w2t, w3t, w4t, w8t, and w4ts and w8ts with shifts.
+template <typename Format>
+struct GroupedCodes {
+  static constexpr int kUnitQuads = Format::kLineK / 4, kHalves = 1;
+  static constexpr int64_t kUnitBytes = Format::kCodeBytes;
+  static constexpr bool kBytes = Format::kBits == 8, kMore = Format::kBits == 4, kShift = Format::kValues > 1;
+
+  template <typename S>
+  static typename S::ValueTable table(const std::byte* panel, bool more) {
+    return S::value_table(more ? panel_more_bits(panel) : panel_table(panel));
+  }
+  template <typename S, int kRows, int kQuad>
+  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* lines,
+                                                  const typename S::ValueTable& table) {
+    if constexpr (kBytes)
+      S::load_byte_quads(to, reinterpret_cast<const int8_t*>(lines) + kQuad * kLineBytes);
+    else
+      S::template load_value_quads<Format::kBits, kQuad>(to, lines, table);
+  }
+  static const uint16_t* numbers(const std::byte* panel, int64_t k, int64_t group) {
+    return reinterpret_cast<const uint16_t*>(panel + kHeaderBytes) + k / group * kPanel * Format::kValues;
+  }
+  template <typename S>
+  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
+    return S::load_f16(numbers(panel, k, group));
+  }
+  // An offset, or a zero point times -scale: a product of two float16, which float32 holds.
+  template <typename S>
+  static typename S::V shift(const std::byte* panel, int64_t k, int64_t group) {
+    const auto shift = S::load_f16(numbers(panel, k, group) + kPanel);
+    return panel_has_offsets(panel) ? shift : S::sub(S::zero(), S::mul(shift, scale<S>(panel, k, group)));
+  }
+};
+
+// w2ks, w3k, w4ks, w5ks and w6k: scales and offsets are whole numbers times units, which float32 holds.
+template <typename Format>
+struct UnitCodes {
+  static constexpr int kUnitQuads = Format::kLineK / 4, kHalves = 1;
+  static constexpr int64_t kUnitBytes = Format::kCodeBytes;
+  static constexpr bool kMore = false, kShift = Format::kValues > 1, kLooksUp = Format::kBits <= 4;
+  static constexpr std::array<int8_t, 16> kNumbers = [] {
+    std::array<int8_t, 16> numbers{};
+    for (int code = 0; code < 16; ++code) numbers[code] = static_cast<int8_t>(code - Format::kBias);
+    return numbers;
+  }();
+
+  template <typename S>
+  static typename S::ValueTable table(const std::byte*, bool) {
+    return S::value_table(kNumbers.data());
+  }
+  template <typename S, int, int kQuad>
+  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* lines,
+                                                  const typename S::ValueTable& table) {
+    if constexpr (kLooksUp)
+      S::template load_value_quads<Format::kBits, kQuad>(to, lines, table);
+    else
+      S::template load_code_quads<Format::kBits, kQuad>(to, lines);
+  }
+  static UnitNumbers<Format> numbers(const std::byte* panel, int64_t k, int64_t group) {
+    const int bits = std::countr_zero(static_cast<uint64_t>(group));
+    const std::byte* const all = panel + kHeaderBytes + k / kUnitK * Format::unit_bytes(bits);
+    return UnitNumbers<Format>(reinterpret_cast<const int8_t*>(all), bits);
+  }
+  template <typename S>
+  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
+    const auto all = numbers(panel, k, group);
+    return S::mul(S::load_f16(all.scale), S::load_i8(all.scales + k % kUnitK / group * kPanel));
+  }
+  template <typename S>
+  static typename S::V shift(const std::byte* panel, int64_t k, int64_t group) {
+    const auto all = numbers(panel, k, group);
+    const int64_t at = k % kUnitK / group;
+    int8_t offsets[kPanel];  // of two groups, side by side
+    for (int64_t i = 0; i < kPanel; ++i) offsets[i] = all.offsets[(at / 2 * kPanel + i) * 2 + at % 2];
+    return S::mul(S::load_f16(all.offset), S::load_i8(offsets));
+  }
+};
 
 // Pairs that share a scale and the sums that it multiplies, in a part of K.
 struct SummedPairs {
@@ -29,7 +165,7 @@ struct SummedPairs {
   template <typename S, typename Codes>
   typename S::V scale(const TileArgs& args, int64_t panel, int64_t at) const {
     if (args.group == 0) return S::set1(1.0f);
-    return Codes::template scale<S>(args.beside[panel], at / group);
+    return Codes::template scale<S>(args.beside[panel], 2 * (args.begin + at), args.group);
   }
 };
 
@@ -39,51 +175,18 @@ template <typename S>
   S::store(total, S::fma(sum, scale, first ? S::zero() : S::load(total)));
 }
 
-// How codes lie in 64 bytes: kHalves times 64 of four k. Codes of the second half belong to columns kHalfPairs pairs
-// further on. widen: half kHalf of a line → two lines of 16 pairs; scale: of a group, from what lies beside the codes.
-struct F8Codes {
-  static constexpr int kHalves = 1;
-  static constexpr int64_t kHalfPairs = INT64_MAX;
-  template <typename S, int kRows, int kHalf>
-  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* line) {
-    load_lines<S, kRows>(to, reinterpret_cast<const uint8_t*>(line));
-  }
-  template <typename S>
-  static typename S::V scale(const std::byte* beside, int64_t group) {
-    return S::load(reinterpret_cast<const float*>(beside) + group * kPanel);
-  }
-};
-struct W8Codes {
-  static constexpr int kHalves = 1;
-  static constexpr int64_t kHalfPairs = INT64_MAX;
-  template <typename S, int kRows, int kHalf>
-  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* line) {
-    S::template load_i8_quads<kRows>(to, reinterpret_cast<const int8_t*>(line));
-  }
-  template <typename S>
-  static typename S::V scale(const std::byte*, int64_t) {
-    return S::set1(1.0f);
-  }
-};
-struct W4Codes {
-  static constexpr int kHalves = 2;
-  static constexpr int64_t kHalfPairs = kTileK / 2;
-  template <typename S, int, int kHalf>
-  [[gnu::always_inline]] static inline void widen(typename S::V (&to)[2], const std::byte* line) {
-    S::template load_i4_quads<kHalf>(to, line);
-  }
-  template <typename S>
-  static typename S::V scale(const std::byte* beside, int64_t group) {
-    return S::load_i8(reinterpret_cast<const int8_t*>(beside) + group * kPanel);
-  }
-};
+// What the first of many tiles leaves of a panel to the others: its values as bf16, then their further bits.
+template <typename Codes>
+constexpr int64_t kWidenedBytes = kBlockedK * kLineBytes * (Codes::kMore ? 2 : 1);
 
 // Lines of codes as they are stored. The panels of a tile follow one after another.
 template <typename Codes>
 struct PanelCodePairs {
-  static constexpr int64_t kPerLine = kQuadPairs * Codes::kHalves;
-  static constexpr int64_t kBytes = kLineBytes;
-  static constexpr int64_t kMostFirstRows = 10;
+  static constexpr int64_t kUnitPairs = kQuadPairs * Codes::kUnitQuads;
+  static constexpr int64_t kPerLine = kUnitPairs * Codes::kHalves;
+  static constexpr int64_t kBytes = Codes::kUnitBytes, kLines = kBytes / kLineBytes;
+  static constexpr int64_t kHalfPairs = kTileK / 2;  // of a half
+  static constexpr int64_t kMostFirstRows = Codes::kUnitQuads > 4 ? 8 : 10;
   static constexpr int streams(int) { return 1; }
 
   // What `tile` of matmul_kernel.h is.
@@ -95,18 +198,42 @@ struct PanelCodePairs {
  private:
   template <typename S, int kRows, int64_t kXStride, bool kLeaves>
   [[gnu::always_inline]] static inline void panel(const TileArgs& args, int p) {
+    const auto table = Codes::template table<S>(args.beside[p], false);
+    const SummedPairs summed(args);
+    const std::byte* next = kXStride > 0 ? args.next[p] : nullptr;
+    for (int64_t at = 0; at < args.k; at += summed.step) {
+      add_step<S, kRows, kXStride, kLeaves>(args, p, at, table, summed, next);
+      if constexpr (Codes::kMore)
+        if (panel_has_more_bits(args.beside[p])) add_more<S, kRows, kXStride, kLeaves>(args, p, at, summed);
+    }
+  }
+  template <typename S, int kRows, int64_t kXStride, bool kLeaves>
+  [[gnu::noinline]] static void add_more(const TileArgs& args, int p, int64_t at, const SummedPairs& summed) {
+    const std::byte* next = nullptr;  // what is there is asked for again
+    if (kXStride > 0) next = args.next[p];
+    const auto table = Codes::template table<S>(args.beside[p], true);
+    add_step<S, kRows, kXStride, kLeaves, true>(args, p, at, table, summed, next);
+  }
+
+  // Pairs [at, at + step).
+  template <typename S, int kRows, int64_t kXStride, bool kLeaves, bool kMoreBits = false, typename Table>
+  [[gnu::always_inline]] static inline void add_step(const TileArgs& args, int p, int64_t at, const Table& table,
+                                                     const SummedPairs& summed, const std::byte*& next) {
     using V = typename S::V;
     constexpr bool kMany = kXStride > 0;
-    const int64_t x_stride = kMany ? kXStride : args.x_stride;
-    const SummedPairs summed(args);
-    const std::byte *line = args.panels[p], *next = kMany ? args.next[p] : nullptr;
-    float* widened = kLeaves ? args.widened + p * args.widened_stride : nullptr;
+    const int64_t x_stride = kMany ? kXStride : args.x_stride, end = std::min(at + summed.step, args.k);
     float* const total = args.sums + p * args.panel_stride;
+    float* widened = nullptr;
+    if constexpr (kLeaves)
+      widened = args.widened + p * args.widened_stride + (at + (kMoreBits ? kBlockedK : 0)) * kPanel;
+    const std::byte* line = args.panels[p] + at / kUnitPairs * kBytes;
     V even[kRows][1], odd[kRows][1];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) even[r][0] = odd[r][0] = S::zero();
 
-    const auto add_line = [&]<int kHalf, bool kBoth>(const float* x) __attribute__((always_inline)) {
+    const auto add_quad = [&]<int kQuad, bool kBoth>(const float* x) __attribute__((always_inline)) {
       V weight[2], pair[1][1];
-      Codes::template widen<S, kRows, kHalf>(weight, line);
+      Codes::template widen<S, kRows, kQuad>(weight, line, table);
       if constexpr (kLeaves) {
         S::store(widened, weight[0]);
         S::store(widened + kPanel, weight[1]);
@@ -116,48 +243,64 @@ struct PanelCodePairs {
       add_products<S>(even, x, x_stride, pair);
       pair[0][0] = weight[1];
       if constexpr (kBoth) add_products<S>(odd, x + 1, x_stride, pair);
-      if constexpr (kHalf == 0) {  // the other half is there
+    };
+    const auto next_lines = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 5
+      for (int64_t i = 0; i < kBytes; i += kLineBytes) {
         if constexpr (kMany) {
           S::prefetch_far(next);
-          next += args.next_step;
+          next += args.next_step / kLines;
         } else if constexpr (kRows == 1) {
-          S::prefetch(line + ahead_in_order(4096));
+          S::prefetch(line + i + ahead_in_order(4096));
         } else if constexpr (kRows <= kTwoDistances<S>) {
-          S::prefetch_stream(line);
+          S::prefetch_stream(line + i);
         } else {
-          S::prefetch(line + 2048);
+          S::prefetch(line + i + 2048);
         }
       }
-      line += kLineBytes;
     };
-    const auto add_half = [&]<int kHalf>(const float* x, int64_t pairs) __attribute__((always_inline)) {
-      for (int64_t i = 0; i < pairs / kQuadPairs; ++i, x += kQuadPairs) add_line.template operator()<kHalf, true>(x);
-      if (pairs % kQuadPairs > 0) add_line.template operator()<kHalf, false>(x);
+    // `pairs` pairs of the quads from kFirst on of each unit, or of half kFirst of each line
+    const auto add_units = [&]<int kFirst, int kCount>(const float* x, int64_t pairs) __attribute__((always_inline)) {
+      for (; pairs >= kQuadPairs * kCount; pairs -= kQuadPairs * kCount, x += kQuadPairs * kCount) {
+        for_each(std::make_integer_sequence<int, kCount>(), [&]<int q>() __attribute__((always_inline)) {
+          add_quad.template operator()<kFirst + q, true>(x + kQuadPairs * q);
+        });
+        if constexpr (kFirst == 0) next_lines();  // else they were asked for
+        line += kBytes;
+      }
+      for_each(std::make_integer_sequence<int, kCount>(), [&]<int q>() __attribute__((always_inline)) {
+        if (kQuadPairs * q + 1 < pairs)
+          add_quad.template operator()<kFirst + q, true>(x + kQuadPairs * q);
+        else if (kQuadPairs * q < pairs)
+          add_quad.template operator()<kFirst + q, false>(x + kQuadPairs * q);
+      });
     };
 
-    for (int64_t at = 0; at < args.k; at += summed.step) {
-      const int64_t end = std::min(at + summed.step, args.k);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) even[r][0] = odd[r][0] = S::zero();
-      if constexpr (Codes::kHalves == 1) {
-        add_half.template operator()<0>(args.x + at, end - at);
-      } else {
-        for (int64_t from = at, to; from < end; from = to) {
-          to = std::min(from / Codes::kHalfPairs * Codes::kHalfPairs + Codes::kHalfPairs, end);
-          const int64_t half = from / Codes::kHalfPairs;
-          line = args.panels[p] + (half / 2 * Codes::kHalfPairs + from % Codes::kHalfPairs) / kQuadPairs * kLineBytes;
-          if (half % 2 == 0)
-            add_half.template operator()<0>(args.x + from, to - from);
-          else
-            add_half.template operator()<1>(args.x + from, to - from);
-        }
+    const float* const x = args.x;
+    if constexpr (Codes::kHalves == 2) {
+      for (int64_t from = at, to; from < end; from = to) {
+        const int64_t half = from / kHalfPairs;
+        to = std::min((half + 1) * kHalfPairs, end);
+        line = args.panels[p] + (half / 2 * kHalfPairs + from % kHalfPairs) / kQuadPairs * kLineBytes;
+        if (half % 2 == 0)
+          add_units.template operator()<0, 1>(x + from, to - from);
+        else
+          add_units.template operator()<1, 1>(x + from, to - from);
       }
-      const V scale = summed.template scale<S, Codes>(args, p, at);
+    } else if (summed.step >= kUnitPairs) {
+      add_units.template operator()<0, Codes::kUnitQuads>(x + at, end - at);
+    } else if constexpr (Codes::kUnitQuads > 4) {  // half a unit
+      if (at % kUnitPairs == 0)
+        add_units.template operator()<0, 4>(x + at, end - at);
+      else
+        add_units.template operator()<4, 4>(x + at, end - at);
+    }
+    V scale = summed.template scale<S, Codes>(args, p, at);
+    if constexpr (kMoreBits) scale = S::mul(scale, S::set1(kMoreUnit));
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        add_to_total<S>(total + r * kPanel, even[r][0], scale, args.first && at == 0);
-        add_to_total<S>(total + r * kPanel, odd[r][0], scale, false);
-      }
+    for (int r = 0; r < kRows; ++r) {
+      add_to_total<S>(total + r * kPanel, even[r][0], scale, args.first && at == 0 && !kMoreBits);
+      add_to_total<S>(total + r * kPanel, odd[r][0], scale, false);
     }
   }
 };
@@ -170,8 +313,6 @@ struct PanelWidenedPairs {
 
   template <typename S, int kRows, int kPanels, int64_t kXStride, bool>
   static void tile(const TileArgs& args) {
-    using V = typename S::V;
-    const int64_t x_stride = kXStride > 0 ? kXStride : args.x_stride;
     const SummedPairs summed(args);
     const std::byte *line[kPanels], *next[kPanels];
 #pragma GCC unroll 2
@@ -179,32 +320,53 @@ struct PanelWidenedPairs {
       line[p] = args.panels[p];
       next[p] = args.next[p];
     }
-    V sum[kRows][kPanels];
     for (int64_t at = 0; at < args.k; at += summed.step) {
-      const int64_t pairs = std::min(summed.step, args.k - at);
-      for (int64_t odd = 0; odd < 2; ++odd) {
+      add_step<S, kRows, kPanels, kXStride, false>(args, 0, at, summed, line, next);
+      if constexpr (Codes::kMore)
+        for (int p = 0; p < kPanels; ++p)
+          if (panel_has_more_bits(args.beside[p])) add_more<S, kRows, kXStride>(args, p, at, summed);
+    }
+  }
+
+ private:
+  template <typename S, int kRows, int64_t kXStride>
+  [[gnu::noinline]] static void add_more(const TileArgs& args, int p, int64_t at, const SummedPairs& summed) {
+    const std::byte *line[1] = {args.panels[p] + kBlockedK * kLineBytes}, *next[1] = {args.next[p]};
+    add_step<S, kRows, 1, kXStride, true>(args, p, at, summed, line, next);
+  }
+
+  // Pairs [at, at + step) of panels from `first` on.
+  template <typename S, int kRows, int kPanels, int64_t kXStride, bool kMoreBits>
+  [[gnu::always_inline]] static inline void add_step(const TileArgs& args, int first, int64_t at,
+                                                     const SummedPairs& summed, const std::byte* (&line)[kPanels],
+                                                     const std::byte* (&next)[kPanels]) {
+    using V = typename S::V;
+    const int64_t x_stride = kXStride > 0 ? kXStride : args.x_stride;
+    const int64_t pairs = std::min(summed.step, args.k - at);
+    V sum[kRows][kPanels];
+    for (int64_t odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r)
+      for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-          for (int p = 0; p < kPanels; ++p) sum[r][p] = S::zero();
-        for (int64_t pair = at + odd; pair < at + pairs; pair += 2) {
-          V weight[kPanels][1];
-#pragma GCC unroll 2
-          for (int p = 0; p < kPanels; ++p) {
-            weight[p][0] = load_pairs<S>(reinterpret_cast<const uint16_t*>(line[p] + pair * kLineBytes));
-            S::prefetch_far(next[p]);
-            next[p] += args.next_step;
-          }
-          add_products<S>(sum, args.x + pair, x_stride, weight);
-        }
+        for (int p = 0; p < kPanels; ++p) sum[r][p] = S::zero();
+      for (int64_t pair = at + odd; pair < at + pairs; pair += 2) {
+        V weight[kPanels][1];
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
-          const V scale = summed.template scale<S, Codes>(args, p, at);
-#pragma GCC unroll 16
-          for (int r = 0; r < kRows; ++r)
-            add_to_total<S>(args.sums + p * args.panel_stride + r * kPanel, sum[r][p], scale,
-                            args.first && at + odd == 0);
+          weight[p][0] = load_pairs<S>(reinterpret_cast<const uint16_t*>(line[p] + pair * kLineBytes));
+          S::prefetch_far(next[p]);
+          next[p] += args.next_step;
         }
+        add_products<S>(sum, args.x + pair, x_stride, weight);
+      }
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        V scale = summed.template scale<S, Codes>(args, first + p, at);
+        if constexpr (kMoreBits) scale = S::mul(scale, S::set1(kMoreUnit));
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r)
+          add_to_total<S>(args.sums + (first + p) * args.panel_stride + r * kPanel, sum[r][p], scale,
+                          args.first && at + odd == 0 && !kMoreBits);
       }
     }
   }
@@ -215,15 +377,15 @@ struct CodePairsWeight {
   using Stream = PanelCodePairs<Codes>;
   using First = PanelCodePairs<Codes>;
   using Blocked = PanelWidenedPairs<Codes>;
-  static constexpr bool kScaled = true;
+  static constexpr bool kScaled = true, kAddsShifts = Codes::kShift;
   static constexpr int64_t kStreamRows = 12, kPassRows = 3 * kStreamRows;
   static constexpr int64_t kStreamPart = INT64_MAX, kStreamBytes = 0;
-  static constexpr int64_t kBlockedBytes = kBlockedK * kLineBytes;
+  static constexpr int64_t kBlockedBytes = kWidenedBytes<Codes>;
   Format format;
 
   // args: k in pairs.
   template <typename Args>
-  explicit CodePairsWeight(const Args& args) : format(Columns{2 * args.k, args.group}) {}
+  explicit CodePairsWeight(const Args& args) : format(Columns{2 * args.k, args.group}), pairs_(args.k) {}
   int64_t panel_bytes() const { return format.panel_bytes(); }
   const std::byte* lines(const std::byte* panel, int64_t at, int64_t, std::byte*) const {
     const std::byte* const codes = stored(panel, at);
@@ -231,26 +393,60 @@ struct CodePairsWeight {
     return codes;
   }
   const std::byte* stored(const std::byte* panel, int64_t at) const { return format.stored(panel, 2 * at); }
-  static int64_t stored_bytes(int64_t part) { return ceil_div(part, Stream::kPerLine) * kLineBytes; }
-  const std::byte* beside(const std::byte* panel, int64_t at) const {
-    if constexpr (requires { format.scales(panel, at); })
-      return reinterpret_cast<const std::byte*>(format.scales(panel, 2 * at));
-    else
-      return reinterpret_cast<const std::byte*>(format.multipliers(panel, 2 * at));
-  }
+  static int64_t stored_bytes(int64_t part) { return ceil_div(part, Stream::kPerLine) * Stream::kBytes; }
+  static const std::byte* beside(const std::byte* panel, int64_t) { return panel; }
   template <typename S>
   ScaledSums<S> sums(const MatmulArgs& args) const {
     return {args, panel_bytes()};
+  }
+
+  // sums [panel][row][16] += shift of each group * sum of x over the group, groups ascending. row_of(row): its pairs,
+  // and behind them its sums.
+  template <typename S, typename RowOf>
+  void add_shifts(const std::byte* const* panels, int64_t count, int64_t rows, const RowOf& row_of, float* sums,
+                  int64_t stride) const
+    requires kAddsShifts
+  {
+    constexpr int64_t kAtOnce = 8;
+    const auto some = [&]<int64_t kRows>(const std::byte* panel, int64_t first, float* to)
+                          __attribute__((always_inline)) {
+                            const float* of_x[kRows];
+                            typename S::V total[kRows];
+                            for (int64_t r = 0; r < kRows; ++r)
+                              of_x[r] = row_of(first + r) + pairs_, total[r] = S::load(to + r * kPanel);
+                            for (int64_t k = 0, g = 0; k < 2 * pairs_; k += format.group, ++g) {
+                              const auto shift = Codes::template shift<S>(panel, k, format.group);
+                              for (int64_t r = 0; r < kRows; ++r)
+                                total[r] = S::fma(shift, S::set1(of_x[r][g]), total[r]);
+                            }
+                            for (int64_t r = 0; r < kRows; ++r) S::store(to + r * kPanel, total[r]);
+                          };
+    for (int64_t p = 0; p < count; ++p, sums += stride) {
+      int64_t r = 0;
+      for (; r + kAtOnce <= rows; r += kAtOnce) some.template operator()<kAtOnce>(panels[p], r, sums + r * kPanel);
+      for (; r < rows; ++r) some.template operator()<1>(panels[p], r, sums + r * kPanel);
+    }
   }
 
  private:
   struct Columns {
     int64_t k, group;
   };
+  int64_t pairs_;
 };
 using F8PairsWeight = CodePairsWeight<F8, F8Codes>;
 using W8PairsWeight = CodePairsWeight<W8, W8Codes>;
 using W4PairsWeight = CodePairsWeight<W4, W4Codes>;
+template <typename Format>
+using GroupedPairsWeight = CodePairsWeight<Format, GroupedCodes<Format>>;
+template <typename Format>
+using UnitPairsWeight = CodePairsWeight<Format, UnitCodes<Format>>;
+
+// Of weights whose codes are widened by tables where the CPU permutes bytes.
+template <typename Weight>
+void matmul_by_tables(const MatmulArgs& args, const Team& team) {
+  by_tables<Pairs, TablePairs>([&]<typename S>() { matmul_pairs<S, Weight>(args, team); });
+}
 
 }  // namespace
 }  // namespace ingot

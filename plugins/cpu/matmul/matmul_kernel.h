@@ -157,6 +157,7 @@ struct TileArgs {
   int64_t panel_stride;
   bool first;
   const std::byte* const* beside = nullptr;  // of FP8, scales of the groups of each panel; of bf16c, each panel
+  int64_t begin = 0;                         // of k
   int64_t group = 0;                         // k of a group; the first k begins one. 0: there are no groups
   const std::byte* const* next = nullptr;    // what is fetched meanwhile, from each pointer on, and
   int64_t next_step = 0;                     // bytes of it per line
@@ -355,6 +356,13 @@ struct Tiles {
                                     table<kPanels, kXStride, kLeaves>(Indices())};
 };
 
+// Whether shifts of groups, times sums of x, are added to finished sums.
+template <typename Weight>
+constexpr bool kAddsShifts = [] {
+  if constexpr (requires { Weight::kAddsShifts; }) return Weight::kAddsShifts;
+  return false;
+}();
+
 // Rows of a tile that reads each weight once.
 template <typename S, typename Weight>
 constexpr int64_t kFewRowsOf = std::min<int64_t>(Tiles<S, typename Weight::Stream>::kRows, Weight::kStreamRows);
@@ -409,6 +417,7 @@ void stream_sums(const Weight& weight, const float* x, int64_t x_stride, int64_t
               .panel_stride = stride,
               .first = at == 0,
               .beside = beside,
+              .begin = at,
               .group = group,
               .next = next,
               .next_step = ceil_div(next_bytes, ceil_div(k, Weight::Stream::kPerLine)),
@@ -434,6 +443,9 @@ void stream(const MatmulArgs& args, int64_t x_stride, const Team& team) {
     const std::byte* panels[kMaxStreams];
     for (int64_t p = 0; p < count; ++p) panels[p] = panel_at(args, panel + p, bytes);
     stream_sums<S>(weight, args.x, x_stride, args.rows, args.k, args.group, panels, count, at_once, sums, lines);
+    if constexpr (kAddsShifts<Weight>)
+      weight.template add_shifts<S>(
+          panels, count, args.rows, [&](int64_t r) { return args.x + r * x_stride; }, sums, stride);
     epilogue<S>(args, 0, args.rows, panel, count, sums, stride, scaled);
   };
   share_panels(args, team, group, bytes, [&](int64_t begin, int64_t end) {
@@ -512,6 +524,7 @@ struct Blocked {
                               .panel_stride = stride,
                               .first = begin == 0,
                               .beside = beside,
+                              .begin = begin,
                               .group = group,
                               .next = next,
                               .next_step = ceil_div(next_bytes, ceil_div(part, per_line)),
@@ -550,6 +563,12 @@ void blocked(const MatmulArgs& args, int64_t x_stride, const Team& team) {
         weight, args.k, args.group, rows, [&](int64_t r) { return args.x + (row + r) * x_stride; }, panels,
         [&](int64_t p) { return panel_at(args, panel + p, bytes); }, panel_at(args, next, bytes), sums,
         reinterpret_cast<std::byte*>(sums + num_sums));
+    if constexpr (kAddsShifts<Weight>) {
+      const std::byte* places[B::kMaxPanels];
+      for (int64_t p = 0; p < panels; ++p) places[p] = panel_at(args, panel + p, bytes);
+      weight.template add_shifts<S>(
+          places, panels, rows, [&](int64_t r) { return args.x + (row + r) * x_stride; }, sums, rows * kPanel);
+    }
     epilogue<S>(args, row, rows, panel, panels, sums, rows * kPanel, scaled);
   }
 }

@@ -199,19 +199,45 @@ inline int64_t stride_of(int64_t pairs) {
   return (ceil_div(pairs, kFloats) | 1) * kFloats;
 }
 
-inline size_t matmul_pairs_scratch(const void* args) {
+// Floats of a rounded row; sums of x, one for each group, lie behind its pairs where a weight asks for them.
+template <typename Weight, typename Args>
+int64_t row_floats(const Args& args) {
+  const int64_t pairs = pairs_of(args.k);
+  if constexpr (kAddsShifts<Weight>) return pairs + ceil_div(args.k, args.group);
+  return pairs;
+}
+
+template <typename Weight>
+size_t matmul_pairs_scratch(const void* args) {
   const auto& matmul = *static_cast<const MatmulArgs*>(args);
-  return static_cast<size_t>(matmul.rows * stride_of(pairs_of(matmul.k))) * sizeof(float);
+  return static_cast<size_t>(matmul.rows * stride_of(row_floats<Weight>(matmul))) * sizeof(float);
+}
+
+template <typename S, typename Weight, typename Args>
+void round_row_to_pairs(const Args& args, const float* x, float* to) {
+  round_to_pairs<S>(x, args.k, to);
+  if constexpr (kAddsShifts<Weight>) {
+    const int64_t pairs = pairs_of(args.k), group = args.group / 2;
+    const auto ones = S::round_pairs(S::set1(1.0f), S::set1(1.0f));
+    float* sums = to + pairs;
+    for (int64_t begin = 0; begin < pairs; begin += group) {
+      const int64_t end = std::min(begin + group, pairs);
+      auto sum = S::zero();
+      for (int64_t at = begin; at < end; at += S::kWidth) S::accumulate(sum, load_lanes<S>(to + at, end - at), ones);
+      *sums++ = S::reduce_add(sum);
+    }
+  }
 }
 
 template <typename S, typename Weight>
 void matmul_pairs(const MatmulArgs& args, const Team& team) {
-  const int64_t pairs = pairs_of(args.k), stride = stride_of(pairs);
+  const int64_t pairs = pairs_of(args.k), stride = stride_of(row_floats<Weight>(args));
   const OwnOrShared place(args, team);
-  float* const rounded = reinterpret_cast<float*>(place.memory(matmul_pairs_scratch(&args)));
+  float* const rounded = reinterpret_cast<float*>(place.memory(matmul_pairs_scratch<Weight>(&args)));
   const RowsOfX row_of(args, team);
   const Team::Range mine = place.share(args.rows);
-  for (int64_t row = mine.begin; row < mine.end; ++row) round_to_pairs<S>(row_of(row), args.k, rounded + row * stride);
+  for (int64_t row = mine.begin; row < mine.end; ++row)
+    round_row_to_pairs<S, Weight>(args, row_of(row), rounded + row * stride);
   place.wait();
   MatmulArgs product = args;
   product.x = rounded;
@@ -231,7 +257,8 @@ class PairsProduct {
   static size_t scratch(const MoeMatmulArgs& args) { return rounded_bytes(args) + Product::scratch(in_pairs(args)); }
 
   PairsProduct(const MoeMatmulArgs& args, std::byte* memory)
-      : k_(args.k),
+      : args_(args),
+        row_floats_(row_floats<Weight>(args)),
         rounded_(reinterpret_cast<float*>(memory)),
         product_(in_pairs(args), memory + rounded_bytes(args)) {}
 
@@ -239,8 +266,8 @@ class PairsProduct {
 
   void set_rows(const float* const* rows, int64_t count) {
     for (int64_t row = 0; row < count; ++row) {
-      rows_[row] = rounded_ + row * pairs_of(k_);
-      round_to_pairs<S>(rows[row], k_, rounded_ + row * pairs_of(k_));
+      round_row_to_pairs<S, Weight>(args_, rows[row], rounded_ + row * row_floats_);
+      rows_[row] = rounded_ + row * row_floats_;
     }
     product_.set_rows(rows_, count);
   }
@@ -256,10 +283,11 @@ class PairsProduct {
   }
   static size_t rounded_bytes(const MoeMatmulArgs& args) {
     const int64_t most = std::min(kMaxRows, args.rows * args.slots);
-    return static_cast<size_t>(ceil_div(most * pairs_of(args.k) * 4, kLineBytes) * kLineBytes);
+    return static_cast<size_t>(ceil_div(most * row_floats<Weight>(args) * 4, kLineBytes) * kLineBytes);
   }
 
-  int64_t k_;
+  const MoeMatmulArgs& args_;
+  int64_t row_floats_;
   float* rounded_;
   const float* rows_[kMaxRows];
   Product product_;

@@ -6,7 +6,8 @@ template <typename S>
 using F8Product = PairsProduct<S, F8PairsWeight>;
 template <typename S>
 using W8Product = PairsProduct<S, W8PairsWeight>;
-using W4Product = PairsProduct<Pairs, W4PairsWeight>;
+template <typename S>
+using W4Product = PairsProduct<S, W4PairsWeight>;
 }  // namespace ingot
 
 INGOT_KERNEL("moe_gate_up.f8." INGOT_LEVEL, MoeMatmulArgs,
@@ -17,5 +18,6 @@ INGOT_KERNEL("moe_gate_up.w8." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_gate_up_by_tables<ingot::Pairs, ingot::TablePairs, ingot::W8Product>))
 INGOT_KERNEL("moe_down.w8." INGOT_LEVEL, MoeMatmulArgs,
              (ingot::moe_down_by_tables<ingot::Pairs, ingot::TablePairs, ingot::W8Product>))
-INGOT_KERNEL("moe_gate_up.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Pairs, ingot::W4Product>))
-INGOT_KERNEL("moe_down.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Pairs, ingot::W4Product>))
+INGOT_KERNEL("moe_gate_up.w4." INGOT_LEVEL, MoeMatmulArgs,
+             (ingot::moe_gate_up<ingot::Pairs, ingot::W4Product<ingot::Pairs>>))
+INGOT_KERNEL("moe_down.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Pairs, ingot::W4Product<ingot::Pairs>>))

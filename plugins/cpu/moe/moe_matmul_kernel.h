@@ -54,6 +54,8 @@ class VectorProduct {
           weight_, k_, group_, count_, [this](int64_t r) { return rows_[r]; }, count,
           [panels](int64_t p) { return panels[p]; }, nullptr, sums_, reinterpret_cast<std::byte*>(x_));
     }
+    if constexpr (kAddsShifts<Weight>)
+      weight_.template add_shifts<S>(panels, count, count_, [this](int64_t r) { return rows_[r]; }, sums_, stride());
     if constexpr (Weight::kScaled) scale_sums<S>(panels, count, count_, sums_, stride(), nullptr);
   }
   const float* sums() const { return sums_; }

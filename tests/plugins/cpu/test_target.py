@@ -115,7 +115,7 @@ def test_activations_follow_the_kernel() -> None:
         activations("matmul.f32.avx512") == activations("matmul.bf16.avx512") == activations("matmul.w4.avx2") == "f32"
     )
     assert activations("matmul.w8a8.amx") == activations("matmul.w4a8.avx2") == "int8"
-    assert activations("matmul.f8.avx512bf16") == activations("moe_down.f8.avx512bf16emu") == "bf16_inputs"
+    assert activations("matmul.f8.avx512bf16") == activations("moe_down.w4ks.avx512bf16emu") == "bf16_inputs"
     assert activations("matmul.f8.amx") == "bf16"
 
 
