@@ -82,7 +82,7 @@ def call_of(kernel: str, sequences: list[tuple[int, int]], options: argparse.Nam
 
     def call() -> float:
         _cpu.set_permutes_bytes(permutes and how != "plain")
-        return statistics.median(session.run_timed(batch)[1].parts[: len(layers)].tolist())
+        return float(np.median(session.run_timed(batch)[1].parts[: len(layers)]))
 
     return call
 

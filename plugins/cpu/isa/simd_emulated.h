@@ -220,19 +220,20 @@ struct PairsEmulated : SimdEmulated {
   INGOT_INLINE V load_e4m3_pairs(const uint8_t* first, const uint8_t* second) {
     return from_words(to_words(load_e4m3(first)) >> 16 | to_words(load_e4m3(second)));
   }
+  // Like add_products, no part of the tiles that call them.
   template <int>
-  INGOT_INLINE void load_i8_quads(V (&to)[2], const int8_t* codes) {
+  [[gnu::noinline]] static void load_i8_quads(V (&to)[2], const int8_t* codes) {
     quads(to, [codes](int at) { return static_cast<float>(codes[at]); });
   }
-  INGOT_INLINE void load_byte_quads(V (&to)[2], const int8_t* codes) { load_i8_quads<1>(to, codes); }
+  [[gnu::noinline]] static void load_byte_quads(V (&to)[2], const int8_t* codes) { load_i8_quads<1>(to, codes); }
   using ValueTable = const int8_t*;
   INGOT_INLINE ValueTable value_table(const int8_t* values) { return values; }
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE void load_value_quads(V (&to)[2], const void* line, ValueTable values) {
+  [[gnu::noinline]] static void load_value_quads(V (&to)[2], const void* line, ValueTable values) {
     quads(to, [=](int at) { return static_cast<float>(values[code<kBits, kQuad>(line, at)]); });
   }
   template <int64_t kBits, int kQuad>
-  INGOT_INLINE void load_code_quads(V (&to)[2], const void* line) {
+  [[gnu::noinline]] static void load_code_quads(V (&to)[2], const void* line) {
     quads(to, [=](int at) { return static_cast<float>(code<kBits, kQuad>(line, at) - CodeLines<kBits>::kBias); });
   }
   INGOT_INLINE V keep_bits(V pairs, uint32_t bits) { return from_words(to_words(pairs) & bits); }

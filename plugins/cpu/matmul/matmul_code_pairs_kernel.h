@@ -13,8 +13,10 @@
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <cstring>
 
 #include "isa/by_tables.h"
+#include "isa/counts.h"
 #include "isa/pair_lines.h"
 #include "matmul/matmul_pairs_kernel.h"
 
@@ -150,8 +152,10 @@ struct UnitCodes {
   static typename S::V shift(const std::byte* panel, int64_t k, int64_t group) {
     const auto all = numbers(panel, k, group);
     const int64_t at = k % kUnitK / group;
-    int8_t offsets[kPanel];  // of two groups, side by side
-    for (int64_t i = 0; i < kPanel; ++i) offsets[i] = all.offsets[(at / 2 * kPanel + i) * 2 + at % 2];
+    uint16_t both[kPanel];  // those of two groups
+    int8_t offsets[kPanel];
+    std::memcpy(both, all.offsets + at / 2 * kPanel * 2, sizeof(both));
+    for (int64_t i = 0; i < kPanel; ++i) offsets[i] = static_cast<int8_t>(both[i] >> (at % 2 * 8));
     return S::mul(S::load_f16(all.offset), S::load_i8(offsets));
   }
 };
@@ -192,12 +196,14 @@ struct PanelCodePairs {
   // What `tile` of matmul_kernel.h is.
   template <typename S, int kRows, int kPanels, int64_t kXStride, bool kLeaves>
   static void tile(const TileArgs& args) {
-    for (int p = 0; p < kPanels; ++p) panel<S, kRows, kXStride, kLeaves>(args, p);
+    constexpr int64_t kStride = kXStride > 0 ? kXStride : 0;
+    for (int p = 0; p < kPanels; ++p) panel<S, kRows, kStride, kLeaves>(args, p);
   }
 
  private:
+  // Of all kPanels, and of all passes: apart, these would take long to compile.
   template <typename S, int kRows, int64_t kXStride, bool kLeaves>
-  [[gnu::always_inline]] static inline void panel(const TileArgs& args, int p) {
+  [[gnu::noinline]] static void panel(const TileArgs& args, int p) {
     const auto table = Codes::template table<S>(args.beside[p], false);
     const SummedPairs summed(args);
     const std::byte* next = kXStride > 0 ? args.next[p] : nullptr;
@@ -407,25 +413,21 @@ struct CodePairsWeight {
                   int64_t stride) const
     requires kAddsShifts
   {
-    constexpr int64_t kAtOnce = 8;
-    const auto some = [&]<int64_t kRows>(const std::byte* panel, int64_t first, float* to)
-                          __attribute__((always_inline)) {
-                            const float* of_x[kRows];
-                            typename S::V total[kRows];
-                            for (int64_t r = 0; r < kRows; ++r)
-                              of_x[r] = row_of(first + r) + pairs_, total[r] = S::load(to + r * kPanel);
-                            for (int64_t k = 0, g = 0; k < 2 * pairs_; k += format.group, ++g) {
-                              const auto shift = Codes::template shift<S>(panel, k, format.group);
-                              for (int64_t r = 0; r < kRows; ++r)
-                                total[r] = S::fma(shift, S::set1(of_x[r][g]), total[r]);
-                            }
-                            for (int64_t r = 0; r < kRows; ++r) S::store(to + r * kPanel, total[r]);
-                          };
-    for (int64_t p = 0; p < count; ++p, sums += stride) {
-      int64_t r = 0;
-      for (; r + kAtOnce <= rows; r += kAtOnce) some.template operator()<kAtOnce>(panels[p], r, sums + r * kPanel);
-      for (; r < rows; ++r) some.template operator()<1>(panels[p], r, sums + r * kPanel);
-    }
+    constexpr int kAtOnce = 8;
+    const auto some = [&]<int kRows>(const std::byte* panel, int64_t first, float* to) __attribute__((always_inline)) {
+      const float* of_x[kRows];
+      typename S::V total[kRows];
+      for (int64_t r = 0; r < kRows; ++r) of_x[r] = row_of(first + r) + pairs_, total[r] = S::load(to + r * kPanel);
+      for (int64_t k = 0, g = 0; k < 2 * pairs_; k += format.group, ++g) {
+        const auto shift = Codes::template shift<S>(panel, k, format.group);
+        for (int64_t r = 0; r < kRows; ++r) total[r] = S::fma(shift, S::set1(of_x[r][g]), total[r]);
+      }
+      for (int64_t r = 0; r < kRows; ++r) S::store(to + r * kPanel, total[r]);
+    };
+    for (int64_t p = 0; p < count; ++p, sums += stride)
+      for (int64_t r = 0; r < rows; r += kAtOnce)
+        with_count<kAtOnce>(std::min<int64_t>(kAtOnce, rows - r),
+                            [&]<int kRows>() { some.template operator()<kRows>(panels[p], r, sums + r * kPanel); });
   }
 
  private:

@@ -86,7 +86,7 @@ def _parts(weight: WeightRows) -> tuple[list[tuple[Array, float]], Array, Array 
     return numbers or [(weight.codes.astype(np.float32), 1.0)], weight.group_scale, shift
 
 
-def _fma(a: float | Array, b: float | Array, c: float | Array) -> np.float32:
+def _fma(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
     """Products of two float32 are exact in float64; sums of these and a float32 round once more, which no test here
     meets at a tie."""
     return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
@@ -107,8 +107,9 @@ def _written_out(x: Array, weight: WeightRows) -> Array:
                 for i in range(min(at + 1, end - 1), at - 1, -1):  # the odd column, then the even one
                     sum_ = _fma(inputs[r, i], table[c, i], sum_)
             total = _fma(sum_, scales[c, begin // group] * np.float32(unit), total)
-        for g in range(0 if shifts is None else shifts.shape[1]):
-            total = _fma(shifts[c, g], _sum_of_group(inputs[r, g * group : (g + 1) * group]), total)
+        if shifts is not None:
+            for g, shift in enumerate(shifts[c]):
+                total = _fma(shift, _sum_of_group(inputs[r, g * group : (g + 1) * group]), total)
         y[r, c] = total * weight.scale[c]
     return y
 
@@ -122,7 +123,7 @@ def _sum_of_group(x: Array) -> np.float32:
         lanes = (lanes + vector[:, 1]) + vector[:, 0]
     while len(lanes) > 1:
         lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-    return lanes[0]
+    return np.float32(lanes[0])
 
 
 SHIFTS = [("w4ts", 32, "offset"), ("w8ts", 64, "offset"), ("w4t", 16, "more bits"), ("w4t", 128, "more bits")]
