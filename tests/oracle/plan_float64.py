@@ -128,7 +128,9 @@ class _PlanFloat64:
         exact, stored = self._values[step.inputs[0]], self._stored[step.inputs[0]]
         if step.attrs["activations"] == "int8":
             return self._in_int8(exact, round_to_int8(stored)[0])
-        return self._in_bf16(exact, round_to_bf16(stored)) if step.attrs["activations"] == "bf16" else exact
+        if step.attrs["activations"] in ("bf16", "bf16_inputs"):
+            return self._in_bf16(exact, round_to_bf16(stored))
+        return exact
 
     def _in_int8(self, exact: Float64, codes: npt.NDArray[np.generic]) -> Float64:
         """The engine's codes of the last axis, times the float64 scale."""
