@@ -37,6 +37,7 @@ from ingot.plugins.target import (
     SessionOptions,
     Target,
 )
+from ingot.weight_formats import W4, W8
 from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
@@ -72,11 +73,12 @@ class CpuTarget:
 
     def activations(self, kernel: str) -> str:
         """AMX tiles and the dot product of bf16 take both factors in bf16, AMX also where weights are quantised. Beside
-        the dot product, the scales of quantised weights multiply sums: the weights stay what they are."""
+        the dot product, the scales of quantised weights multiply sums: the weights stay what they are, which bf16 holds
+        where they are w8 or w4."""
         _, dtype, isa = kernel.split(".")
         if dtype.endswith("a8"):
             return "int8"
-        if isa.startswith("avx512bf16") and DType(dtype).weight_format is not None:
+        if isa.startswith("avx512bf16") and DType(dtype).weight_format not in (None, W8, W4):
             return "bf16_inputs"
         return "bf16" if isa.startswith(ROUNDING_LEVELS) else "f32"
 

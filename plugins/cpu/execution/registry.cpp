@@ -27,6 +27,7 @@ std::string_view Kernel::activations() const {
   if (dtype().ends_with("a8")) return "int8";
   if (isa().starts_with("amx")) return "bf16";
   if (!isa().starts_with("avx512bf16")) return "f32";
+  if (dtype() == kW8.dtype || dtype() == kW4.dtype) return "bf16";  // holds the weights' whole numbers
   const auto is_own = [this](const WeightFormat& format) { return format.dtype == dtype(); };
   return std::ranges::any_of(kWeightFormats, is_own) ? "bf16_inputs" : "bf16";
 }
