@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.engine import read_plan
+from ingot.engine import read_manifest, read_plan
 from ingot.runtime.model_runner import ModelRunner
 from tests.builder.engines import engine_logits
 from tests.e2e.command import ingot
@@ -100,7 +100,7 @@ def test_kernels_follow_the_references(engine: Path) -> None:
         out = runner.generate(ids.tolist(), max_new_tokens=1, return_dict=True, output_context_logits=True)
     # where activations are rounded to int8 or bf16, a last bit may move one of them by a whole step
     rounds = any(step.attrs.get("activations", "f32") != "f32" for step in read_plan(engine).steps)
-    tolerance = 5e-3 if rounds else 1e-5
+    tolerance = 5e-3 if rounds or read_manifest(engine).target == "cpu/amx" else 1e-5
     assert np.abs(np.stack(out["context_logits"]) - expected).max() < tolerance * np.ptp(expected)
 
 
