@@ -1,12 +1,13 @@
-// Products of quantised weights by the dot product of bf16, which holds every number of FP8, every int8 and every code
-// of four bits: x is rounded to bf16. Up to 128 columns, those of a group if it has fewer, make two sums, of even and
-// of odd pairs of k. A sum is started at 0 and fed with a pair per instruction, k ascending. Both are multiplied by the
-// group's scale or multiplier and added up by fma, even pairs first, k ascending. So the blocking changes no bit, and
-// the two pairs of a stored line never wait for each other.
+// Products of quantised weights by the dot product of bf16, which holds every number of FP8, every int8 and every code:
+// x is rounded to bf16. Up to 128 columns, those of a group if it has fewer, make two sums, of even and of odd pairs of
+// k. A sum is started at 0 and fed with a pair per instruction, k ascending. Both are multiplied by the group's scale
+// or multiplier and added up by fma, even pairs first, k ascending. So the blocking changes no bit, and the two pairs
+// of a stored line never wait for each other. Shifts of groups are multiplied by sums of x afterwards. The formula
+// stands in docs/design.md.
 //
-// Floors: N * K bytes of weights, of w4 half as many, over the bandwidth of memory, 2 * rows * N * K operations over
-// the peak of the dot product. To widen 64 codes takes 5 operations of w4. By tables of bytes it takes 6 of FP8 and 8
-// of int8, without them 56 and 16.
+// Floors: N * K bytes of weights, of codes of fewer bits less, over the bandwidth of memory, 2 * rows * N * K
+// operations over the peak of the dot product. To widen 64 codes of up to four bits takes 5 or 6 operations. By tables
+// of bytes it takes 6 of FP8 and 8 of int8, without them 56 and 16.
 #pragma once
 
 #include <algorithm>

@@ -213,6 +213,7 @@ size_t matmul_pairs_scratch(const void* args) {
   return static_cast<size_t>(matmul.rows * stride_of(row_floats<Weight>(matmul))) * sizeof(float);
 }
 
+// Rounds a row of row_floats. Its sums are those of the rounded numbers.
 template <typename S, typename Weight, typename Args>
 void round_row_to_pairs(const Args& args, const float* x, float* to) {
   round_to_pairs<S>(x, args.k, to);
