@@ -42,7 +42,7 @@ from ingot.weights_memory import NumaPlacement, offers_huge_pages
 
 # Of all levels, as ops check them when a plan is opened. Sizes stay below 2^31, so that their products fit int64.
 _LIMITS = KernelLimits(layers=65535, extent=(1 << 31) - 1, experts=65535, taken_experts=(1 << 31) - 1)
-_TUNING_VERSION = 7  # of the matrix products: advances when their speed or their tactics change
+_TUNING_VERSION = 8  # of the matrix products: advances when their speed or their tactics change
 _TIMING_SECONDS = 0.002  # of one product in one way
 _STREAMED_ROWS = 32  # on tiles: all sums stay there, which leaves no choice
 _TILE_TACTICS = ("parts of K", "epilogue apart", "half parts")

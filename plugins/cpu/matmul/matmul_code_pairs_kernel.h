@@ -29,13 +29,14 @@ constexpr int64_t kQuadPairs = 2;     // of four k, which 64 codes have
 
 // How codes become pairs of bf16, and what multiplies their sums:
 //   kUnitQuads, kUnitBytes       of codes that share lines; every 64 are four k of 16 columns
+//   kRunQuads                    of a unit: those that surely share a scale
 //   kHalves                      of lines that a half of the codes of 128 k fills, and then the other half (w4)
 //   kMore                        whether a panel's values may have further bits, 1 / 256 of the others each
 //   table(panel, more)           what `widen` wants; more: for those bits
 //   widen<S, rows, quad>(to, lines, table)   64 codes of a unit to two lines of 16 pairs; rows multiply them
-//   scale(panel, k, group), shift(panel, k, group)   of k's group
+//   scale(panel, k, bits), shift(panel, k, bits)   of k's group, one of 2^bits k
 struct PlainCodes {
-  static constexpr int kUnitQuads = 1, kHalves = 1;
+  static constexpr int kUnitQuads = 1, kRunQuads = 1, kHalves = 1;
   static constexpr int64_t kUnitBytes = kLineBytes;
   static constexpr bool kMore = false, kShift = false;
   template <typename S>
@@ -49,8 +50,8 @@ struct F8Codes : PlainCodes {
     load_lines<S, kRows>(to, reinterpret_cast<const uint8_t*>(lines));
   }
   template <typename S>
-  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
-    return S::load(reinterpret_cast<const float*>(panel + kHeaderBytes) + k / group * kPanel);
+  static typename S::V scale(const std::byte* panel, int64_t k, int bits) {
+    return S::load(reinterpret_cast<const float*>(panel + kHeaderBytes) + (k >> bits) * kPanel);
   }
 };
 struct W8Codes : PlainCodes {
@@ -59,7 +60,7 @@ struct W8Codes : PlainCodes {
     S::template load_i8_quads<kRows>(to, reinterpret_cast<const int8_t*>(lines));
   }
   template <typename S>
-  static typename S::V scale(const std::byte*, int64_t, int64_t) {
+  static typename S::V scale(const std::byte*, int64_t, int) {
     return S::set1(1.0f);
   }
 };
@@ -76,15 +77,15 @@ struct W4Codes : PlainCodes {
     S::template load_value_quads<4, kHalf>(to, line, table);
   }
   template <typename S>
-  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
-    return S::load_i8(reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + k / group * kPanel);
+  static typename S::V scale(const std::byte* panel, int64_t k, int bits) {
+    return S::load_i8(reinterpret_cast<const int8_t*>(panel + kHeaderBytes) + (k >> bits) * kPanel);
   }
 };
 
 // w2t, w3t, w4t, w8t, and w4ts and w8ts with shifts.
 template <typename Format>
 struct GroupedCodes {
-  static constexpr int kUnitQuads = Format::kLineK / 4, kHalves = 1;
+  static constexpr int kUnitQuads = Format::kLineK / 4, kRunQuads = std::min(kUnitQuads, 4), kHalves = 1;
   static constexpr int64_t kUnitBytes = Format::kCodeBytes;
   static constexpr bool kBytes = Format::kBits == 8, kMore = Format::kBits == 4, kShift = Format::kValues > 1;
 
@@ -100,18 +101,18 @@ struct GroupedCodes {
     else
       S::template load_value_quads<Format::kBits, kQuad>(to, lines, table);
   }
-  static const uint16_t* numbers(const std::byte* panel, int64_t k, int64_t group) {
-    return reinterpret_cast<const uint16_t*>(panel + kHeaderBytes) + k / group * kPanel * Format::kValues;
+  static const uint16_t* numbers(const std::byte* panel, int64_t k, int bits) {
+    return reinterpret_cast<const uint16_t*>(panel + kHeaderBytes) + (k >> bits) * kPanel * Format::kValues;
   }
   template <typename S>
-  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
-    return S::load_f16(numbers(panel, k, group));
+  static typename S::V scale(const std::byte* panel, int64_t k, int bits) {
+    return S::load_f16(numbers(panel, k, bits));
   }
   // An offset, or a zero point times -scale: a product of two float16, which float32 holds.
   template <typename S>
-  static typename S::V shift(const std::byte* panel, int64_t k, int64_t group) {
-    const auto shift = S::load_f16(numbers(panel, k, group) + kPanel);
-    return panel_has_offsets(panel) ? shift : S::sub(S::zero(), S::mul(shift, scale<S>(panel, k, group)));
+  static typename S::V shift(const std::byte* panel, int64_t k, int bits) {
+    const auto shift = S::load_f16(numbers(panel, k, bits) + kPanel);
+    return panel_has_offsets(panel) ? shift : S::sub(S::zero(), S::mul(shift, scale<S>(panel, k, bits)));
   }
 };
 
@@ -119,6 +120,7 @@ struct GroupedCodes {
 template <typename Format>
 struct UnitCodes {
   static constexpr int kUnitQuads = Format::kLineK / 4, kHalves = 1;
+  static constexpr int kRunQuads = std::min<int>(kUnitQuads, Format::kShortestGroup / 4);
   static constexpr int64_t kUnitBytes = Format::kCodeBytes;
   static constexpr bool kMore = false, kShift = Format::kValues > 1, kLooksUp = Format::kBits <= 4;
   static constexpr std::array<int8_t, 16> kNumbers = [] {
@@ -139,20 +141,19 @@ struct UnitCodes {
     else
       S::template load_code_quads<Format::kBits, kQuad>(to, lines);
   }
-  static UnitNumbers<Format> numbers(const std::byte* panel, int64_t k, int64_t group) {
-    const int bits = std::countr_zero(static_cast<uint64_t>(group));
+  static UnitNumbers<Format> numbers(const std::byte* panel, int64_t k, int bits) {
     const std::byte* const all = panel + kHeaderBytes + k / kUnitK * Format::unit_bytes(bits);
     return UnitNumbers<Format>(reinterpret_cast<const int8_t*>(all), bits);
   }
   template <typename S>
-  static typename S::V scale(const std::byte* panel, int64_t k, int64_t group) {
-    const auto all = numbers(panel, k, group);
-    return S::mul(S::load_f16(all.scale), S::load_i8(all.scales + k % kUnitK / group * kPanel));
+  static typename S::V scale(const std::byte* panel, int64_t k, int bits) {
+    const auto all = numbers(panel, k, bits);
+    return S::mul(S::load_f16(all.scale), S::load_i8(all.scales + (k % kUnitK >> bits) * kPanel));
   }
   template <typename S>
-  static typename S::V shift(const std::byte* panel, int64_t k, int64_t group) {
-    const auto all = numbers(panel, k, group);
-    const int64_t at = k % kUnitK / group;
+  static typename S::V shift(const std::byte* panel, int64_t k, int bits) {
+    const auto all = numbers(panel, k, bits);
+    const int64_t at = k % kUnitK >> bits;
     uint16_t both[kPanel];  // those of two groups
     int8_t offsets[kPanel];
     std::memcpy(both, all.offsets + at / 2 * kPanel * 2, sizeof(both));
@@ -163,22 +164,18 @@ struct UnitCodes {
 
 // Pairs that share a scale and the sums that it multiplies, in a part of K.
 struct SummedPairs {
-  int64_t group, step;
+  int bits;  // of k in a group
+  int64_t step;
 
   explicit SummedPairs(const TileArgs& args)
-      : group(args.group > 0 ? args.group / 2 : INT64_MAX), step(std::min(group, kSummedPairs)) {}
+      : bits(std::countr_zero(static_cast<uint64_t>(args.group))),
+        step(args.group > 0 ? std::min(args.group / 2, kSummedPairs) : kSummedPairs) {}
   template <typename S, typename Codes>
   typename S::V scale(const TileArgs& args, int64_t panel, int64_t at) const {
     if (args.group == 0) return S::set1(1.0f);
-    return Codes::template scale<S>(args.beside[panel], 2 * (args.begin + at), args.group);
+    return Codes::template scale<S>(args.beside[panel], 2 * (args.begin + at), bits);
   }
 };
-
-// total += sum * scale; total = sum * scale where it is the first one.
-template <typename S>
-[[gnu::always_inline]] inline void add_to_total(float* total, typename S::V sum, typename S::V scale, bool first) {
-  S::store(total, S::fma(sum, scale, first ? S::zero() : S::load(total)));
-}
 
 // What the first of many tiles leaves of a panel to the others: its values as bf16, then their further bits.
 template <typename Codes>
@@ -191,7 +188,10 @@ struct PanelCodePairs {
   static constexpr int64_t kPerLine = kUnitPairs * Codes::kHalves;
   static constexpr int64_t kBytes = Codes::kUnitBytes, kLines = kBytes / kLineBytes;
   static constexpr int64_t kHalfPairs = kTileK / 2;  // of a half
-  static constexpr int64_t kMostFirstRows = Codes::kUnitQuads > 4 ? 8 : 10;
+  static constexpr int kRunQuads = Codes::kRunQuads;
+  static constexpr int64_t kRunPairs = kQuadPairs * kRunQuads;
+  static constexpr int64_t kMostRows = 12;                                   // of a tile that leaves nothing
+  static constexpr int64_t kMostFirstRows = Codes::kUnitQuads > 4 ? 8 : 10;  // of a tile that leaves lines
   static constexpr int streams(int) { return 1; }
 
   // What `tile` of matmul_kernel.h is.
@@ -202,56 +202,58 @@ struct PanelCodePairs {
   }
 
  private:
+  template <int kRows>
+  static constexpr bool kKeepsTotals = kRows <= 4;  // in registers
+
   // Of all kPanels, and of all passes: apart, these would take long to compile.
   template <typename S, int kRows, int64_t kXStride, bool kLeaves>
   [[gnu::noinline]] static void panel(const TileArgs& args, int p) {
     const auto table = Codes::template table<S>(args.beside[p], false);
     const SummedPairs summed(args);
+    float* const totals = args.sums + p * args.panel_stride;
+    if (args.first) std::fill_n(totals, kRows * kPanel, 0.0f);
+    bool more = false;
+    if constexpr (Codes::kMore) more = panel_has_more_bits(args.beside[p]);
+    typename S::V total[kKeepsTotals<kRows> ? kRows : 1];
+    const auto load = [&]() __attribute__((always_inline)) {
+      if constexpr (kKeepsTotals<kRows>)
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) total[r] = S::load(totals + r * kPanel);
+    };
+    const auto store = [&]() __attribute__((always_inline)) {
+      if constexpr (kKeepsTotals<kRows>)
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) S::store(totals + r * kPanel, total[r]);
+    };
     const std::byte* next = kXStride > 0 ? args.next[p] : nullptr;
+    load();
     for (int64_t at = 0; at < args.k; at += summed.step) {
-      add_step<S, kRows, kXStride, kLeaves>(args, p, at, table, summed, next);
+      add_step<S, kRows, kXStride, kLeaves>(args, p, at, table, summed, next, total);
       if constexpr (Codes::kMore)
-        if (panel_has_more_bits(args.beside[p])) add_more<S, kRows, kXStride, kLeaves>(args, p, at, summed);
+        if (more) {
+          store();
+          add_more<S, kRows, kXStride, kLeaves>(args, p, at, summed);
+          load();
+        }
     }
-  }
-  template <typename S, int kRows, int64_t kXStride, bool kLeaves>
-  [[gnu::noinline]] static void add_more(const TileArgs& args, int p, int64_t at, const SummedPairs& summed) {
-    const std::byte* next = nullptr;  // what is there is asked for again
-    if (kXStride > 0) next = args.next[p];
-    const auto table = Codes::template table<S>(args.beside[p], true);
-    add_step<S, kRows, kXStride, kLeaves, true>(args, p, at, table, summed, next);
+    store();
   }
 
   // Pairs [at, at + step).
-  template <typename S, int kRows, int64_t kXStride, bool kLeaves, bool kMoreBits = false, typename Table>
+  template <typename S, int kRows, int64_t kXStride, bool kLeaves, typename Table, typename Total>
   [[gnu::always_inline]] static inline void add_step(const TileArgs& args, int p, int64_t at, const Table& table,
-                                                     const SummedPairs& summed, const std::byte*& next) {
+                                                     const SummedPairs& summed, const std::byte*& next, Total& total) {
     using V = typename S::V;
+    using Line = const std::byte*;
     constexpr bool kMany = kXStride > 0;
     const int64_t x_stride = kMany ? kXStride : args.x_stride, end = std::min(at + summed.step, args.k);
-    float* const total = args.sums + p * args.panel_stride;
     float* widened = nullptr;
-    if constexpr (kLeaves)
-      widened = args.widened + p * args.widened_stride + (at + (kMoreBits ? kBlockedK : 0)) * kPanel;
-    const std::byte* line = args.panels[p] + at / kUnitPairs * kBytes;
+    if constexpr (kLeaves) widened = args.widened + p * args.widened_stride + at * kPanel;
     V even[kRows][1], odd[kRows][1];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) even[r][0] = odd[r][0] = S::zero();
 
-    const auto add_quad = [&]<int kQuad, bool kBoth>(const float* x) __attribute__((always_inline)) {
-      V weight[2], pair[1][1];
-      Codes::template widen<S, kRows, kQuad>(weight, line, table);
-      if constexpr (kLeaves) {
-        S::store(widened, weight[0]);
-        S::store(widened + kPanel, weight[1]);
-        widened += kQuadPairs * kPanel;
-      }
-      pair[0][0] = weight[0];
-      add_products<S>(even, x, x_stride, pair);
-      pair[0][0] = weight[1];
-      if constexpr (kBoth) add_products<S>(odd, x + 1, x_stride, pair);
-    };
-    const auto next_lines = [&]() __attribute__((always_inline)) {
+    const auto next_lines = [&](const std::byte* line) __attribute__((always_inline)) {
 #pragma GCC unroll 5
       for (int64_t i = 0; i < kBytes; i += kLineBytes) {
         if constexpr (kMany) {
@@ -266,48 +268,130 @@ struct PanelCodePairs {
         }
       }
     };
-    // `pairs` pairs of the quads from kFirst on of each unit, or of half kFirst of each line
-    const auto add_units = [&]<int kFirst, int kCount>(const float* x, int64_t pairs) __attribute__((always_inline)) {
-      for (; pairs >= kQuadPairs * kCount; pairs -= kQuadPairs * kCount, x += kQuadPairs * kCount) {
-        for_each(std::make_integer_sequence<int, kCount>(), [&]<int q>() __attribute__((always_inline)) {
-          add_quad.template operator()<kFirst + q, true>(x + kQuadPairs * q);
-        });
-        if constexpr (kFirst == 0) next_lines();  // else they were asked for
-        line += kBytes;
-      }
-      for_each(std::make_integer_sequence<int, kCount>(), [&]<int q>() __attribute__((always_inline)) {
-        if (kQuadPairs * q + 1 < pairs)
-          add_quad.template operator()<kFirst + q, true>(x + kQuadPairs * q);
-        else if (kQuadPairs * q < pairs)
-          add_quad.template operator()<kFirst + q, false>(x + kQuadPairs * q);
+    const auto add_run = [&]<int kFirst>(const std::byte* line, const float* x) __attribute__((always_inline)) {
+      int64_t stride = x_stride;
+      if constexpr (!kMany) asm("" : "+r"(stride));  // else sums of addresses are kept, more than there are registers
+      for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
+        V weight[2], pair[1][1];
+        Codes::template widen<S, kRows, kFirst + q>(weight, line, table);
+        if constexpr (kLeaves) {
+          S::store(widened, weight[0]);
+          S::store(widened + kPanel, weight[1]);
+          widened += kQuadPairs * kPanel;
+        }
+        pair[0][0] = weight[0];
+        add_products<S>(even, x + kQuadPairs * q, stride, pair);
+        pair[0][0] = weight[1];
+        add_products<S>(odd, x + kQuadPairs * q + 1, stride, pair);
       });
+      if constexpr (kFirst == 0 || Codes::kHalves == 2) next_lines(line);  // else they were asked for
+    };
+    // The last pairs of K, fewer than a run has.
+    const auto add_rest = [&]<int kFirst>(Line line, const float* x, int64_t pairs) __attribute__((always_inline)) {
+      alignas(kLineBytes) float own[kLeaves ? 1 : kRunPairs * kPanel];
+      float* const lines = kLeaves ? widened : own;
+      widen_run<S, kFirst>(lines, line, args.beside[p], false);
+      add_widened<S>(even, odd, x, x_stride, lines, pairs);
+    };
+    // Runs from quad kFirst on, of units or of lines that follow each other.
+    const auto add_runs = [&]<int kFirst>(Line line, const float* x, int64_t pairs) __attribute__((always_inline)) {
+      for (; pairs >= kRunPairs; pairs -= kRunPairs, x += kRunPairs, line += kBytes)
+        add_run.template operator()<kFirst>(line, x);
+      if (pairs > 0) add_rest.template operator()<kFirst>(line, x, pairs);
     };
 
-    const float* const x = args.x;
+    const std::byte* const begin = args.panels[p];
     if constexpr (Codes::kHalves == 2) {
       for (int64_t from = at, to; from < end; from = to) {
         const int64_t half = from / kHalfPairs;
         to = std::min((half + 1) * kHalfPairs, end);
-        line = args.panels[p] + (half / 2 * kHalfPairs + from % kHalfPairs) / kQuadPairs * kLineBytes;
+        const std::byte* const line = begin + (half / 2 * kHalfPairs + from % kHalfPairs) / kQuadPairs * kLineBytes;
         if (half % 2 == 0)
-          add_units.template operator()<0, 1>(x + from, to - from);
+          add_runs.template operator()<0>(line, args.x + from, to - from);
         else
-          add_units.template operator()<1, 1>(x + from, to - from);
+          add_runs.template operator()<1>(line, args.x + from, to - from);
       }
-    } else if (summed.step >= kUnitPairs) {
-      add_units.template operator()<0, Codes::kUnitQuads>(x + at, end - at);
-    } else if constexpr (Codes::kUnitQuads > 4) {  // half a unit
-      if (at % kUnitPairs == 0)
-        add_units.template operator()<0, 4>(x + at, end - at);
-      else
-        add_units.template operator()<4, 4>(x + at, end - at);
+    } else if constexpr (kUnitPairs == kRunPairs) {
+      add_runs.template operator()<0>(begin + at / kUnitPairs * kBytes, args.x + at, end - at);
+    } else {  // two runs of a unit in turn
+      const std::byte* line = begin + at / kUnitPairs * kBytes;
+      const float* x = args.x + at;
+      bool second = at % kUnitPairs != 0;
+      for (int64_t pairs = end - at; pairs > 0; pairs -= kRunPairs, x += kRunPairs, second = !second) {
+        const std::byte* const unit = line;
+        if (second) line += kBytes;
+        if (pairs < kRunPairs) {
+          if (second)
+            add_rest.template operator()<kRunQuads>(unit, x, pairs);
+          else
+            add_rest.template operator()<0>(unit, x, pairs);
+        } else if (second) {
+          add_run.template operator()<kRunQuads>(unit, x);
+        } else {
+          add_run.template operator()<0>(unit, x);
+        }
+      }
     }
-    V scale = summed.template scale<S, Codes>(args, p, at);
-    if constexpr (kMoreBits) scale = S::mul(scale, S::set1(kMoreUnit));
+    const V scale = summed.template scale<S, Codes>(args, p, at);
+    if constexpr (kKeepsTotals<kRows>) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) total[r] = S::fma(odd[r][0], scale, S::fma(even[r][0], scale, total[r]));
+    } else {
+      add_to_totals<S>(args.sums + p * args.panel_stride, even, odd, scale);
+    }
+  }
+
+  // The further bits of the values of pairs [at, at + step).
+  template <typename S, int kRows, int64_t kXStride, bool kLeaves>
+  [[gnu::noinline]] static void add_more(const TileArgs& args, int p, int64_t at, const SummedPairs& summed) {
+    static_assert(kUnitPairs == kRunPairs && kSummedPairs % kRunPairs == 0);
+    alignas(kLineBytes) float own[kLeaves ? 1 : kSummedPairs * kPanel];
+    float* const lines = kLeaves ? args.widened + p * args.widened_stride + (at + kBlockedK) * kPanel : own;
+    const int64_t pairs = std::min(summed.step, args.k - at);
+    const std::byte* line = args.panels[p] + at / kUnitPairs * kBytes;
+    for (int64_t i = 0; i < pairs; i += kRunPairs, line += kBytes)
+      widen_run<S, 0>(lines + i * kPanel, line, args.beside[p], true);
+    typename S::V even[kRows][1], odd[kRows][1];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) even[r][0] = odd[r][0] = S::zero();
+    add_widened<S>(even, odd, args.x + at, kXStride > 0 ? kXStride : args.x_stride, lines, pairs);
+    const auto scale = S::mul(summed.template scale<S, Codes>(args, p, at), S::set1(kMoreUnit));
+    add_to_totals<S>(args.sums + p * args.panel_stride, even, odd, scale);
+  }
+
+  // Codes of a run to pairs of bf16. more: their values' further bits.
+  template <typename S, int kFirst>
+  [[gnu::noinline]] static void widen_run(float* to, const std::byte* line, const std::byte* panel, bool more) {
+    const auto table = Codes::template table<S>(panel, more);
+    for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
+      typename S::V weight[2];
+      Codes::template widen<S, 1, kFirst + q>(weight, line, table);
+      S::store(to + kQuadPairs * q * kPanel, weight[0]);
+      S::store(to + (kQuadPairs * q + 1) * kPanel, weight[1]);
+    });
+  }
+
+  // sums += x * lines of bf16.
+  template <typename S, int kRows>
+  [[gnu::always_inline]] static inline void add_widened(typename S::V (&even)[kRows][1], typename S::V (&odd)[kRows][1],
+                                                        const float* x, int64_t x_stride, const float* lines,
+                                                        int64_t pairs) {
+    for (; pairs > 0; pairs -= kQuadPairs, x += kQuadPairs, lines += kQuadPairs * kPanel) {
+      typename S::V pair[1][1] = {{S::load(lines)}};
+      add_products<S>(even, x, x_stride, pair);
+      if (pairs == 1) break;
+      pair[0][0] = S::load(lines + kPanel);
+      add_products<S>(odd, x + 1, x_stride, pair);
+    }
+  }
+
+  template <typename S, int kRows>
+  [[gnu::always_inline]] static inline void add_to_totals(float* totals, const typename S::V (&even)[kRows][1],
+                                                          const typename S::V (&odd)[kRows][1], typename S::V scale) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      add_to_total<S>(total + r * kPanel, even[r][0], scale, args.first && at == 0 && !kMoreBits);
-      add_to_total<S>(total + r * kPanel, odd[r][0], scale, false);
+      float* const total = totals + r * kPanel;
+      S::store(total, S::fma(odd[r][0], scale, S::fma(even[r][0], scale, S::load(total))));
     }
   }
 };
@@ -327,6 +411,8 @@ struct PanelWidenedPairs {
       line[p] = args.panels[p];
       next[p] = args.next[p];
     }
+    if (args.first)
+      for (int p = 0; p < kPanels; ++p) std::fill_n(args.sums + p * args.panel_stride, kRows * kPanel, 0.0f);
     for (int64_t at = 0; at < args.k; at += summed.step) {
       add_step<S, kRows, kPanels, kXStride, false>(args, 0, at, summed, line, next);
       if constexpr (Codes::kMore)
@@ -371,9 +457,10 @@ struct PanelWidenedPairs {
         V scale = summed.template scale<S, Codes>(args, first + p, at);
         if constexpr (kMoreBits) scale = S::mul(scale, S::set1(kMoreUnit));
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r)
-          add_to_total<S>(args.sums + (first + p) * args.panel_stride + r * kPanel, sum[r][p], scale,
-                          args.first && at + odd == 0 && !kMoreBits);
+        for (int r = 0; r < kRows; ++r) {
+          float* const total = args.sums + (first + p) * args.panel_stride + r * kPanel;
+          S::store(total, S::fma(sum[r][p], scale, S::load(total)));
+        }
       }
     }
   }
@@ -419,8 +506,9 @@ struct CodePairsWeight {
       const float* of_x[kRows];
       typename S::V total[kRows];
       for (int64_t r = 0; r < kRows; ++r) of_x[r] = row_of(first + r) + pairs_, total[r] = S::load(to + r * kPanel);
+      const int bits = std::countr_zero(static_cast<uint64_t>(format.group));
       for (int64_t k = 0, g = 0; k < 2 * pairs_; k += format.group, ++g) {
-        const auto shift = Codes::template shift<S>(panel, k, format.group);
+        const auto shift = Codes::template shift<S>(panel, k, bits);
         for (int64_t r = 0; r < kRows; ++r) total[r] = S::fma(shift, S::set1(of_x[r][g]), total[r]);
       }
       for (int64_t r = 0; r < kRows; ++r) S::store(to + r * kPanel, total[r]);

@@ -319,8 +319,18 @@ constexpr int64_t kMaxStreams = 4;  // panels of a tile of few rows
 template <typename S, typename Panel>
 struct Tiles {
   static constexpr bool kWide = S::kWidth == kPanel;
-  // Sums of kRows x kPanels panels fill the registers; few rows where the lanes are emulated, to compile sooner.
-  static constexpr int kRows = S::kRegisters >= 32 ? 14 : kWide ? 5 : 6;
+  // Sums of kRows x kPanels panels fill the registers, unless a Panel needs some of them; few rows where the lanes are
+  // emulated, to compile sooner.
+  static constexpr int kRows = [] {
+    constexpr int kMost = S::kRegisters >= 32 ? 14 : kWide ? 5 : 6;
+    if constexpr (requires { Panel::kMostRows; }) return std::min(kMost, static_cast<int>(Panel::kMostRows));
+    return kMost;
+  }();
+  // Of a tile that leaves its lines widened.
+  static constexpr int kFirstRows = [] {
+    if constexpr (requires { Panel::kMostFirstRows; }) return std::min(kRows, static_cast<int>(Panel::kMostFirstRows));
+    return kRows;
+  }();
   static constexpr int kPanels = kWide ? 2 : 1;
 
   // Panels of a tile of few rows: with vectors of 8 lanes, enough chains of fma to hide the latency of each; of 16,
@@ -344,16 +354,17 @@ struct Tiles {
     return {tile_fn<S, Panel, kR + 1, kCount == 0 ? stream_panels(kR + 1) : kCount, kXStride, kLeaves>()...};
     // clang-format on
   }
-  using Indices = std::make_index_sequence<kRows>;
-  static constexpr auto kOne = table<1, 0, false>(Indices()), kStream = table<0, 0, false>(Indices());
+  template <bool kLeaves>
+  using Indices = std::make_index_sequence<kLeaves ? kFirstRows : kRows>;
+  static constexpr auto kOne = table<1, 0, false>(Indices<false>()), kStream = table<0, 0, false>(Indices<false>());
   // Of a pass of several over the same panels.
   static TileFn pass(size_t row) {
-    static constexpr auto kTiles = table<0, kPass, false>(Indices());
+    static constexpr auto kTiles = table<0, kPass, false>(Indices<false>());
     return kTiles[row];
   }
   template <int64_t kXStride, bool kLeaves>
-  static constexpr std::array kMany{table<1, kXStride, kLeaves>(Indices()),
-                                    table<kPanels, kXStride, kLeaves>(Indices())};
+  static constexpr std::array kMany{table<1, kXStride, kLeaves>(Indices<kLeaves>()),
+                                    table<kPanels, kXStride, kLeaves>(Indices<kLeaves>())};
 };
 
 // Whether shifts of groups, times sums of x, are added to finished sums.
@@ -462,10 +473,7 @@ struct Blocked {
   using T = Tiles<S, Panel>;
   static constexpr bool kWidens = !std::is_same_v<First, Panel>;
   static constexpr int64_t kRows = T::kRows;  // of a tile
-  static constexpr int64_t kFirstRows = [] {
-    if constexpr (requires { First::kMostFirstRows; }) return First::kMostFirstRows;
-    return kRows;
-  }();
+  static constexpr int64_t kFirstRows = Tiles<S, First>::kFirstRows;
   static constexpr int64_t kPart = kBlockedK * Panel::kPerLine;  // k
   static constexpr int64_t kXStride = kPart + kPanel;            // floats
   static constexpr int64_t kMaxRows = S::kRegisters >= 32 ? 11 * kRows : 96 / kRows * kRows;
@@ -532,7 +540,7 @@ struct Blocked {
                               .widened_stride = Weight::kBlockedBytes / int64_t{sizeof(float)},
                               .compressed = compressed_of(weight)};
           const auto last = static_cast<size_t>(end - r - 1);
-          (first ? kFirst : kOther)[step > 1][last](tile);
+          (first ? kFirst[step > 1][last] : kOther[step > 1][last])(tile);
           for (int64_t each = 0; each < step; ++each) {
             if (first) lines[each] = widened + each * Weight::kBlockedBytes;
             next[each] += next_bytes;

@@ -299,27 +299,30 @@ struct UnitProducts {
     }
   }
 
-  template <Sums kSums, Codes kCodes, int kP, size_t... kR>
-  static constexpr std::array<Int8TileFn, kRows> table(std::index_sequence<kR...>) {
-    return {tile<kSums, kCodes, kR + 1, kP>...};
+  // Tiles of kLeast rows and more: groups of rows are of one size, so that one of several is no smaller than that.
+  static constexpr int kLeast = kRows / 2;
+  template <Sums kSums, Codes kCodes, int kFirst, int kP, size_t... kR>
+  static constexpr std::array<Int8TileFn, sizeof...(kR)> table(std::index_sequence<kR...>) {
+    return {tile<kSums, kCodes, kFirst + kR, kP>...};
   }
-  template <Codes kCodes, int kP>
+  template <Codes kCodes, int kFirst, int kP>
   static Int8TileFn tile_with(int64_t rows) {
-    static constexpr auto kTiles = table<kOfRuns, kCodes, kP>(std::make_index_sequence<kRows>());
+    using Indices = std::make_index_sequence<kRows - kFirst + 1>;
+    static constexpr auto kTiles = table<kOfRuns, kCodes, kFirst, kP>(Indices());
     if constexpr (kMayBeWide) {
-      static constexpr auto kWideTiles = table<kWide, kCodes, kP>(std::make_index_sequence<kRows>());
-      if (are_wide()) return kWideTiles[static_cast<size_t>(rows - 1)];
+      static constexpr auto kWideTiles = table<kWide, kCodes, kFirst, kP>(Indices());
+      if (are_wide()) return kWideTiles[static_cast<size_t>(rows - kFirst)];
     }
-    return kTiles[static_cast<size_t>(rows - 1)];
+    return kTiles[static_cast<size_t>(rows - kFirst)];
   }
   // Each group of rows unpacks the last panel of an odd number for itself.
   static bool unpacks(int64_t panels, int64_t) { return kLeaves && panels == kPanels; }
   static Int8TileFn tile_of(int64_t rows, int64_t panels, bool first, int64_t groups) {
     if constexpr (kLeaves)
       if (groups > 1 && unpacks(panels, groups))
-        return first ? tile_with<kLeft, kPanels>(rows) : tile_with<kFound, kPanels>(rows);
+        return first ? tile_with<kLeft, kLeast, kPanels>(rows) : tile_with<kFound, kLeast, kPanels>(rows);
     if constexpr (kMany) return UnitProducts<I, Format>::tile_of(rows, panels, first, 1);  // the same tiles
-    return panels > 1 ? tile_with<kStored, kPanels>(rows) : tile_with<kStored, 1>(rows);
+    return panels > 1 ? tile_with<kStored, 1, kPanels>(rows) : tile_with<kStored, 1, 1>(rows);
   }
   static int64_t panels_at_once(int64_t rows, int64_t groups) {
     return streams_grouped_codes<I, kMostStreamed>(rows, groups) ? 1 : kPanels;

@@ -132,21 +132,25 @@ def test_servers_with_different_transports(
 
 def others_take_the_lease(prefill: Served) -> None:
     """It is released, and its memory is that of another one, with other bytes."""
-    done = threading.Event()
+    leases = prefill.service.leases
+    arena = leases._arena
+    assert arena is not None
+    ((lease_id, lease),) = tuple(leases._open.items())
+    nbytes, address = lease.nbytes, lease.place["address"]
+    del lease
 
     def take() -> None:
-        leases = prefill.service.leases
-        ((lease_id, lease),) = tuple(leases._open.items())
-        nbytes = lease.nbytes
-        del lease
-        leases.release(lease_id)
         other = leases.open(nbytes, "nixl")
         other.data[:] = 1
+        taken.append(other.place["address"])
         prefill.loop.call_later(0.2, leases.release, other.lease_id)
-        done.set()
 
+    taken: list[object] = []
+    prefill.loop.call_soon_threadsafe(leases.release, lease_id)
+    assert eventually(lambda: not arena._taken, 10), "a thread that has computed the checksum lets go of the bytes"
     prefill.loop.call_soon_threadsafe(take)
-    assert done.wait(10)
+    assert eventually(lambda: bool(taken), 10)
+    assert taken == [address]
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
