@@ -79,7 +79,7 @@ dist/.built: $(SOURCES) | preflight $(VENV)/bin/pip
 	@touch $@
 
 $(VENV)/.installed-here: $(SOURCES) | preflight $(VENV)/bin/pip
-	@echo "Installing ingot into $(VENV): its dependencies, and kernels compiled for this machine. This takes about two minutes on two cores."
+	@echo "Installing ingot into $(VENV): its dependencies, and kernels compiled for this machine. This takes about three minutes on two cores."
 	@CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) .ci/quietly build/install.log $(PIP) install --no-compile \
 		--config-settings=cmake.define.INGOT_LEVELS=native ".[serve]"
 	@touch $@

@@ -270,7 +270,8 @@ struct PanelCodePairs {
     };
     const auto add_run = [&]<int kFirst>(const std::byte* line, const float* x) __attribute__((always_inline)) {
       int64_t stride = x_stride;
-      if constexpr (!kMany) asm("" : "+r"(stride));  // else sums of addresses are kept, more than there are registers
+      if constexpr (!kMany)
+        asm volatile("" : "+r"(stride));  // else sums of addresses are kept, more than there are registers
       for_each(std::make_integer_sequence<int, kRunQuads>(), [&]<int q>() __attribute__((always_inline)) {
         V weight[2], pair[1][1];
         Codes::template widen<S, kRows, kFirst + q>(weight, line, table);
