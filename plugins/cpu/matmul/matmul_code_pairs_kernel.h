@@ -31,6 +31,7 @@ constexpr int64_t kQuadPairs = 2;     // of four k, which 64 codes have
 //   kUnitQuads, kUnitBytes       of codes that share lines; every 64 are four k of 16 columns
 //   kRunQuads                    of a unit: those that surely share a scale
 //   kHalves                      of lines that a half of the codes of 128 k fills, and then the other half (w4)
+//   kByTables                    whether tables of bytes widen them where the CPU permutes bytes
 //   kMore                        whether a panel's values may have further bits, 1 / 256 of the others each
 //   table(panel, more)           what `widen` wants; more: for those bits
 //   widen<S, rows, quad>(to, lines, table)   64 codes of a unit to two lines of 16 pairs; rows multiply them
@@ -38,7 +39,7 @@ constexpr int64_t kQuadPairs = 2;     // of four k, which 64 codes have
 struct PlainCodes {
   static constexpr int kUnitQuads = 1, kRunQuads = 1, kHalves = 1;
   static constexpr int64_t kUnitBytes = kLineBytes;
-  static constexpr bool kMore = false, kShift = false;
+  static constexpr bool kMore = false, kShift = false, kByTables = true;
   template <typename S>
   static auto table(const std::byte*, bool) {
     return nullptr;
@@ -66,6 +67,7 @@ struct W8Codes : PlainCodes {
 };
 struct W4Codes : PlainCodes {
   static constexpr int kHalves = 2;
+  static constexpr bool kByTables = false;
   static constexpr int8_t kNumbers[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
   template <typename S>
   static typename S::ValueTable table(const std::byte*, bool) {
@@ -88,6 +90,7 @@ struct GroupedCodes {
   static constexpr int kUnitQuads = Format::kLineK / 4, kRunQuads = std::min(kUnitQuads, 4), kHalves = 1;
   static constexpr int64_t kUnitBytes = Format::kCodeBytes;
   static constexpr bool kBytes = Format::kBits == 8, kMore = Format::kBits == 4, kShift = Format::kValues > 1;
+  static constexpr bool kByTables = false;
 
   template <typename S>
   static typename S::ValueTable table(const std::byte* panel, bool more) {
@@ -123,6 +126,7 @@ struct UnitCodes {
   static constexpr int kRunQuads = std::min<int>(kUnitQuads, Format::kShortestGroup / 4);
   static constexpr int64_t kUnitBytes = Format::kCodeBytes;
   static constexpr bool kMore = false, kShift = Format::kValues > 1, kLooksUp = Format::kBits <= 4;
+  static constexpr bool kByTables = !kLooksUp;
   static constexpr std::array<int8_t, 16> kNumbers = [] {
     std::array<int8_t, 16> numbers{};
     for (int code = 0; code < 16; ++code) numbers[code] = static_cast<int8_t>(code - Format::kBias);
@@ -472,7 +476,7 @@ struct CodePairsWeight {
   using Stream = PanelCodePairs<Codes>;
   using First = PanelCodePairs<Codes>;
   using Blocked = PanelWidenedPairs<Codes>;
-  static constexpr bool kScaled = true, kAddsShifts = Codes::kShift;
+  static constexpr bool kScaled = true, kAddsShifts = Codes::kShift, kByTables = Codes::kByTables;
   static constexpr int64_t kStreamRows = 12, kPassRows = 3 * kStreamRows;
   static constexpr int64_t kStreamPart = INT64_MAX, kStreamBytes = 0;
   static constexpr int64_t kBlockedBytes = kWidenedBytes<Codes>;
@@ -534,10 +538,25 @@ using GroupedPairsWeight = CodePairsWeight<Format, GroupedCodes<Format>>;
 template <typename Format>
 using UnitPairsWeight = CodePairsWeight<Format, UnitCodes<Format>>;
 
-// Of weights whose codes are widened by tables where the CPU permutes bytes.
+// f<S>(), S being as the codes of a weight are widened on this CPU.
+template <typename Weight, typename F>
+void widening(F f) {
+  if constexpr (Weight::kByTables)
+    by_tables<Pairs, TablePairs>(f);
+  else
+    f.template operator()<Pairs>();
+}
 template <typename Weight>
-void matmul_by_tables(const MatmulArgs& args, const Team& team) {
-  by_tables<Pairs, TablePairs>([&]<typename S>() { matmul_pairs<S, Weight>(args, team); });
+void matmul_code_pairs(const MatmulArgs& args, const Team& team) {
+  widening<Weight>([&]<typename S>() { matmul_pairs<S, Weight>(args, team); });
+}
+template <typename Weight>
+void moe_gate_up_code_pairs(const MoeMatmulArgs& args, const Team& team) {
+  widening<Weight>([&]<typename S>() { moe_gate_up<S, PairsProduct<S, Weight>>(args, team); });
+}
+template <typename Weight>
+void moe_down_code_pairs(const MoeMatmulArgs& args, const Team& team) {
+  widening<Weight>([&]<typename S>() { moe_down<S, PairsProduct<S, Weight>>(args, team); });
 }
 
 }  // namespace

@@ -9,53 +9,29 @@ using W4TWeight = GroupedPairsWeight<W4t<false>>;
 using W4TSWeight = GroupedPairsWeight<W4t<true>>;
 using W8TWeight = GroupedPairsWeight<W8t<false>>;
 using W8TSWeight = GroupedPairsWeight<W8t<true>>;
-template <typename S>
-using W2TProduct = PairsProduct<S, GroupedPairsWeight<W2t>>;
-template <typename S>
-using W3TProduct = PairsProduct<S, GroupedPairsWeight<W3t>>;
-template <typename S>
-using W4TProduct = PairsProduct<S, GroupedPairsWeight<W4t<false>>>;
-template <typename S>
-using W4TSProduct = PairsProduct<S, GroupedPairsWeight<W4t<true>>>;
-template <typename S>
-using W8TProduct = PairsProduct<S, GroupedPairsWeight<W8t<false>>>;
-template <typename S>
-using W8TSProduct = PairsProduct<S, GroupedPairsWeight<W8t<true>>>;
 }  // namespace ingot
 
-INGOT_KERNEL("matmul.w2t." INGOT_LEVEL, MatmulArgs, (ingot::matmul_pairs<ingot::Pairs, ingot::W2TWeight>),
+INGOT_KERNEL("matmul.w2t." INGOT_LEVEL, MatmulArgs, ingot::matmul_code_pairs<ingot::W2TWeight>,
              ingot::matmul_pairs_scratch<ingot::W2TWeight>)
-INGOT_KERNEL("matmul.w3t." INGOT_LEVEL, MatmulArgs, (ingot::matmul_pairs<ingot::Pairs, ingot::W3TWeight>),
+INGOT_KERNEL("moe_gate_up.w2t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_gate_up_code_pairs<ingot::W2TWeight>)
+INGOT_KERNEL("moe_down.w2t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_down_code_pairs<ingot::W2TWeight>)
+INGOT_KERNEL("matmul.w3t." INGOT_LEVEL, MatmulArgs, ingot::matmul_code_pairs<ingot::W3TWeight>,
              ingot::matmul_pairs_scratch<ingot::W3TWeight>)
-INGOT_KERNEL("matmul.w4t." INGOT_LEVEL, MatmulArgs, (ingot::matmul_pairs<ingot::Pairs, ingot::W4TWeight>),
+INGOT_KERNEL("moe_gate_up.w3t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_gate_up_code_pairs<ingot::W3TWeight>)
+INGOT_KERNEL("moe_down.w3t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_down_code_pairs<ingot::W3TWeight>)
+INGOT_KERNEL("matmul.w4t." INGOT_LEVEL, MatmulArgs, ingot::matmul_code_pairs<ingot::W4TWeight>,
              ingot::matmul_pairs_scratch<ingot::W4TWeight>)
-INGOT_KERNEL("matmul.w4ts." INGOT_LEVEL, MatmulArgs, (ingot::matmul_pairs<ingot::Pairs, ingot::W4TSWeight>),
+INGOT_KERNEL("moe_gate_up.w4t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_gate_up_code_pairs<ingot::W4TWeight>)
+INGOT_KERNEL("moe_down.w4t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_down_code_pairs<ingot::W4TWeight>)
+INGOT_KERNEL("matmul.w4ts." INGOT_LEVEL, MatmulArgs, ingot::matmul_code_pairs<ingot::W4TSWeight>,
              ingot::matmul_pairs_scratch<ingot::W4TSWeight>)
-INGOT_KERNEL("matmul.w8t." INGOT_LEVEL, MatmulArgs, (ingot::matmul_pairs<ingot::Pairs, ingot::W8TWeight>),
+INGOT_KERNEL("moe_gate_up.w4ts." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_gate_up_code_pairs<ingot::W4TSWeight>)
+INGOT_KERNEL("moe_down.w4ts." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_down_code_pairs<ingot::W4TSWeight>)
+INGOT_KERNEL("matmul.w8t." INGOT_LEVEL, MatmulArgs, ingot::matmul_code_pairs<ingot::W8TWeight>,
              ingot::matmul_pairs_scratch<ingot::W8TWeight>)
-INGOT_KERNEL("matmul.w8ts." INGOT_LEVEL, MatmulArgs, (ingot::matmul_pairs<ingot::Pairs, ingot::W8TSWeight>),
+INGOT_KERNEL("moe_gate_up.w8t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_gate_up_code_pairs<ingot::W8TWeight>)
+INGOT_KERNEL("moe_down.w8t." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_down_code_pairs<ingot::W8TWeight>)
+INGOT_KERNEL("matmul.w8ts." INGOT_LEVEL, MatmulArgs, ingot::matmul_code_pairs<ingot::W8TSWeight>,
              ingot::matmul_pairs_scratch<ingot::W8TSWeight>)
-INGOT_KERNEL("moe_gate_up.w2t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Pairs, ingot::W2TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_down.w2t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Pairs, ingot::W2TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_gate_up.w3t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Pairs, ingot::W3TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_down.w3t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Pairs, ingot::W3TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_gate_up.w4t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Pairs, ingot::W4TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_down.w4t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Pairs, ingot::W4TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_gate_up.w4ts." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Pairs, ingot::W4TSProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_down.w4ts." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Pairs, ingot::W4TSProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_gate_up.w8t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Pairs, ingot::W8TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_down.w8t." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Pairs, ingot::W8TProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_gate_up.w8ts." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up<ingot::Pairs, ingot::W8TSProduct<ingot::Pairs>>))
-INGOT_KERNEL("moe_down.w8ts." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down<ingot::Pairs, ingot::W8TSProduct<ingot::Pairs>>))
+INGOT_KERNEL("moe_gate_up.w8ts." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_gate_up_code_pairs<ingot::W8TSWeight>)
+INGOT_KERNEL("moe_down.w8ts." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_down_code_pairs<ingot::W8TSWeight>)

@@ -10,11 +10,15 @@ namespace {
 void matmul_f8(const MatmulArgs& args, const Team& team) {
   by_tables<Int8, TableInt8>([&]<typename I>() { matmul<I, F8Weight>(args, team); });
 }
+void moe_gate_up_f8(const MoeMatmulArgs& args, const Team& team) {
+  by_tables<Int8, TableInt8>([&]<typename I>() { moe_gate_up<I, VectorProduct<I, F8Weight>>(args, team); });
+}
+void moe_down_f8(const MoeMatmulArgs& args, const Team& team) {
+  by_tables<Int8, TableInt8>([&]<typename I>() { moe_down<I, VectorProduct<I, F8Weight>>(args, team); });
+}
 }  // namespace
 using W8Product = VectorProduct<Int8, QuantisedWeight<Int8, W8>>;
 using W4Product = VectorProduct<Int8, QuantisedWeight<Int8, W4>>;
-template <typename I>
-using F8Product = VectorProduct<I, F8Weight>;
 }  // namespace ingot
 
 INGOT_KERNEL("matmul.w8." INGOT_LEVEL, MatmulArgs,
@@ -26,7 +30,5 @@ INGOT_KERNEL("moe_gate_up.w8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<i
 INGOT_KERNEL("moe_down.w8." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Int8, ingot::W8Product>))
 INGOT_KERNEL("moe_gate_up.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_gate_up<ingot::Int8, ingot::W4Product>))
 INGOT_KERNEL("moe_down.w4." INGOT_LEVEL, MoeMatmulArgs, (ingot::moe_down<ingot::Int8, ingot::W4Product>))
-INGOT_KERNEL("moe_gate_up.f8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_gate_up_by_tables<ingot::Int8, ingot::TableInt8, ingot::F8Product>))
-INGOT_KERNEL("moe_down.f8." INGOT_LEVEL, MoeMatmulArgs,
-             (ingot::moe_down_by_tables<ingot::Int8, ingot::TableInt8, ingot::F8Product>))
+INGOT_KERNEL("moe_gate_up.f8." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_gate_up_f8)
+INGOT_KERNEL("moe_down.f8." INGOT_LEVEL, MoeMatmulArgs, ingot::moe_down_f8)

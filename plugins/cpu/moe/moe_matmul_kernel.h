@@ -6,7 +6,6 @@
 
 #include <cstring>
 
-#include "isa/by_tables.h"
 #include "matmul/matmul_kernel.h"
 #include "moe/moe_matmul_parts.h"
 
@@ -78,17 +77,6 @@ class VectorProduct {
   const float* const* rows_ = nullptr;
   const float* few_ = nullptr;
 };
-
-// Products of weights whose codes are widened by tables where the CPU permutes bytes. Product<Plain> or
-// Product<Tables>.
-template <typename Plain, typename Tables, template <typename> typename Product>
-void moe_gate_up_by_tables(const MoeMatmulArgs& args, const Team& team) {
-  by_tables<Plain, Tables>([&]<typename S>() { moe_gate_up<S, Product<S>>(args, team); });
-}
-template <typename Plain, typename Tables, template <typename> typename Product>
-void moe_down_by_tables(const MoeMatmulArgs& args, const Team& team) {
-  by_tables<Plain, Tables>([&]<typename S>() { moe_down<S, Product<S>>(args, team); });
-}
 
 }  // namespace
 }  // namespace ingot
