@@ -64,6 +64,7 @@ class CpuSession:
     """A native session behind the runtime's contract. native: the session itself, with its hooks for tests."""
 
     most_steps = MOST_STEPS
+    takes_drafts = True
 
     def __init__(self, native: "_cpu.Session", caches: tuple[CacheGroup, ...], num_blocks: tuple[int, ...]) -> None:
         self.native = native

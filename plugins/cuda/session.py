@@ -79,6 +79,7 @@ class PlanOnGpu:
     """
 
     most_steps = 1
+    takes_drafts = False
     place = 0  # among the ranks of a pipeline stage
 
     def __init__(self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, gpu: Gpu) -> None:

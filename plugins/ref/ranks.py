@@ -25,6 +25,7 @@ class RanksSession:
     """The first rank draws: all of them have the same logits."""
 
     most_steps = 1
+    takes_drafts = True
 
     def __init__(
         self, plans: Sequence[Plan], weights: Sequence[npt.NDArray[np.uint8]], options: SessionOptions

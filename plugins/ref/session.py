@@ -29,6 +29,7 @@ class RefSession:
     """
 
     most_steps = 1
+    takes_drafts = True
 
     def __init__(
         self, plan: Plan, weights: npt.NDArray[np.uint8], options: SessionOptions, *, ranks: int = 1, stages: int = 1

@@ -67,6 +67,7 @@ class TensorRtSession:
     """
 
     most_steps = 1
+    takes_drafts = False
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ UInt32 = npt.NDArray[np.uint32]
 
 NO_LOG_PROB = 1.0  # in place of a log probability, none of which is above 0, that nobody wants
 LAST_DRAWN = -1  # in place of a token id: the token that the sequence drew last
+NOT_DRAWN = -2  # in place of a drawn token: a draft before it was wrong, or the sequence ended there
 
 
 class Grammar(Protocol):
@@ -155,7 +156,10 @@ class StepBatch:
                   token of this step or a later one sees it
     logit_rows    int32 [R]: token indices whose logits are wanted, ascending
     slots         int32 [S]: where the session holds the sequences; -1: nowhere, it draws nothing
-    draws         int32 [Q]: the logit rows from which their sequences draw; one at most for each
+    draws         int32 [Q]: the logit rows from which their sequences draw. A sequence may draw from several, which are
+                  then those of its last tokens, in order. The tokens of all but the first of these rows are drafts:
+                  guesses of what the draw before gives, which it may or may not give. Sequences with `guided` rules
+                  draw from one row
     known         None where no probabilities of known tokens are wanted
     want_logits   copy the R rows of logits out
     """
@@ -206,10 +210,13 @@ class Ahead:
 class StepResult:
     """What n steps brought. Probabilities are natural logarithms under softmax(raw logits), before any rule.
 
-    ids            int32 [n, Q + K]: drawn tokens, -1 where the rules left none; behind them the known ones
+    ids            int32 [n, Q + K]: drawn tokens, -1 where the rules left none; behind them the known ones. NOT_DRAWN
+                   behind a draw that was not the draft in the row after it, or that ended its sequence: what the
+                   session draws there counts for nothing. So tokens are those that draws in steps of their own give
     log_probs      float32 [n, Q + K], of these; NaN where the logits are not numbers; NO_LOG_PROB where nobody wants
-                   it and the session has a cheaper way to the token
-    ends           int32 [Q]: the Ending of each sequence that drew, after the last step
+                   it and the session has a cheaper way to the token, and beside NOT_DRAWN
+    ends           int32 [Q]: the Ending of the sequence of each draw, after the last step, as far as up to this draw;
+                   NONE beside NOT_DRAWN
     logits         float32 [R, vocab] of a single step, or None
     token_ranks    int32 [n, Q + K], of each drawn or known token: 1 is the most likely; ties: the lower id first.
                    0 where it is not wanted
@@ -231,12 +238,14 @@ class StepResult:
 class Session(Protocol):
     """An Engine loaded on a device. Not thread-safe: one call at a time.
 
-    num_blocks  0 .. num_blocks-1 may appear in block tables
-    most_steps  that one run may make
+    num_blocks    0 .. num_blocks-1 may appear in block tables
+    most_steps    that one run may make
+    takes_drafts  whether a sequence may draw from several rows of a step
     """
 
     num_blocks: tuple[int, ...]  # of each cache group
     most_steps: int
+    takes_drafts: bool
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         """Hold a sequence in a slot, 0 to max_batch_size - 1, in place of any that is there. tokens: all that are

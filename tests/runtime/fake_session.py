@@ -39,6 +39,7 @@ class FakeSession:
     """
 
     most_steps = 1
+    takes_drafts = False
 
     def __init__(
         self,

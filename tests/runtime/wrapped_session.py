@@ -7,6 +7,7 @@ class WrappedSession:
     """To be derived from."""
 
     most_steps = 1
+    takes_drafts = False
 
     def __init__(self, inner: Session) -> None:
         self._inner, self.num_blocks = inner, inner.num_blocks

@@ -65,6 +65,7 @@ class RankProcesses:
     """A session of all ranks, behind `RanksTapSession`. engine: the first rank's."""
 
     most_steps = 1
+    takes_drafts = False
 
     def __init__(self, target: JoinsRanks, engine: Engine, options: SessionOptions) -> None:
         """Raises RankError, and as `open_session`."""

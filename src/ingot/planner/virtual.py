@@ -33,7 +33,7 @@ class VirtualSession:
         self.now, self.until = 0.0, float("inf")
         self.busy, self.steps = 0.0, 0
         self.num_blocks, self.stages = num_blocks, clock.stages
-        self.most_steps = 1 if clock.decode is None else _ROUNDS
+        self.most_steps, self.takes_drafts = 1 if clock.decode is None else _ROUNDS, False
         self._clock, self._left = clock, dict[int, int]()
         self._free = [0.0] * clock.stages  # when each stage has ended what it was given
         self._ends = deque[float]()  # of announced steps
