@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ingot import __version__
 from ingot.builder.digests import checkpoint_digest, program_digest
+from ingot.builder.draft_engine import check_draft, draft_config, draft_files
 from ingot.builder.expressions import WeightReader
-from ingot.builder.model_card import model_card, weight_sources
+from ingot.builder.model_card import layout_card, model_card, weight_sources
 from ingot.builder.pack import BLOCK_BYTES, Packer
 from ingot.builder.parallel_map import cores
 from ingot.builder.passes.base import PassReport
@@ -34,7 +35,7 @@ from ingot.configs.token_ids import TokenIds
 from ingot.engine import SECTION_ALIGNMENT, is_engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.errors import BuildError, CheckpointError, IngotError
-from ingot.manifest import MANIFEST_NAME, Fact, Manifest, TargetEntry, rank_file
+from ingot.manifest import DRAFT, MANIFEST_NAME, Manifest, TargetEntry, rank_file
 from ingot.output_dir import OutputDir
 from ingot.plan import Plan, plans_to_json
 from ingot.plugins.op_graph import OpGraph
@@ -48,7 +49,8 @@ NETWORK_MEMORY = 512 << 20  # of the process in which another compiler makes a n
 NETWORK_BYTES = 2 << 20  # of disk: a layer of a network that another compiler makes, at most
 BLOCK_COPIES = 7  # a chunk read, a block as stored, as float32, rounded, packed; one in each thread, and one to write
 
-ENGINE_FILES = (MANIFEST_NAME, "rank*", "refit*.onnx", *COMPANION_FILES)  # patterns of all that an engine consists of
+_OWN_FILES = (MANIFEST_NAME, "rank*", "refit*.onnx", *COMPANION_FILES)
+ENGINE_FILES = (*_OWN_FILES, *(f"{DRAFT}/{name}" for name in _OWN_FILES))  # patterns of all that an engine consists of
 CAPABILITIES = ("context_logits", "generation_logits", "greedy", "log_probs", "paged_kv", "sampling")
 
 Say = Callable[[str], None]
@@ -134,6 +136,8 @@ def build(
     """
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
+    if config.draft_dir is not None:
+        check_draft(config, checkpoint)
     targets = find_targets(config.target)
     if not config.dry_run:
         _require_buildable(targets)
@@ -161,6 +165,11 @@ def build(
                     made |= {
                         record_name(each.files): make_record(each.lowering.uses, checkpoint) for each in rank_files
                     }
+                if config.draft_dir is not None:
+                    say("building the draft model")
+                    build(
+                        draft_config(config, builds[0].plan.limits), config.draft_dir, out.path / DRAFT, progress, say
+                    )
                 notes = _write(
                     builds, rank_files, made, checkpoint, tokens, out.path, progress, config.workers or cores()
                 )
@@ -307,7 +316,8 @@ def _write(
                     _keep_largest(errors.setdefault(target, {}), packer.errors)
             return manifest.with_weight_errors(errors)
 
-        write_engine(directory, manifest, contents, files, checkpoint.path, made, finish)
+        inside = draft_files(directory / DRAFT)
+        write_engine(directory, manifest, contents, files, checkpoint.path, made, finish, inside)
     nonfinite = {name: count for packer in packers for name, count in packer.nonfinite.items()}
     return [f"weight {name} holds {count} values that are NaN or infinite" for name, count in nonfinite.items()]
 
@@ -347,7 +357,7 @@ def _manifest(
         lost_codes=first.lost_codes,
         others=tuple(others),
         ingot_version=__version__,
-        model={**model_card(checkpoint, builds[0].whole), **_layout(plan, len(builds[0].ranks))},
+        model={**model_card(checkpoint, builds[0].whole), **layout_card(plan, len(builds[0].ranks))},
         limits=plan.limits,
         capabilities=CAPABILITIES,
         ranks=len(builds[0].ranks),
@@ -358,12 +368,6 @@ def _manifest(
         checkpoint=checkpoint_digest(checkpoint),
         sources=checkpoint.config.sources,
     )
-
-
-def _layout(plan: Plan, ranks: int) -> dict[str, Fact]:
-    """How ranks divide the model, where there are pipeline stages."""
-    _, stages = plan.stage
-    return {"pp_size": stages, "tp_size": ranks // stages} if stages > 1 else {}
 
 
 def _target_report(target_build: TargetBuild, own: RankFilePlan, output_dir: Path, notes: list[str]) -> TargetReport:

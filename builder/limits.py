@@ -35,6 +35,8 @@ def fit_limits(config: BuildConfig, positions: int, *, sparse_beyond: int = 0) -
                 got=f"{prompt} + {output}",
                 hint="give less of one of them",
             )
+    if given is not None and config.lower_limits:
+        given = min(given, longest)
     max_seq_len = _fit("max_seq_len", given, DEFAULT_MAX_SEQ_LEN, longest, reason, notes)
 
     longest_input = min(max_seq_len, positions)
@@ -42,7 +44,10 @@ def fit_limits(config: BuildConfig, positions: int, *, sparse_beyond: int = 0) -
     default = min(DEFAULT_MAX_INPUT_LEN, longest_input, max_seq_len - output)
     if config.max_input_len is None and default < DEFAULT_MAX_INPUT_LEN:
         notes.append(f"max_input_len lowered from {DEFAULT_MAX_INPUT_LEN} to {default}: max_seq_len is {max_seq_len}")
-    max_input_len = _fit("max_input_len", config.max_input_len, default, longest_input, reason, notes)
+    given = config.max_input_len
+    if given is not None and config.lower_limits:
+        given = min(given, longest_input)
+    max_input_len = _fit("max_input_len", given, default, longest_input, reason, notes)
 
     max_batch_size = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     useful = max_batch_size * positions if positions < UNLIMITED else UNLIMITED
@@ -57,7 +62,7 @@ def fit_limits(config: BuildConfig, positions: int, *, sparse_beyond: int = 0) -
         max_input_len=max_input_len,
         max_seq_len=max_seq_len,
         max_num_tokens=max_num_tokens,
-        max_logit_rows=min(max_num_tokens, max(max_batch_size, _MIN_LOGIT_ROWS)),
+        max_logit_rows=min(max_num_tokens, max(max_batch_size * (1 + (config.max_draft_len or 0)), _MIN_LOGIT_ROWS)),
     )
     return limits, notes
 

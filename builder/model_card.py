@@ -35,6 +35,12 @@ def model_card(checkpoint: Checkpoint, plan: Plan) -> dict[str, Fact]:
     }
 
 
+def layout_card(plan: Plan, ranks: int) -> dict[str, Fact]:
+    """How ranks divide the model, where there are pipeline stages."""
+    _, stages = plan.stage
+    return {"pp_size": stages, "tp_size": ranks // stages} if stages > 1 else {}
+
+
 def _expert_card(plan: Plan) -> dict[str, Fact]:
     """What is said of a mixture of experts."""
     experts = next((step for step in plan.steps if find_op(step.op).experts), None)

@@ -18,6 +18,7 @@ DEFAULT_MAX_NUM_TOKENS = 2048
 MAX_ROWS = (1 << 21) - 1  # tokens or requests of one step
 MAX_SUM_PARTS = 64
 MAX_RANKS = 64
+_COUNTS = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "max_draft_len", "max_mem", "workers")
 MIN_TOKENS_PER_BLOCK, MAX_TOKENS_PER_BLOCK = 16, 256
 
 
@@ -52,6 +53,9 @@ class BuildConfig:
     compress_weights  store bf16 weights in 12 bits, without loss, where all targets multiply with them; not with refit
     timing_cache      file with times of earlier builds, read and then written
     workers           threads that pack weights, each of which needs memory for its blocks. None: one for each core
+    draft_dir         Checkpoint of a draft model, whose Engine goes into the folder `draft` of this one
+    max_draft_len     drafts of each request for which a step has rows of logits, if it can. None: 256 rows in all
+    lower_limits      lower given limits to what the model allows, instead of refusing them
     refit             store how weights are made of a Checkpoint's, so that `ingot refit` can put in others
     dry_run           decide everything, write nothing
     dump_passes       directory for the graph, and then the plan with its calls, after every pass
@@ -79,6 +83,9 @@ class BuildConfig:
     compress_weights: bool = True
     timing_cache: Path | None = None
     workers: int | None = None
+    draft_dir: Path | None = None
+    max_draft_len: int | None = None
+    lower_limits: bool = False
     refit: bool = False
     dry_run: bool = False
     dump_passes: Path | None = None
@@ -105,8 +112,7 @@ class BuildConfig:
             if rule.activations is not None:
                 _check_name(f"activations of {rule.pattern}:", rule.activations, ACTIVATIONS, {})
         _check_name("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES, {})
-        counts = ("max_batch_size", "max_input_len", "max_output_len", "max_num_tokens", "max_mem", "workers")
-        for name, minimum in (("max_seq_len", 2), *((name, 1) for name in counts)):
+        for name, minimum in (("max_seq_len", 2), *((name, 1) for name in _COUNTS)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
                 raise UsageError(f"{name} must be a whole number, at least {minimum}", got=repr(value))
@@ -123,6 +129,7 @@ class BuildConfig:
             raise UsageError("timing_cache cannot be combined with no_autotune", hint="leave one of them out")
         self._check_ranks()
         self._check_fp8()
+        self._check_draft()
         size = self.tokens_per_block
         if not isinstance(size, int) or size % 16 or not MIN_TOKENS_PER_BLOCK <= size <= MAX_TOKENS_PER_BLOCK:
             raise UsageError(
@@ -130,6 +137,10 @@ class BuildConfig:
                 got=repr(size),
                 expected=f"a multiple of 16 from {MIN_TOKENS_PER_BLOCK} to {MAX_TOKENS_PER_BLOCK}",
             )
+
+    def _check_draft(self) -> None:
+        if self.draft_dir is not None and self.refit:
+            raise UsageError("draft_dir cannot be combined with refit", hint="leave one of them out")
 
     def _check_fp8(self) -> None:
         """A row's bits depend on how many rows the step has, and its scale on all of its columns."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ingot.configs.names import check_name, check_target
 from ingot.configs.sizes import parse_bytes
+from ingot.configs.speculation import Speculation, read_speculation
 from ingot.errors import UsageError
 
 # Levels of x86 CPUs, each with the level that it extends. AVX-512 and AVX-VNNI are two branches. The order is that of
@@ -46,6 +47,7 @@ class RuntimeConfig:
     policy               see `Policy`
     rank_timeout         seconds that the processes of other ranks may be late, before all of them end
     collectives          where ranks meet: "shm" in the memory of one machine, "mpi" by MPI; "auto": shm where it can be
+    speculation          how drafts of further tokens are made; None: there are none
     use_mmap             True: weights are used where the file is mapped; False: on CPUs from a copy in 2 MiB pages, if
                          there is memory for it
     """
@@ -65,6 +67,7 @@ class RuntimeConfig:
     rank_timeout: float = 30.0
     collectives: str = "auto"
     use_mmap: bool = False
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         for name in ("threads", "max_batch_size", "max_num_tokens", "max_seq_len"):
@@ -121,6 +124,7 @@ def runtime_config(
     use_mmap: bool = False,
     rank_timeout: float = 30.0,
     collectives: str = "auto",
+    speculative_config: object = None,
 ) -> RuntimeConfig:
     """A RuntimeConfig from values as users write them: "2GiB", "guaranteed_no_evict". Raises UsageError."""
     try:
@@ -145,4 +149,5 @@ def runtime_config(
         use_mmap=use_mmap,
         rank_timeout=rank_timeout,
         collectives=collectives,
+        speculation=None if speculative_config is None else read_speculation(speculative_config),
     )

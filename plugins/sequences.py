@@ -8,12 +8,14 @@ on no token are moved on together (plain_sequences.py), the others one by one.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import RequestError
+from ingot.plugins.drafted_draws import DraftedRun, drafted_runs, draws_of, keep_counted
 from ingot.plugins.op import Array
 from ingot.plugins.ops.sample import Draw, Drawn, sample
 from ingot.plugins.plain_sequences import PlainSequences, is_plain
@@ -210,10 +212,14 @@ class Sequences:
 
     def draws(self, batch: StepBatch) -> list[Draw]:
         """Those of a step: for sequences, then of known tokens. Raises RequestError where a sequence cannot draw."""
+        if runs := drafted_runs(batch, drawing_slots(batch)):
+            return [draw for run in runs for draw in self._draws_of(run)] + known_draws(batch)
         return self._draws(self.drawing(batch), batch.draws) + known_draws(batch)
 
     def record(self, batch: StepBatch, drawn: Drawn) -> StepResult:
         """Move the sequences of a step on by what was drawn for them."""
+        if runs := drafted_runs(batch, drawing_slots(batch)):
+            return _step_result(*keep_counted(runs, drawn, self._append))
         return self._record(self.drawing(batch), drawn)
 
     def submit(self, batch: StepBatch) -> Callable[[Drawn], StepResult]:
@@ -262,6 +268,38 @@ class Sequences:
         found |= {place: each.draw(int(rows[place])) for place, each in zip(drawing.others, drawing.held, strict=True)}
         return [found[place] for place in range(len(rows))]
 
+    def _draws_of(self, run: DraftedRun) -> list[Draw]:
+        """Those of one sequence, which may have drafts."""
+        if run.slot in self.plain.rules:
+            slots, rules = np.array([run.slot], np.int32), self.plain.rules[run.slot]
+            (counter,), (num_prompt,) = self.plain.counters(slots).tolist(), self.plain.num_prompt(slots).tolist()
+            counters = itertools.count(counter)
+
+            def next_plain(row: int) -> Draw:
+                return Draw(row=row, rules=rules, counter=next(counters), num_prompt=num_prompt)
+
+            return draws_of(run, next_plain, lambda draft: None, rules.max_tokens - counter, rules.guided)
+        held = self._at(run.slot)
+        known = len(held.tokens)
+
+        def next_held(row: int) -> Draw:
+            draw = held.draw(row)
+            return dataclasses.replace(draw, history=tuple(draw.history)) if run.drafts else draw
+
+        try:
+            most = held.rules.max_tokens - held.num_generated
+            return draws_of(run, next_held, held.tokens.append, most, held.rules.guided)
+        finally:
+            del held.tokens[known:]
+
+    def _append(self, slot: int, token: int, log_prob: float) -> Ending:
+        if slot in self.plain.rules:
+            one = np.array([slot], np.int32), np.array([token], np.int32), np.array([log_prob], np.float32)
+            return Ending(int(self.plain.record(*one, submitted=False)[0]))
+        held = self._at(slot)
+        held.append(token, log_prob)
+        return held.ending
+
     def _record(self, drawing: Drawing, drawn: Drawn, *, submitted: bool = False) -> StepResult:
         plain, count = drawing.plain, len(drawing.slots)
         if not drawing.others:
@@ -273,14 +311,18 @@ class Sequences:
         for place, each in zip(drawing.others, drawing.held, strict=True):
             each.append(int(drawn.ids[place]), float(drawn.log_probs[place]))
             ends[place] = each.ending
-        return StepResult(
-            ids=drawn.ids[None],
-            log_probs=drawn.log_probs[None],
-            ends=ends,
-            token_ranks=None if drawn.token_ranks is None else drawn.token_ranks[None],
-            top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
-            top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
-        )
+        return _step_result(drawn, ends)
+
+
+def _step_result(drawn: Drawn, ends: Int32) -> StepResult:
+    return StepResult(
+        ids=drawn.ids[None],
+        log_probs=drawn.log_probs[None],
+        ends=ends,
+        token_ranks=None if drawn.token_ranks is None else drawn.token_ranks[None],
+        top_ids=None if drawn.top_ids is None else drawn.top_ids[None],
+        top_log_probs=None if drawn.top_log_probs is None else drawn.top_log_probs[None],
+    )
 
 
 def drawing_slots(batch: StepBatch) -> Int32:

@@ -20,6 +20,7 @@ from typing import TypeVar
 from ingot.errors import IngotError, RankError, RequestError
 from ingot.plugins.target import RankSession
 from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.drafts.drafting import Drafting
 from ingot.runtime.outlet import Outlet
 from ingot.runtime.owned import Owned, start_thread
 from ingot.runtime.reports import Beat, Stats, StepReport, Work
@@ -98,10 +99,12 @@ class Executor(Owned):
     A step calls logits processors: on their thread, what would wait for that very step raises RequestError.
     """
 
-    def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
+    def __init__(
+        self, session: Session, scheduler: Scheduler, blocks: BlockManager, drafting: Drafting | None = None
+    ) -> None:
         """Start the thread. Raises RequestError if the system has none; `session` is closed then."""
         super().__init__()
-        self._loop = StepLoop(session, scheduler, blocks)
+        self._loop = StepLoop(session, scheduler, blocks, drafting)
         self._ranks = session if isinstance(session, RankSession) else None
         self._engine = _EngineThread(self._loop)
         self._closed = False

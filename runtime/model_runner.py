@@ -12,6 +12,7 @@ from ingot.configs.unknown import parameters, refuse_unknown
 from ingot.engine import Engine
 from ingot.errors import IngotError, RequestError, UsageError
 from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.drafts.drafting import drafting_for
 from ingot.runtime.executor import Executor
 from ingot.runtime.guided.guides import Guides
 from ingot.runtime.kv_transfer import BlockTransfer
@@ -134,7 +135,7 @@ class ModelRunner(Owned):
             prefill_chunk=loaded.prefill_chunk,
             tpot_budget=tpot_budget,
         )
-        self.executor = Executor(loaded.session, scheduler, self.blocks)
+        self.executor = Executor(loaded.session, scheduler, self.blocks, drafting_for(loaded, config, self.blocks))
         self._session = loaded.session
 
     def block_transfer(self) -> BlockTransfer:
@@ -160,6 +161,7 @@ class ModelRunner(Owned):
         use_mmap: bool = False,
         rank_timeout: float = 30.0,
         collectives: str = "auto",
+        speculative_config: object = None,
         **others: object,
     ) -> "ModelRunner":
         """Open an engine directory.
@@ -185,6 +187,7 @@ class ModelRunner(Owned):
         rank_timeout            of an engine of several ranks: seconds that the processes of the others may be late,
                                 before all of them end
         collectives             where these meet: "shm", in the memory of one machine; "mpi"; "auto": shm if it can be
+        speculative_config      {"method": "ngram"}: steps also compute drafts, see docs/how-to/speculation.md
 
         An engine of several ranks needs a process for each, which MPI starts. It opens in the first; in the others
         this computes what the first one needs, and raises SystemExit at the end.
@@ -207,6 +210,7 @@ class ModelRunner(Owned):
             use_mmap=use_mmap,
             rank_timeout=rank_timeout,
             collectives=collectives,
+            speculative_config=speculative_config,
         )
         return cls(load_engine(read_path("engine_dir", engine_dir), config), config)
 

@@ -45,6 +45,7 @@ class StepReport:
     steps  how many; everything else is of each of them. Seconds by phase: choosing and laying out the tokens, the
            session, handing out the results
     idle_stages  pipeline stages that had no step at that time: there were too few requests that no step had
+    drafted, right_drafts  drafts of tokens in the step; those that were what was drawn
     """
 
     steps: int = 1
@@ -54,6 +55,8 @@ class StepReport:
     session_seconds: float
     finish_seconds: float
     idle_stages: int = 0
+    drafted: int = 0
+    right_drafts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +64,15 @@ class Work:
     """So far: steps, and the time they were in the session. The rest of a busy executor's time is the host's work.
 
     overlapped   steps that pipeline stages began while another step was under way
-    idle_stages  those of all steps: see `StepReport`
+    idle_stages, drafted, right_drafts  those of all steps: see `StepReport`
     """
 
     steps: int = 0
     session_seconds: float = 0.0
     overlapped: int = 0
     idle_stages: int = 0
+    drafted: int = 0
+    right_drafts: int = 0
 
     def after(self, report: StepReport, *, overlapped: int) -> "Work":
         """With these steps."""
@@ -76,6 +81,8 @@ class Work:
             session_seconds=self.session_seconds + report.steps * report.session_seconds,
             overlapped=overlapped,
             idle_stages=self.idle_stages + report.steps * report.idle_stages,
+            drafted=self.drafted + report.drafted,
+            right_drafts=self.right_drafts + report.right_drafts,
         )
 
 

@@ -4,12 +4,13 @@
     tokens ┌────────────┬─────────────────────────┬─────────────────────┐
            │   prompt   │        generated        │   not yet known     │
            └────────────┴─────────────────────────┴─────────────────────┘
-           ├── in the KV cache ──┤├ under way ┤├─── pending ───┤
+           ├── in the KV cache ──┤├ under way ┤├─── pending ───┤├─ drafted ─┤
            0                num_computed   num_begun         num_tokens
 
 A step computes some pending tokens. When none is left, the logits of the last one give the next token. There is no
 prefill or decode state: a decoding request is one with a single pending token. Tokens are under way where pipeline
-stages compute several steps at once: then the chunks of a long prompt follow each other.
+stages compute several steps at once: then the chunks of a long prompt follow each other. Drafted tokens are guesses,
+which a step computes behind the pending token (`drafts/drafting.py`).
 """
 
 import dataclasses
@@ -83,6 +84,7 @@ class Request:
     follows_tokens           then: whether its next draw cannot begin before its last token is known, see SequenceRules
     started                  when it first took part in a step, time.monotonic(); None before
     num_under_way            tokens in steps that have been announced and not run; 0 between steps without stages
+    num_drafted              drafts in the step that is made or runs; 0 between steps
     num_cached               prompt tokens that the prefix cache gave then; None before
     num_lost                 tokens that were in the KV cache when it was preempted last
     context_logits           pieces of float32 [n, vocab], in order, where wanted
@@ -129,7 +131,7 @@ class Request:
 
         self.num_prompt, self.num_resumed = len(prompt), len(resumed)
         self.num_tokens = self.num_prompt + self.num_resumed
-        self.num_computed = self.num_under_way = 0
+        self.num_computed = self.num_under_way = self.num_drafted = 0
         self.tokens = np.empty(len(prompt) + max_new_tokens, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
         self.tokens[len(prompt) : self.num_tokens] = resumed
@@ -159,6 +161,18 @@ class Request:
         """Whether the step after one that computes `count` tokens of it can begin before that one's token is known."""
         draws = self.num_computed + count == self.num_tokens
         return draws and not (self.follows_tokens or self._uses_logits or self.wants_prompt_rows)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that may follow its last token. Not even one where the session or the host has to see each token."""
+        if self.rules.processors or self.grammar is not None or self.reasoning.end:
+            return 0
+        return len(self.tokens) - self.num_tokens - 1
+
+    def draft(self, tokens: Int32) -> None:
+        """Have the next step compute these guesses behind the last token, at most `most_drafts`."""
+        self.tokens[self.num_tokens : self.num_tokens + len(tokens)] = tokens
+        self.num_drafted = len(tokens)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -209,7 +223,7 @@ class Request:
     def logit_rows(self, count: int) -> int:
         """Rows of logits that a chunk of `count` pending tokens gives."""
         if not self._uses_prompt_rows:
-            return int(count == self.num_pending)
+            return max(0, count - self.num_pending + 1)  # more than one where drafts follow the last token
         return max(0, self.num_begun + count - self.first_logit_position())
 
     def fitting(self, count: int, max_rows: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ingot.errors import IngotError, RequestError
 from ingot.runtime.request import Request, TokenProbs
-from ingot.step_io import LAST_DRAWN, Int32, KnownTokens, StepBatch, StepResult
+from ingot.step_io import LAST_DRAWN, NOT_DRAWN, Int32, KnownTokens, StepBatch, StepResult
 
 _LAST = np.array([LAST_DRAWN], dtype=np.int32)
 
@@ -18,14 +18,16 @@ class ScheduledStep:
 
     chunks     tokens of each request, in the batch's order
     row_ends   int per request: end of its rows among the step's R logit rows; they begin where the one before ends
-    sampled    requests whose last known token is in the step: each gets the next token. Those for which the session
-               draws, then those with logits processors
+    sampled    the requests of all draws. They are those whose last known token is in the step: each gets the next
+               token, or several, if drafts follow. First those for which the session draws, then those with logits
+               processors
     processed  the rows of logits of the latter
     known      behind them in the results: (request, row, token) of prompt tokens whose probabilities are wanted
     versions   of each request's block table
     keeps      whether anything but tokens is to be kept of its results
     decodes    whether each request was in the step before and computes the one token that it drew there, from which it
                draws again
+    drafts     whether drafts are in the step
     """
 
     chunks: Mapping[Request, int]
@@ -37,6 +39,7 @@ class ScheduledStep:
     keeps: bool
     decodes: bool
     batch: StepBatch
+    drafts: bool = False
 
     @property
     def kinds(self) -> tuple[int, int]:
@@ -56,6 +59,7 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         and len(requests) == len(before.chunks)
         and not before.known
         and all([request.num_tokens - request.num_computed == 1 for request in requests])
+        and not any([request.num_drafted for request in requests])
     ):
         return _advance(before, chunks)
     counts = np.fromiter(chunks.values(), dtype=np.int32, count=len(chunks))
@@ -65,7 +69,7 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     ids = []
     rows: list[int] = []
     row_ends: list[int] = []
-    drawn: dict[Request, int] = {}
+    drawn: list[tuple[Request, int]] = []
     processed: dict[Request, int] = {}
     known: list[tuple[Request, int, int]] = []
     for (request, count), end in zip(chunks.items(), ends, strict=True):
@@ -78,8 +82,10 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         if request.prompt_logprobs is not None:
             known += _known(request, count, len(rows))
         row_ends.append(len(rows))
-        if count == request.num_pending:
-            (processed if request.rules.processors else drawn)[request] = len(rows) - 1
+        if count >= request.num_pending and request.rules.processors:
+            processed[request] = len(rows) - 1
+        elif count >= request.num_pending:
+            drawn += [(request, row) for row in range(len(rows) - 1 - request.num_drafted, len(rows))]
     batch = StepBatch(
         ids=np.concatenate(ids),
         query_starts=starts,
@@ -87,22 +93,24 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         block_tables=_block_tables(requests),
         logit_rows=np.array(rows, dtype=np.int32),
         slots=np.array([request.slot for request in requests], dtype=np.int32),
-        draws=np.array(list(drawn.values()), dtype=np.int32),
+        draws=np.array([row for _, row in drawn], dtype=np.int32),
         known=_known_tokens(known) if known else None,
         want_logits=bool(processed)
         or (bool(rows) and any(r.want_context_logits or r.want_generation_logits for r in chunks)),
     )
-    wants_probs = bool(known) or any(request.logprobs is not None for request in (*drawn, *processed))
+    sampled = (*[request for request, _ in drawn], *processed)
+    wants_probs = bool(known) or any(request.logprobs is not None for request in sampled)
     return ScheduledStep(
         chunks=chunks,
         row_ends=tuple(row_ends),
-        sampled=(*drawn, *processed),
+        sampled=sampled,
         processed=tuple(processed.values()),
         known=tuple(known),
         versions=tuple([request.blocks.version for request in requests]),
         keeps=batch.want_logits or wants_probs or any(r.wants_prompt_rows for r in requests),
         decodes=False,
         batch=batch,
+        drafts=any([request.num_drafted for request in requests]),
     )
 
 
@@ -173,8 +181,11 @@ def _again(before: ScheduledStep) -> ScheduledStep:
 
 
 def _block_tables(requests: Sequence[Request]) -> Int32:
-    """[cache groups, sequences, width]"""
-    tables = [request.blocks.ids for request in requests]
+    return stack_tables([request.blocks.ids for request in requests])
+
+
+def stack_tables(tables: Sequence[Int32]) -> Int32:
+    """Tables of sequences, each [cache groups, its own width], as [cache groups, sequences, width]."""
     width = max([table.shape[1] for table in tables])
     found = np.full((len(tables[0]), len(tables), width), -1, dtype=np.int32)
     for row, table in enumerate(tables):
@@ -223,9 +234,25 @@ def _known_tokens(known: Sequence[tuple[Request, int, int]]) -> KnownTokens:
 
 
 def count_kinds(chunks: Mapping[Request, int]) -> tuple[int, int]:
-    """(prefill tokens, decode rows) of a step. A decode row computes the one token that was generated last."""
-    decode_rows = sum([count == 1 and r.num_prompt < r.num_tokens == r.num_computed + 1 for r, count in chunks.items()])
+    """(prefill tokens, decode rows) of a step. Decode rows compute the token that was generated last, and drafts."""
+    decode_rows = sum(
+        [
+            count
+            for request, count in chunks.items()
+            if count == 1 + request.num_drafted and request.num_prompt < request.num_tokens == request.num_computed + 1
+        ]
+    )
     return sum(chunks.values()) - decode_rows, decode_rows
+
+
+def wrong_drafts(step: ScheduledStep, result: StepResult) -> dict[Request, int]:
+    """Of each request with drafts in the step: how many of them came to nothing."""
+    wrong = {request: 0 for request in step.chunks if request.num_drafted} if step.drafts else {}
+    if wrong:
+        for request, token in zip(step.sampled, result.ids[-1].tolist(), strict=False):
+            if token == NOT_DRAWN:
+                wrong[request] += 1
+    return wrong
 
 
 def failed_requests(step: ScheduledStep, result: StepResult) -> list[tuple[Request, IngotError]]:
@@ -267,14 +294,16 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
     """Copy what requests asked for beside tokens out of the last step. Call before its tokens are appended."""
     if not step.keeps:
         return
+    wrong = wrong_drafts(step, result)
     begin = 0
     for (request, count), end in zip(step.chunks.items(), step.row_ends, strict=True):
         if result.logits is not None and end > begin:
             rows = result.logits[begin:end]
             if request.want_context_logits and request.wants_prompt_rows:
                 request.context_logits.append(rows.copy())
-            if request.want_generation_logits and request.num_computed + count == request.num_tokens:
-                request.generation_logits.append(rows[-1].copy())
+            if request.want_generation_logits and request.num_computed + count >= request.num_tokens:
+                draws = rows[len(rows) - 1 - request.num_drafted : len(rows) - wrong.get(request, 0)]
+                request.generation_logits += [row.copy() for row in draws]
         if request.wants_prompt_rows:
             request.num_context_logits += end - begin
         begin = end
@@ -282,7 +311,7 @@ def keep_results(step: ScheduledStep, result: StepResult) -> None:
         return
     probs = iter(token_probs(step, result, -1))
     for request, own in zip(step.sampled, probs, strict=False):
-        if request.logprobs is not None and not request.finished:
+        if request.logprobs is not None and not request.finished and own.token != NOT_DRAWN:
             request.token_probs.append(own)
     for (request, _, _), own in zip(step.known, probs, strict=True):
         request.prompt_probs.append(own)

@@ -24,15 +24,24 @@ import numpy as np
 
 from ingot.errors import CapacityError, IngotError, RankError, RequestError
 from ingot.runtime.block_manager import BlockManager
+from ingot.runtime.drafts.drafting import Drafting
 from ingot.runtime.outlet import Outlet, Readers
 from ingot.runtime.reports import GroupBlocks, Stats, StepReport, Work
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.sequences import Sequences
-from ingot.runtime.step_batch import ScheduledStep, assemble, catch_up, failed_requests, follow, keep_results
+from ingot.runtime.step_batch import (
+    ScheduledStep,
+    assemble,
+    catch_up,
+    failed_requests,
+    follow,
+    keep_results,
+    wrong_drafts,
+)
 from ingot.runtime.steps_in_flight import steps_in_flight
-from ingot.step_io import Ahead, Session, StepResult, SubmittingSession
+from ingot.step_io import NOT_DRAWN, Ahead, Session, StepResult, SubmittingSession
 
 _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
@@ -48,7 +57,11 @@ class StepLoop:
     work     what has been done so far; most_steps: that may follow each other in the next call
     """
 
-    def __init__(self, session: Session, scheduler: Scheduler, blocks: BlockManager) -> None:
+    def __init__(
+        self, session: Session, scheduler: Scheduler, blocks: BlockManager, drafting: Drafting | None = None
+    ) -> None:
+        """drafting: of the session's steps, where it takes drafts and works at one step at a time."""
+        self._drafting = drafting
         self._session, self._scheduler, self._blocks = session, scheduler, blocks
         self._sequences = Sequences(session, scheduler.most_running)
         self._device = session if isinstance(session, SubmittingSession) else None
@@ -123,6 +136,7 @@ class StepLoop:
         num_steps = max(
             [1 if isinstance(outcome, IngotError) else len(outcome.ids) for _, outcome in outcomes], default=1
         )
+        drafted, right = (0, 0) if self._drafting is None else self._drafting.learn(outcomes, taken)
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
         self._readers.put()
@@ -135,6 +149,8 @@ class StepLoop:
             session_seconds=taken / num_steps,
             finish_seconds=after / num_steps if self._submitted is None else 0.0,  # else the next step computes
             idle_stages=idle,
+            drafted=drafted,
+            right_drafts=right,
         )
         self.work = self.work.after(report, overlapped=0 if self._flight is None else self._flight.overlapped)
         self._account(report)
@@ -161,6 +177,8 @@ class StepLoop:
             return
         self._closed, self._submitted = error, None
         self.abort([*self._scheduler.running, *self._scheduler.waiting], error)
+        if self._drafting is not None:
+            self._drafting.close()
         self._session.close()
 
     def die(self, error: IngotError) -> None:
@@ -201,7 +219,9 @@ class StepLoop:
         assert chunks, "the oldest request can always advance"
         chunks = _alone(chunks, self._doubtful)
         self._steady_until = time.perf_counter() + _CROSSING_SECONDS if self._scheduler.waiting else math.inf
-        most = self._scheduler.repeatable(chunks, self.most_steps)
+        if self._drafting is not None:
+            self._drafting.extend(chunks)
+        most = self._scheduler.repeatable(chunks, self.most_steps) if self._drafting is None else 1
         step = self._last = self._assemble(chunks, self._last)
         if most == 1 or step.batch.want_logits:
             return step, None
@@ -291,18 +311,20 @@ class StepLoop:
         keep_results(step, outcome)
         if step.decodes and not outcome.ends.any():
             return self._move_on(step, outcome)
-        size = self._blocks.tokens_per_block
+        size, wrong = self._blocks.tokens_per_block, wrong_drafts(step, outcome)
         for request, count in step.chunks.items():
             if request.finish_reason is None:
-                request.num_computed = computed = request.num_computed + count
+                request.num_computed = computed = request.num_computed + count - wrong.get(request, 0)
+                request.num_drafted = 0
                 if computed >= (request.blocks.sealed + 1) * size:
                     self._blocks.advance(request.blocks, request.tokens, computed)
-        moved = []
+        moved: list[Request] = []
         ids, log_probs = outcome.ids[-1].tolist(), outcome.log_probs[-1].tolist()
         for request, token, log_prob, ending in zip(step.sampled, ids, log_probs, outcome.ends.tolist(), strict=False):
-            if request.finish_reason is None:
+            if request.finish_reason is None and token != NOT_DRAWN:
                 request.append(token, log_prob, ending)
-                moved.append(request)
+                if not moved or moved[-1] is not request:
+                    moved.append(request)
                 if ending:
                     self._remove(request)
         self._readers.tell(moved)
@@ -338,6 +360,8 @@ class StepLoop:
         if self._scheduler.waiting:  # one of these may find room now
             self._steady_until = 0.0
         self._doubtful.discard(request)
+        if self._drafting is not None:
+            self._drafting.forget(request)
         self._scheduler.remove(request)
         self._sequences.end([request])
 

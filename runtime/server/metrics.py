@@ -73,6 +73,12 @@ class Metrics:
             "Pipeline stages that had no step, added up over all steps. Divided by the number of steps and by the "
             "number of stages, this is the share of the bubbles.",
         )
+        self._drafts = self._counter(
+            "ingot_drafted_tokens",
+            "Tokens that were drafted for answers (--speculative_config). outcome is right (a draw gave the draft) or "
+            "wrong.",
+            "outcome",
+        )
         self._requests = self._counter(
             "ingot_requests",
             "Answers and refusals by route and status. Status 499: the client hung up before the answer.",
@@ -104,6 +110,9 @@ class Metrics:
         self._step_seconds.observe("session", report.session_seconds, report.steps)
         self._step_seconds.observe("finish", report.finish_seconds, report.steps)
         self._idle_stages.inc(report.idle_stages * report.steps)
+        if report.drafted:
+            self._drafts.labels("right").inc(report.right_drafts)
+            self._drafts.labels("wrong").inc(report.drafted - report.right_drafts)
 
     def first_step(self, seconds: float, prompt_tokens: int) -> None:
         """A sequence waited so long, then its prompt was computed, or found in the cache."""

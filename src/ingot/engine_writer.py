@@ -74,14 +74,16 @@ def write_engine(
     source: Path | None = None,
     made: Mapping[str, bytes] | None = None,
     finish: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+    inside: Sequence[Path] = (),
 ) -> Manifest:
-    """Fill the new, empty `directory` with an engine.
+    """Fill a new `directory` with an engine.
 
     manifest  everything but `parts`, which is made here
     finish    adds what is known when all blocks have been made
     files     tokenizer and generation files to copy
     source    the folder to which they keep their relative paths; None: only their names are kept
     made      further files by name, e.g. what another compiler made
+    inside    files that are there already, and belong to the engine
     Memory stays at one block.
     """
     parts = [_write_rank(directory, content, manifest.ranks) for content in ranks]
@@ -89,6 +91,7 @@ def write_engine(
         name = path.name if source is None else path.relative_to(source).as_posix()
         parts.append(_write_part(directory, name, _read_blocks(path)))
     parts += [_write_part(directory, name, [data]) for name, data in (made or {}).items()]
+    parts += [_part_of(path, path.relative_to(directory).as_posix()) for path in inside]
     complete = dataclasses.replace(finish(manifest), parts=tuple(sorted(parts, key=lambda part: part.name)))
     _write_part(directory, MANIFEST_NAME, [complete.to_json().encode()])
     return complete
@@ -151,6 +154,16 @@ def _written(directory: Path, name: str, fill: Callable[[_PartWriter], None]) ->
     except BaseException:
         writer.abandon()
         raise
+
+
+def _part_of(path: Path, name: str) -> Part:
+    """A file that is complete."""
+    sha256, sums = hashlib.sha256(), Summer()
+    for block in _read_blocks(path):
+        sha256.update(block)
+        sums.update(memoryview(block))
+    counted = sums.finish()
+    return Part(name=name, sha256=sha256.hexdigest(), nbytes=counted.nbytes, crc32=counted.crc32)
 
 
 def _read_blocks(path: Path) -> Iterator[bytes]:

@@ -54,7 +54,6 @@ _WAYS = {
     "enable_lora": _ADAPTERS,
     "max_loras": _ADAPTERS,
     "max_lora_rank": _ADAPTERS,
-    "speculative_config": "leave it out: speculation does not exist in this version",
     "guided_decoding_backend": "leave it out: SamplingParams(structured_outputs=...) says what form an answer has",
     "limit_mm_per_prompt": "leave it out: the engine reads text only",
     "disable_log_stats": "leave it out: LLM.stats() counts when it is asked",
@@ -117,6 +116,7 @@ class LLM(EngineLLM):
         kv_cache_memory: int | str | None = None,
         policy: str | Policy = Policy.MAX_UTILIZATION,
         use_mmap: bool = False,
+        speculative_config: object = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
         **others: object,
@@ -133,7 +133,7 @@ class LLM(EngineLLM):
                                 options of `ingot build`; refused if model is an engine
         target                  the target to build for ("cpu" unless given), or to run of an engine with several
         cache_dir               directory of built engines; None: ingot's folder in $XDG_CACHE_HOME or ~/.cache
-        threads, isa, kv_cache_memory, policy, use_mmap
+        threads, isa, kv_cache_memory, policy, use_mmap, speculative_config
                                 as in ModelRunner.from_dir
         tool_parser, reasoning_parser
                                 formats in `chat`, by name, or "none"; None: those that the chat template shows
@@ -166,6 +166,7 @@ class LLM(EngineLLM):
             enable_prefix_cache=enable_prefix_caching,
             policy=policy,
             use_mmap=use_mmap,
+            speculative_config=speculative_config,
         )
         if is_engine(directory):
             if any(each != "auto" for each in (precision, activations, kv_cache_dtype)) or cache_dir is not None:

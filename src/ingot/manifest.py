@@ -21,6 +21,7 @@ from ingot.plan_tiles import Name
 ENGINE_SCHEMA = 6
 MANIFEST_NAME = "config.json"
 FORMAT = "ingot.engine"
+DRAFT = "draft"  # the folder of an engine that holds the engine of its draft model
 
 Fact = str | Number | float | bool | None
 TokenId = Annotated[int, Between(0, (1 << 31) - 1)]

@@ -7,6 +7,7 @@ import pytest
 
 from ingot.configs.runtime import Policy, RuntimeConfig, runtime_config
 from ingot.configs.sizes import format_bytes, parse_bytes
+from ingot.configs.speculation import Speculation
 from ingot.errors import UsageError
 
 
@@ -26,8 +27,11 @@ def test_every_value_reaches_its_field() -> None:
         "rank_timeout": 7.5,
         "collectives": "mpi",
     }
-    found = runtime_config(**given, kv_cache_memory="2MB", policy="guaranteed_no_evict")
-    assert dataclasses.asdict(found) == {**given, "kv_cache_memory": 2_000_000, "policy": Policy.GUARANTEED_NO_EVICT}
+    speculation = {"method": "draft_model", "model": "engine", "num_speculative_tokens": 3}
+    found = runtime_config(**given, kv_cache_memory="2MB", policy="guaranteed_no_evict", speculative_config=speculation)
+    values = {name: value for name, value in dataclasses.asdict(found).items() if name != "speculation"}
+    assert values == {**given, "kv_cache_memory": 2_000_000, "policy": Policy.GUARANTEED_NO_EVICT}
+    assert found.speculation == Speculation(method="draft_model", model="engine", num_speculative_tokens=3)
     assert runtime_config() == RuntimeConfig()
 
 

@@ -167,14 +167,8 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
   batch_.assign(complete);
   if (draws.slots.size() != view.past_lengths.size())
     throw std::invalid_argument("slots must have one entry per sequence");
-  draw_slots_.clear();
-  for (const int32_t row : draws.draws) {
-    if (row < 0 || row >= batch_.rows)
-      throw std::invalid_argument("the row of a draw is " + std::to_string(row) + ", expected 0 to " +
-                                  std::to_string(batch_.rows - 1));
-    draw_slots_.push_back(draws.slots[static_cast<size_t>(batch_.sequence_of[batch_.logit_rows[row]])]);
-  }
-  sampler_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows);
+  find_drafts(draws);
+  sampler_.lay_out(draws.draws, draw_slots_, draws.known, batch_.rows, drafts_);
   if (hides_ && !logits_wanted && taps_.empty()) sampler_.leave_best_only(batch_.whole_rows);
   sample_args_ = sampler_.arguments(logits_, drawn);
   if (group_ != nullptr && announced_.empty()) group_->announce(packed_batch());
@@ -182,6 +176,31 @@ bool Session::step(const BatchView& view, const DrawsView& draws, const std::fun
   if (group_ != nullptr) group_->begin_step();
   compute_batch(interrupted);
   return sampler_.record(drawn, hides_);  // whatever this step has left out
+}
+
+// Where the sequences of all draws are, and which draws are from the rows of drafts: those of the last tokens of a
+// sequence, behind its first draw.
+void Session::find_drafts(const DrawsView& draws) {
+  draw_slots_.clear();
+  drafts_.clear();
+  for (size_t q = 0; q < draws.draws.size(); ++q) {
+    const int32_t row = draws.draws[q];
+    if (row < 0 || row >= batch_.rows)
+      throw std::invalid_argument("the row of a draw is " + std::to_string(row) + ", expected 0 to " +
+                                  std::to_string(batch_.rows - 1));
+    const int32_t token = batch_.logit_rows[row], sequence = batch_.sequence_of[token];
+    const auto neighbours = [&](int32_t before) {  // the draws from this row and the next one
+      return before + 1 < batch_.rows && batch_.logit_rows[before] + 1 == batch_.logit_rows[before + 1] &&
+             batch_.sequence_of[batch_.logit_rows[before]] == sequence &&
+             batch_.sequence_of[batch_.logit_rows[before + 1]] == sequence;
+    };
+    const bool follows = q > 0 && draws.draws[q - 1] + 1 == row && neighbours(row - 1);
+    const bool goes_on = q + 1 < draws.draws.size() && draws.draws[q + 1] == row + 1 && neighbours(row);
+    if (follows && !goes_on && token + 1 != batch_.query_starts[sequence + 1])
+      throw std::invalid_argument("a sequence draws from the rows of its last tokens, in order");
+    draw_slots_.push_back(draws.slots[static_cast<size_t>(sequence)]);
+    drafts_.push_back(follows ? batch_.ids[token] : -1);
+  }
 }
 
 // All steps of the plan, and the draws.

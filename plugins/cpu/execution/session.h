@@ -116,6 +116,7 @@ class Session {
   std::unique_lock<RefusingMutex> lock();
   bool step(const BatchView& view, const DrawsView& draws, const std::function<bool()>& interrupted, bool logits_wanted,
             DrawResult& drawn);
+  void find_drafts(const DrawsView& draws);
   void compute_batch(const std::function<bool()>& interrupted);
   void compute_announced();
   std::span<const int32_t> packed_batch();
@@ -148,6 +149,7 @@ class Session {
   std::deque<std::vector<int32_t>> announced_;  // that have not run, the oldest first
   Batch batch_;
   std::vector<int32_t> ids_, draw_slots_;  // of the step: its tokens; where the sequences are that draw
+  std::vector<int32_t> drafts_;            // of its draws: see Sampler::lay_out
   PlanMemory memory_;
   std::vector<BoundStep> steps_;
   std::vector<BoundVariant> variants_;  // for more and more tokens

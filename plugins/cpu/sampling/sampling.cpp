@@ -40,18 +40,23 @@ Sequence& Sampler::at(int64_t slot) {
 }
 
 void Sampler::lay_out(std::span<const int32_t> rows, std::span<const int32_t> slots,
-                      const std::optional<KnownView>& known, int64_t num_rows) {
+                      const std::optional<KnownView>& known, int64_t num_rows, std::span<const int32_t> drafts) {
+  drafts_.assign(drafts.begin(), drafts.end());
+  drafts_.resize(rows.size(), -1);
   drawing_.clear();
   draws_.clear();
   ranks_.clear();
-  for (size_t q = 0; q < rows.size(); ++q) {
-    require_within("the row of a draw", rows[q], 0, num_rows);
-    Sequence* sequence = &at(slots[q]);
-    require(std::ranges::find(drawing_, sequence) == drawing_.end(), "a sequence draws once in a step");
-    drawing_.push_back(sequence);
-    draws_.push_back(sequence->next());
-    draws_.back().row = rows[q];
-    ranks_.push_back(sequence->wants_rank());
+  for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    for (end = begin + 1; end < rows.size() && drafts_[end] >= 0;) ++end;
+    Sequence* sequence = &at(slots[begin]);
+    require(std::ranges::find(drawing_, sequence) == drawing_.end(), "the draws of a sequence are not neighbours");
+    sequence->next(std::span(drafts_).subspan(begin + 1, end - begin - 1), draws_);
+    for (size_t q = begin; q < end; ++q) {
+      require_within("the row of a draw", rows[q], 0, num_rows);
+      drawing_.push_back(sequence);
+      draws_[q].row = rows[q];
+      ranks_.push_back(sequence->wants_rank());
+    }
   }
   if (!known) return;
   require(known->token.size() == known->row.size() && known->top.size() == known->row.size(),
@@ -106,10 +111,26 @@ bool Sampler::record(DrawResult& result, bool hides) {
   const size_t row = result.ids.size() - draws_.size();
   result.ends.clear();
   bool any = false;
+  bool counts = true;
   for (size_t q = 0; q < drawing_.size(); ++q) {
     Sequence& sequence = *drawing_[q];
+    int32_t& id = result.ids[row + q];
     float& log_prob = result.log_probs[row + q];
-    sequence.append(result.ids[row + q], log_prob);
+    if (drafts_[q] < 0) {
+      sequence.drop_drafts();
+      counts = true;
+    } else {  // one that fails here fails again when it is the first
+      counts = counts && result.ids[row + q - 1] == drafts_[q] && sequence.ending() == Ending::kNone && id >= 0 &&
+               std::isfinite(log_prob);
+    }
+    if (!counts) {
+      id = kNotDrawn;
+      log_prob = kNoLogProb;
+      if (result.ranked) result.token_ranks[row + q] = 0;
+      result.ends.push_back(static_cast<int32_t>(Ending::kNone));
+      continue;
+    }
+    sequence.append(id, log_prob);
     if (hides && !sequence.wants_log_prob() && std::isfinite(log_prob)) log_prob = kNoLogProb;
     result.ends.push_back(static_cast<int32_t>(sequence.ending()));
     any = any || sequence.ending() != Ending::kNone;

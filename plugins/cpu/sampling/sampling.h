@@ -36,6 +36,7 @@ struct DrawResult {
 
 // What stands for a log probability that nobody wants and a session need not work out.
 constexpr float kNoLogProb = 1.0f;
+constexpr int32_t kNotDrawn = -2;  // NOT_DRAWN of src/ingot/step_io.py
 
 class Sampler {
  public:
@@ -45,9 +46,11 @@ class Sampler {
   void start(int64_t slot, SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt);
   void end(int64_t slot);
   int32_t last_token(int64_t slot) { return at(slot).last(); }
-  // The draws of a step: from row rows[q] of `num_rows` for the sequence in slots[q], then of known tokens.
+  // The draws of a step: from row rows[q] of `num_rows` for the sequence in slots[q], then of known tokens. drafts: of
+  // each row, the token that the draw before it must give for this one to count; -1 where no draw of the sequence is
+  // before it. Nothing: all draws are first ones.
   void lay_out(std::span<const int32_t> rows, std::span<const int32_t> slots, const std::optional<KnownView>& known,
-               int64_t num_rows);
+               int64_t num_rows, std::span<const int32_t> drafts = {});
   // Draw q is from row q of these logits in place of the model's.
   void draw_from(const float* processed);
 
@@ -57,7 +60,7 @@ class Sampler {
   void leave_best_only(std::span<int32_t> whole_rows);
   // Of the sample kernel. Its results go behind those of the steps that `result` has.
   SampleArgs arguments(const float* logits, DrawResult& result);
-  // Moves the sequences on by what the kernel drew; whether any has ended. hides: leave out the log probabilities that
+  // Moves the sequences on by what the kernel drew, as far as it counts; whether any has ended. hides: leave out the log probabilities that
   // nobody wants.
   bool record(DrawResult& result, bool hides);
 
@@ -67,6 +70,7 @@ class Sampler {
   int64_t vocab_;
   std::vector<std::optional<Sequence>> sequences_;
   std::vector<Sequence*> drawing_;
+  std::vector<int32_t> drafts_;
   std::vector<Draw> draws_;     // of these, then of known tokens
   std::vector<uint8_t> ranks_;  // [draws]: whether it wants a rank
 };

@@ -74,13 +74,14 @@ Sequence::Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t
   penalises_ = rules_.repetition_penalty != 1 || rules_.frequency_penalty != 0 || rules_.presence_penalty != 0;
   plain_ = !guided() && !penalises_ && rules_.logit_bias.empty() && rules_.bad_words.empty() &&
            rules_.min_tokens == 0 && rules_.min_p == 0 && rules_.top < 0;
+  Biases& lasting = biases_.emplace_back();
   for (const auto& [token, bias] : rules_.logit_bias) {
-    bias_ids_.push_back(token);
-    bias_.push_back(static_cast<float>(bias));
+    lasting.ids.push_back(token);
+    lasting.values.push_back(static_cast<float>(bias));
   }
   for (const std::vector<int32_t>& word : rules_.bad_words)
-    if (word.size() == 1) ban(word.back());
-  num_lasting_ = bias_.size();
+    if (word.size() == 1) lasting.ban(word.back());
+  num_lasting_ = lasting.ids.size();
   const auto bits = static_cast<size_t>(vocab + 31) / 32;
   if (guided())
     mask_.resize(std::max(bits, rules_.grammar ? static_cast<size_t>(rules_.grammar->mask_words) : size_t{0}));
@@ -138,15 +139,37 @@ const uint32_t* Sequence::allowed() {
   return mask_.data();
 }
 
-Draw Sequence::next() {
-  if (ending_ != Ending::kNone) throw std::invalid_argument("a sequence that has ended draws no more");
-  bias_ids_.resize(num_lasting_);
-  bias_.resize(num_lasting_);
+void Sequence::next(std::span<const int32_t> drafts, std::vector<Draw>& draws) {
+  drop_drafts();  // of a step that was abandoned
+  require(ending_ == Ending::kNone, "a sequence that has ended draws no more");
+  const auto count = static_cast<int64_t>(drafts.size());
+  require(count == 0 || !guided(), "a sequence with a grammar or a reasoning part draws from one row");
+  require(count == 0 || num_generated() + count < rules_.max_tokens,
+          "a sequence has more drafts than tokens that it may still get");
+  if (biases_.size() <= drafts.size()) biases_.resize(drafts.size() + 1, biases_[0]);
+  if (tokens_.capacity() < tokens_.size() + drafts.size())  // draws point to the tokens
+    tokens_.reserve(2 * (tokens_.size() + drafts.size()));
+  draws.push_back(next_draw(biases_[0]));
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    tokens_.push_back(drafts[i]);
+    ++num_drafts_;
+    draws.push_back(next_draw(biases_[i + 1]));
+  }
+}
+
+void Sequence::drop_drafts() {
+  tokens_.resize(tokens_.size() - num_drafts_);
+  num_drafts_ = 0;
+}
+
+Draw Sequence::next_draw(Biases& biases) {
+  biases.ids.resize(num_lasting_);
+  biases.values.resize(num_lasting_);
   for (const std::vector<int32_t>& word : rules_.bad_words)
-    if (word.size() > 1 && generated_end_with(std::span(word).first(word.size() - 1))) ban(word.back());
+    if (word.size() > 1 && generated_end_with(std::span(word).first(word.size() - 1))) biases.ban(word.back());
   const bool ends_too_early = num_generated() < rules_.min_tokens && !over_budget();
   if (ends_too_early || (reasons_ && rules_.grammar))  // an answer that ends before its grammar begins breaks it
-    for (const int32_t token : rules_.end_ids) ban(token);
+    for (const int32_t token : rules_.end_ids) biases.ban(token);
   Draw draw = draw_;
   if (guided()) {
     draw.allowed = [](void* self) { return static_cast<Sequence*>(self)->allowed(); };
@@ -154,9 +177,9 @@ Draw Sequence::next() {
     draw.guided = this;
   }
   draw.counter = static_cast<uint64_t>(num_generated());
-  draw.bias_ids = bias_ids_.data();
-  draw.bias = bias_.data();
-  draw.num_biases = static_cast<int64_t>(bias_ids_.size());
+  draw.bias_ids = biases.ids.data();
+  draw.bias = biases.values.data();
+  draw.num_biases = static_cast<int64_t>(biases.ids.size());
   if (penalises_) {
     draw.history = tokens_.data();
     draw.history_length = static_cast<int64_t>(tokens_.size());
@@ -195,9 +218,9 @@ bool Sequence::generated_end_with(std::span<const int32_t> word) const {
   return length <= num_generated() && std::equal(word.begin(), word.end(), tokens_.end() - length);
 }
 
-void Sequence::ban(int32_t token) {
-  bias_ids_.push_back(token);
-  bias_.push_back(-std::numeric_limits<float>::infinity());
+void Sequence::Biases::ban(int32_t token) {
+  ids.push_back(token);
+  values.push_back(-std::numeric_limits<float>::infinity());
 }
 
 }  // namespace ingot

@@ -47,22 +47,33 @@ class Sequence {
   // Throws std::invalid_argument in words.
   Sequence(SequenceRules rules, std::span<const int32_t> tokens, int64_t num_prompt, int64_t vocab);
 
-  int32_t last() const { return tokens_.back(); }
+  int32_t last() const { return tokens_[tokens_.size() - 1 - num_drafts_]; }
   Ending ending() const { return ending_; }
   // Whether the best tokens of its rows are all that is ever wanted.
   bool only_best() const { return plain_ && draw_.temperature == 0 && !rules_.log_prob; }
   bool wants_log_prob() const { return rules_.log_prob; }
   bool wants_rank() const { return rules_.top >= 0; }
 
-  // The draw to come, of no row yet. What it points to stays until `take`.
-  Draw next();
-  // Adds what was drawn, and sees whether the sequence ends with it.
+  // Adds the draws to come, of no row yet: the next one, then one behind each draft, as if these had been drawn. What
+  // they point to stays until `drop_drafts`. Throws std::invalid_argument in words.
+  void next(std::span<const int32_t> drafts, std::vector<Draw>& draws);
+  void drop_drafts();
+  // Adds what was drawn, where there are no drafts, and sees whether the sequence ends with it.
   void append(int32_t token, float log_prob);
   // What may come next, and tells the grammar what came, see Draw. Other sequences may do so at the same time.
   const uint32_t* allowed();
   void drawn(int32_t token);
 
  private:
+  // What is added to the logits of a draw: to those of `ids`.
+  struct Biases {
+    std::vector<int32_t> ids;
+    std::vector<float> values;
+
+    void ban(int32_t token);
+  };
+
+  Draw next_draw(Biases& biases);
   bool guided() const { return rules_.grammar.has_value() || !rules_.reasoning_end.empty(); }
   bool over_budget() const;
   // Whether the token to come tells if the sequence reasons.
@@ -75,16 +86,15 @@ class Sequence {
   int64_t num_generated() const { return static_cast<int64_t>(tokens_.size()) - num_prompt_; }
   bool generated_end_with(std::span<const int32_t> word) const;
   bool stops() const;
-  void ban(int32_t token);
 
   SequenceRules rules_;
-  std::vector<int32_t> tokens_;
+  std::vector<int32_t> tokens_;  // drafts behind the known ones
+  size_t num_drafts_ = 0;
   int64_t num_prompt_;
   bool penalises_, plain_;
   Ending ending_ = Ending::kNone;
-  Draw draw_;                      // what is the same in all draws
-  std::vector<int32_t> bias_ids_;  // the lasting ones, then what is banned in the draw to come
-  std::vector<float> bias_;
+  Draw draw_;                   // what is the same in all draws
+  std::vector<Biases> biases_;  // of each draw to come: the lasting ones, then what is banned in it alone
   size_t num_lasting_ = 0;
   bool reasons_ = false;        // the end of the reasoning has not come yet: then the grammar waits
   bool grammar_ends_ = false;   // it allows nothing behind what was drawn last

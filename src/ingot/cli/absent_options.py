@@ -17,16 +17,13 @@ _CONFIG = (
 _RANKS = "only --tp_size and --pp_size divide an engine among ranks"
 _EXPERTS = "no whole experts on ranks: --tp_size divides every expert among them"
 _REPLICAS = "no data parallel ranks: start one server for each replica, and put a proxy in front"
-_DRAFT = "speculative decoding does not exist yet"
+_DRAFT = "--draft_dir builds a draft model into the engine; --speculative_config of ingot run and ingot serve uses it"
 _TENSORRT = "ingot's own compiler has no such setting; see `ingot build --help`"
 _META = "convert the model to a Hugging Face directory first; --model_dir takes it"
 _GROUPS = "--precision w4g128, w4g64 or w4g32 of ingot build sets the group size"
 
 # of ingot build: what is to come, and what to do until then
-NOT_YET = {
-    "draft_dir": _DRAFT,
-    "batch_invariant": "on CPUs all engines are batch-invariant; on cuda targets give --gemm_plugin disable",
-}
+NOT_YET = {"batch_invariant": "on CPUs all engines are batch-invariant; on cuda targets give --gemm_plugin disable"}
 ABSENT = {
     # trtllm-build
     "model_config": "the Checkpoint holds the model's configuration; for a model without weights: ingot convert "
@@ -53,7 +50,6 @@ ABSENT = {
     "lora_target_modules": LORA,
     "max_lora_rank": LORA,
     "speculative_decoding_mode": _DRAFT,
-    "max_draft_len": _DRAFT,
     "auto_parallel": _RANKS,
     "gpus_per_node": _RANKS,
     "cluster_key": "--target names the kind of machine, e.g. cuda/sm90",

@@ -161,6 +161,18 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
     "for each core.",
 )
 @click.option(
+    "--draft_dir",
+    type=LocalPath(path_type=Path),
+    help="Build a draft model from this Checkpoint into the engine: a smaller model with the same vocabulary, for "
+    "speculative decoding.",
+)
+@click.option(
+    "--max_draft_len",
+    type=positive,
+    help="Let a step verify this many drafts of each request. Default: steps have room for 256 rows of logits, or for "
+    "--max_batch_size if that is more.",
+)
+@click.option(
     "--refit", is_flag=True, help="Build an engine that `ingot refit` can give new weights of the same shapes."
 )
 @click.option("--dry_run", is_flag=True, help="Plan the engine and print the result, but write nothing.")
@@ -236,6 +248,8 @@ def _config(options: dict[str, Any], defaults: BuildDefaults, console: CliConsol
         "kv_cache_dtype",
         "max_mem",
         "workers",
+        "draft_dir",
+        "max_draft_len",
         "refit",
         "dry_run",
         "dump_passes",

@@ -8,7 +8,6 @@ _SAMPLERS = (
     "not supported: ingot has temperature, top_k, top_p, min_p, and repetition, presence and frequency penalties"
 )
 _ROPE = "no option: the model's config.json decides. Change it before `ingot convert`"
-_DRAFT = "speculative decoding is not supported: the model itself computes every token"
 _CHAT = "no option: `ingot run` completes texts. For chats use `ingot serve`, whose page at `/` is a chat"
 _TUNED = "no option: `ingot build` times kernels, and every session uses the fastest"
 _PLACES = "`taskset` or `numactl` around the command; ingot places weights near the cores that read them"
@@ -147,19 +146,23 @@ LLAMA_CPP = (
     flag("--lora", "--lora-scaled", "--lora-init-without-apply", way=LORA, link="([how](../how-to/lora.md))"),
     flag("--control-vector", "--control-vector-scaled", way="control vectors are not supported"),
     flag(
-        "-md",
-        "--model-draft",
-        "--draft",
-        "--draft-max",
-        "--draft-min",
-        "--draft-n",
-        "--draft-p-min",
-        "--spec-type",
-        "-ngld",
-        "--gpu-layers-draft",
-        way=f"{_DRAFT}. For greedy decoding, `--screen_lm_head` of `ingot build` makes large vocabularies faster",
-        link="([screened lm_head](../screened_lm_head.md))",
+        "-md FILE",
+        "--model-draft FILE",
+        way='`--draft_dir CHECKPOINT` of `ingot build`, then `--speculative_config \'{"method": "draft_model"}\'`',
+        where="run, serve",
+        link="([speculative decoding](../how-to/speculation.md))",
     ),
+    flag(
+        "--draft N",
+        "--draft-max N",
+        "--draft-n N",
+        "--spec-type NAME",
+        way="`--speculative_config`: `num_speculative_tokens` and `method`",
+        where="run, serve",
+        link="([speculative decoding](../how-to/speculation.md))",
+    ),
+    flag("--draft-min", "--draft-p-min", way="no option: every step has as many drafts as pay"),
+    flag("-ngld", "--gpu-layers-draft", way=_GPU),
     flag("-mm", "--mmproj", "--image", "--audio", way="images and audio are not supported"),
     flag("--embedding", "--embeddings", "--pooling", "--rerank", "--reranking", way=_EMBEDDINGS),
     # the server

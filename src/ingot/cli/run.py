@@ -13,10 +13,21 @@ import click
 from ingot.cli.console import LEVELS, CliConsole
 from ingot.cli.exit_codes import DONE, FAILED
 from ingot.cli.sampling_options import Prompt, Sampling, read_prompts
-from ingot.cli.values import LocalPath, as_json, byte_size, log_level, positive, ranks, target_isa, use_mmap
+from ingot.cli.values import (
+    LocalPath,
+    as_json,
+    byte_size,
+    log_level,
+    positive,
+    ranks,
+    speculative_config,
+    target_isa,
+    use_mmap,
+)
 from ingot.configs.generation import GenerationDefaults, read_generation_defaults
 from ingot.configs.runtime import RuntimeConfig
 from ingot.configs.sampling import SamplingParams
+from ingot.configs.speculation import Speculation
 from ingot.configs.structured_outputs import StructuredOutputs, read_json
 from ingot.errors import ConfigError, IngotError, RequestError, UsageError
 from ingot.runtime.generate_text import stream_text
@@ -96,6 +107,7 @@ _FORMS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}  # opti
     help="Use at most this much memory for the KV cache, e.g. 2GiB. Default: what the engine's limits need, at most "
     "40 % of the memory that is free after the weights were loaded.",
 )
+@speculative_config
 @use_mmap
 @ranks
 @target_isa
@@ -108,6 +120,7 @@ def command(
     stream: bool,
     threads: int | None,
     kv_cache_memory: int | None,
+    speculative_config: Speculation | None,
     use_mmap: bool,
     rank_timeout: float,
     collectives: str,
@@ -134,6 +147,7 @@ def command(
         isa=isa,
         target=target,
         kv_cache_memory=kv_cache_memory,
+        speculation=speculative_config,
         use_mmap=use_mmap,
         rank_timeout=rank_timeout,
         collectives=collectives,

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ingot.cli.console import LEVELS, CliConsole, Level
-from ingot.cli.values import LocalPath, byte_size, log_level, positive, ranks, target_isa, use_mmap
+from ingot.cli.values import LocalPath, byte_size, log_level, positive, ranks, speculative_config, target_isa, use_mmap
 from ingot.configs.runtime import Policy, RuntimeConfig
 from ingot.configs.serve import KV_TRANSPORTS, ROLES, ServeConfig
+from ingot.configs.speculation import Speculation
 from ingot.errors import UsageError, install
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.session import join_ranks, load_engine
@@ -227,6 +228,7 @@ _seconds = click.FloatRange(min=0)
     metavar="MS",
     help="Aim at this time per output token (TPOT), in ms, by cutting prompts into smaller chunks.",
 )
+@speculative_config
 @use_mmap
 @ranks
 @target_isa
@@ -244,6 +246,7 @@ def command(
     max_num_tokens: int | None,
     policy: str,
     tpot_target: float | None,
+    speculative_config: Speculation | None,
     use_mmap: bool,
     rank_timeout: float,
     collectives: str,
@@ -288,6 +291,7 @@ def command(
         max_num_tokens=max_num_tokens,
         policy=Policy(policy),
         tpot_target=tpot_target,
+        speculation=speculative_config,
         target=target,
         use_mmap=use_mmap,
         rank_timeout=rank_timeout,

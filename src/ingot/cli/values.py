@@ -9,6 +9,7 @@ import click
 from ingot.cli.console import LEVELS
 from ingot.configs.runtime import COLLECTIVES, ISA_LEVELS
 from ingot.configs.sizes import parse_bytes
+from ingot.configs.speculation import read_speculation
 from ingot.errors import UsageError
 
 WEIGHT_ONLY = {"int8": "w8", "int4": "w4g128"}  # --weight_only_precision
@@ -90,6 +91,17 @@ def ranks(function: Callable[..., Any]) -> Callable[..., Any]:
         "one machine.",
     )
     return late(where(function))
+
+
+def speculative_config(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the option `--speculative_config`, read."""
+    return click.option(
+        "--speculative_config",
+        type=read_speculation,
+        metavar="JSON",
+        help="Draft further tokens, so that a step may bring several; the output stays the same. "
+        '{"method": "ngram"} drafts what came after the same tokens before. Default: no drafts.',
+    )(function)
 
 
 def target_isa(function: Callable[..., Any]) -> Callable[..., Any]:

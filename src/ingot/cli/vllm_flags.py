@@ -3,7 +3,6 @@
 from ingot.cli.other_flags import LORA, flag
 
 _LONG = "([long prompts](../how-to/limits.md#long-prompts-and-agents))"
-_DRAFT = "speculative decoding is not supported: the model itself computes every token"
 _IMAGES = "images, audio and video are not supported"
 _REPLICAS = "no option: start one server for each replica, and put a proxy in front"
 _ONE_NODE = "no option: MPI starts the ranks of an engine, also on several machines"
@@ -139,10 +138,16 @@ VLLM = (
     ),
     flag(
         "--speculative-config",
+        way="`--speculative_config`, with the method ngram only",
+        where="serve, run",
+        link="([speculative decoding](../how-to/speculation.md))",
+    ),
+    flag(
         "--speculative-model",
         "--num-speculative-tokens",
-        way=f"{_DRAFT}. For greedy decoding, `--screen_lm_head` of `ingot build` makes large vocabularies faster",
-        link="([screened lm_head](../screened_lm_head.md))",
+        way='`--speculative_config \'{"method": "ngram", "num_speculative_tokens": 7}\'`; no model makes drafts',
+        where="serve, run",
+        link="([speculative decoding](../how-to/speculation.md))",
     ),
     flag("--limit-mm-per-prompt", "--mm-processor-kwargs", "--allowed-local-media-path", way=_IMAGES),
     flag("--pooler-config", "--override-pooler-config", way="embeddings and scores are not supported"),

@@ -1,0 +1,68 @@
+"""The draft model of an Engine: an Engine of its own, in a folder of the other one, for the same targets.
+
+    output_dir/           the large model's Engine, whose manifest lists the files of both
+    output_dir/draft/     the draft model's
+
+It takes as many requests and tokens as the large model, as far as it has positions: longer requests get no drafts.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ingot.checkpoint import Checkpoint
+from ingot.configs.build import BuildConfig
+from ingot.configs.read import parse_json
+from ingot.errors import UsageError
+from ingot.plan import Limits
+
+_TOKENIZER = "tokenizer.json"
+
+
+def draft_config(config: BuildConfig, limits: Limits) -> BuildConfig:
+    """How to build the draft model of an engine that is built by `config` and has `limits`."""
+    return dataclasses.replace(
+        config,
+        draft_dir=None,
+        max_draft_len=None,
+        lower_limits=True,
+        layers=(),
+        tp_size=1,
+        pp_size=1,
+        sum_parts=None,
+        max_batch_size=limits.max_batch_size,
+        max_input_len=limits.max_input_len,
+        max_seq_len=limits.max_seq_len,
+        max_output_len=None,
+        max_num_tokens=limits.max_num_tokens,
+        dump_passes=None,
+    )
+
+
+def check_draft(config: BuildConfig, checkpoint: Checkpoint) -> None:
+    """Raises UsageError for a draft model that cannot draft for a Checkpoint, CheckpointError where it is not one."""
+    assert config.draft_dir is not None, "there is a draft model"
+    draft = Checkpoint.open(config.draft_dir)
+    own, others = (_vocabulary(each.path / _TOKENIZER) for each in (checkpoint, draft))
+    if own is not None and others is not None and own != others:
+        raise UsageError(
+            "the draft model has another vocabulary: its drafts would be other texts",
+            where=str(draft.path / _TOKENIZER),
+            expected=f"the tokens of {checkpoint.path / _TOKENIZER}",
+            hint="take a smaller model of the same family",
+        )
+
+
+def draft_files(directory: Path) -> list[Path]:
+    """The files of the draft model's Engine."""
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _vocabulary(path: Path) -> Any:
+    """Token → id, or a list of tokens; None where the file has neither."""
+    try:
+        document = parse_json(path.read_bytes(), str(path))
+    except OSError:
+        return None
+    model = document.get("model") if isinstance(document, dict) else None
+    return model.get("vocab") if isinstance(model, dict) else None
