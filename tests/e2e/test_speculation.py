@@ -1,0 +1,170 @@
+"""Engines with drafts as users have them: the tokens, log probabilities and texts of engines without."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.engine import read_manifest, read_plan
+from ingot.errors import UsageError
+from ingot.llm import LLM
+from ingot.manifest import DRAFT
+from ingot.plugins.cpu.native import detect_isa
+from ingot.quickstart import SHIPPED
+from ingot.runtime.drafts.draft_model import DraftModel
+from ingot.runtime.drafts.pace import Pace
+from ingot.runtime.model_runner import ModelRunner
+from tests.e2e.command import ingot
+from tests.handmade import TINY_LLAMA, write_model
+
+pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
+
+AVX2 = ("--target", "cpu/avx2", "--no_autotune")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1}
+DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def engines(shipped_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model in w8, and in bf16 with itself as its draft model."""
+    folder = tmp_path_factory.mktemp("speculation")
+    for name, options in (("w8", ("--precision", "w8")), ("drafted", ("--draft_dir", shipped_checkpoint))):
+        made = ("--checkpoint_dir", shipped_checkpoint, "--output_dir", folder / name, *AVX2, *options)
+        ingot("build", *made).succeeds()
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    """Some of them repeat themselves."""
+    rng = np.random.default_rng(0)
+    parts = [rng.integers(3, 2000, rng.integers(2, 30)).tolist() for _ in range(6)]
+    return [[1, *part] for part in parts] + [[1, *part, *part[:3]] for part in parts[:3]]
+
+
+@contextlib.contextmanager
+def runner(engine: Path, speculation: object, **options: Any) -> Iterator[ModelRunner]:
+    with ModelRunner.from_dir(engine, threads=2, speculative_config=speculation, **options) as opened:
+        yield opened
+
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.3, "random_seed": 3, "num_return_sequences": 2},
+    {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.3, "presence_penalty": 0.4, "random_seed": 11},
+    {"min_length": 60, "bad_words_list": [[[5, 6], [7]]] * 9, "stop_words_list": [[[300, 301], [40]]] * 9},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=["greedy", "sampled", "penalised", "words"])
+@pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft_model"])
+def test_results_are_the_same_to_the_bit(
+    engines: Path, speculation: dict[str, Any], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of few and of many requests, some of them preempted, with drafts wherever there can be any."""
+    monkeypatch.setattr(Pace, "predict", lambda self, rows: 1.0)
+    monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
+    wanted: dict[str, Any] = {"max_new_tokens": 150, "return_dict": True, "output_log_probs": True, **asked}
+    with runner(engines / "drafted", None) as plain:
+        expected = plain.generate(prompts(), output_generation_logits=True, **wanted)
+    for options in ({"max_batch_size": 1}, {"max_batch_size": 4, "kv_cache_memory": "1MiB"}):
+        with runner(engines / "drafted", speculation, **options) as opened:
+            found = opened.generate(prompts(), output_generation_logits=True, **wanted)
+            work = opened.executor.work()
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            same = np.array_equal(found[name], value, equal_nan=True) if isinstance(value, np.ndarray) else None
+            assert same or found[name] == value, name
+        if options["max_batch_size"] == 1 and not asked:
+            assert work.right_drafts > 300
+            assert work.drafted == work.right_drafts or speculation is NGRAM, "the model itself is never wrong"
+        assert work.right_drafts > 0 or speculation is NGRAM
+
+
+def test_streams_bring_the_same_tokens_in_fewer_parts(engines: Path) -> None:
+    with runner(engines / "w8", None) as plain, runner(engines / "w8", NGRAM) as drafted:
+        parts = [list(each.generate([prompts()[0]], max_new_tokens=200, streaming=True)) for each in (plain, drafted)]
+        assert np.array_equal(parts[0][-1], parts[1][-1])
+        assert drafted.executor.work().steps < plain.executor.work().steps
+        lengths = [part.shape[-1] for part in parts[1]]
+        assert lengths == sorted(set(lengths))
+
+
+def test_texts_of_llm_and_of_the_command_are_the_same(engines: Path) -> None:
+    said = []
+    for speculation in (None, NGRAM):
+        with contextlib.closing(LLM(engines / "w8", threads=2, speculative_config=speculation)) as llm:
+            said.append([each.outputs[0].text for each in llm.generate(["Once upon a time", "The dog"])])
+    command = ("run", "--engine_dir", engines / "w8", "--prompt", "Once", "--temperature", 0, "--max_output_len", 200)
+    plain = ingot(*command).succeeds().out
+    assert ingot(*command, "--speculative-config", json.dumps(NGRAM)).succeeds().out == plain
+
+
+def test_structured_outputs_need_no_drafts(engines: Path) -> None:
+    pytest.importorskip("llguidance")
+    command = ("run", "--engine_dir", engines / "w8", "--prompt", "Once", "--temperature", 0, "--regex", "(ab|cd){9}")
+    plain = ingot(*command).succeeds().out
+    assert ingot(*command, "--speculative_config", json.dumps(NGRAM)).succeeds().out == plain
+
+
+def test_the_draft_model_is_a_whole_engine_inside(engines: Path) -> None:
+    folder = engines / "drafted"
+    names = [part.name for part in read_manifest(folder).parts]
+    assert f"{DRAFT}/rank0.engine" in names
+    assert f"{DRAFT}/config.json" in names
+    assert read_plan(folder / DRAFT).limits == read_plan(folder).limits
+    assert "all hashes match" in ingot("verify", folder).succeeds().out
+    ingot("run", "--engine_dir", folder / DRAFT, "--prompt", "Once", "--max_output_len", 4).succeeds()
+
+
+def test_a_damaged_draft_model_is_refused(engines: Path, tmp_path: Path) -> None:
+    shutil.copytree(engines / "drafted", tmp_path / "e")
+    path = tmp_path / "e" / DRAFT / "rank0.engine"
+    data = bytearray(path.read_bytes())
+    data[-9000] ^= 1
+    path.write_bytes(data)
+    ingot("verify", tmp_path / "e").fails("SHA-256 differs", f"{DRAFT}/rank0.engine")
+    asked = ("run", "--engine_dir", tmp_path / "e", "--prompt", "x", "--speculative_config", json.dumps(DRAFT_MODEL))
+    ingot(*asked).fails("damaged")
+    path.write_bytes(data[:-1])
+    ingot("run", "--engine_dir", tmp_path / "e", "--prompt", "x").fails("truncated")
+
+
+def test_an_engine_without_a_draft_model_says_so(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(UsageError, match=r"there is no draft model(.|\n)*--draft_dir"),
+        runner(engines / "w8", DRAFT_MODEL),
+    ):
+        pass
+    monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
+    named = {**DRAFT_MODEL, "model": str(engines / "drafted")}
+    with runner(engines / "w8", named, max_batch_size=1) as opened, runner(engines / "w8", None) as plain:
+        asked: dict[str, Any] = {"max_new_tokens": 60}
+        assert np.array_equal(opened.generate(prompts(), **asked), plain.generate(prompts(), **asked))
+        assert opened.executor.work().right_drafts > 0
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(shipped_checkpoint: Path, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "model", TINY_LLAMA)
+    tokenizer = json.loads((SHIPPED / "tokenizer.json").read_text())
+    first, second, *_ = tokenizer["model"]["vocab"]
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    ingot("convert", "--model_dir", other, "--output_dir", tmp_path / "c").succeeds()
+    made = ("--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e", "--draft_dir", tmp_path / "c")
+    ingot("build", *made, *AVX2).fails("another vocabulary", code=2)
+    assert not (tmp_path / "e").exists()
+    for wrong, words in ((("--refit",), "refit"), (("--max_draft_len", "0"), "max_draft_len")):
+        ok = ("--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e", "--draft_dir", shipped_checkpoint)
+        ingot("build", *ok, *AVX2, *wrong).fails(words, code=2)
+
+
+def test_a_step_has_room_for_the_drafts_of_all(shipped_checkpoint: Path, tmp_path: Path) -> None:
+    asked = ("--max_batch_size", 100, "--max_draft_len", 7, *AVX2)
+    ingot("build", "--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e", *asked).succeeds()
+    assert read_plan(tmp_path / "e").limits.max_logit_rows == 800
