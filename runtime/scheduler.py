@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ingot.configs.runtime import Policy
 from ingot.plan import Limits
 from ingot.runtime.block_manager import BlockManager, Hits
+from ingot.runtime.reports import GroupBlocks, Stats
 from ingot.runtime.request import Request
 from ingot.runtime.steady_decode import SteadyDecode
 from ingot.runtime.step_times import StepTimes
@@ -95,6 +96,26 @@ class Scheduler:
     @property
     def preemptions(self) -> int:
         return self.preempted_for_others + self.preempted_for_itself
+
+    def stats(self) -> Stats:
+        """Where things stand now."""
+        blocks = self._blocks
+        return Stats(
+            blocks_total=blocks.num_blocks,
+            blocks_used=blocks.num_used,
+            blocks_cached=blocks.num_cached,
+            blocks_by_group=[
+                GroupBlocks(window=pool.window, total=pool.num_blocks, used=pool.num_used, cached=pool.num_cached)
+                for pool in blocks.pools
+            ],
+            requests_running=len(self.running),
+            requests_waiting=len(self.waiting),
+            preemptions=self.preemptions,
+            preempted_for_others=self.preempted_for_others,
+            preempted_for_itself=self.preempted_for_itself,
+            preempted_tokens=self.preempted_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request."""

@@ -53,14 +53,7 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
     before  the step before: where the same requests decode again, most of it still holds
     """
     requests = tuple(chunks)
-    if (
-        before is not None
-        and requests == before.sampled
-        and len(requests) == len(before.chunks)
-        and not before.known
-        and all([request.num_tokens - request.num_computed == 1 for request in requests])
-        and not any([request.num_drafted for request in requests])
-    ):
+    if before is not None and _decode_again(requests, before):
         return _advance(before, chunks)
     counts = np.fromiter(chunks.values(), dtype=np.int32, count=len(chunks))
     starts = np.zeros(len(chunks) + 1, dtype=np.int32)
@@ -111,6 +104,17 @@ def assemble(chunks: Mapping[Request, int], before: ScheduledStep | None = None)
         decodes=False,
         batch=batch,
         drafts=any([request.num_drafted for request in requests]),
+    )
+
+
+def _decode_again(requests: tuple[Request, ...], before: ScheduledStep) -> bool:
+    """Whether a step's requests, which are those of the step before, all compute the one token that they drew there."""
+    return (
+        requests == before.sampled
+        and len(requests) == len(before.chunks)
+        and not before.known
+        and all([request.num_tokens - request.num_computed == 1 for request in requests])
+        and not any([request.num_drafted for request in requests])
     )
 
 
@@ -246,7 +250,7 @@ def count_kinds(chunks: Mapping[Request, int]) -> tuple[int, int]:
 
 
 def wrong_drafts(step: ScheduledStep, result: StepResult) -> dict[Request, int]:
-    """Of each request with drafts in the step: how many of them came to nothing."""
+    """How many drafts came to nothing, of each request that has some in the step."""
     wrong = {request: 0 for request in step.chunks if request.num_drafted} if step.drafts else {}
     if wrong:
         for request, token in zip(step.sampled, result.ids[-1].tolist(), strict=False):

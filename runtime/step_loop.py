@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ingot.errors import CapacityError, IngotError, RankError, RequestError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.drafts.drafting import Drafting
 from ingot.runtime.outlet import Outlet, Readers
-from ingot.runtime.reports import GroupBlocks, Stats, StepReport, Work
+from ingot.runtime.reports import Stats, StepReport, Work
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.run_step import Outcome, run_step
 from ingot.runtime.scheduler import Scheduler
@@ -54,15 +54,14 @@ class StepLoop:
 
     stop     int32 [1]: whatever thread sets it to 1, no step follows the one that runs without a look at what else came
     on_step  is told of every step; must be quick
+    drafting  of the session's steps, where it takes drafts and works at one step at a time
     work     what has been done so far; most_steps: that may follow each other in the next call
     """
 
     def __init__(
         self, session: Session, scheduler: Scheduler, blocks: BlockManager, drafting: Drafting | None = None
     ) -> None:
-        """drafting: of the session's steps, where it takes drafts and works at one step at a time."""
-        self._drafting = drafting
-        self._session, self._scheduler, self._blocks = session, scheduler, blocks
+        self._session, self._scheduler, self._blocks, self._drafting = session, scheduler, blocks, drafting
         self._sequences = Sequences(session, scheduler.most_running)
         self._device = session if isinstance(session, SubmittingSession) else None
         self._flight = steps_in_flight(session)
@@ -133,25 +132,12 @@ class StepLoop:
         outcomes = self._run(step, ahead)
         self._result_at = time.perf_counter()
         taken = self._result_at - begin
-        num_steps = max(
-            [1 if isinstance(outcome, IngotError) else len(outcome.ids) for _, outcome in outcomes], default=1
-        )
-        drafted, right = (0, 0) if self._drafting is None else self._drafting.learn(outcomes, taken)
+        drafts = (0, 0) if self._drafting is None else self._drafting.learn(outcomes, taken)
         for part, outcome in outcomes:
             self._finish_step(part, outcome)
         self._readers.put()
-        after = time.perf_counter() - self._result_at
-        report = StepReport(
-            steps=num_steps,
-            prefill_tokens=kinds[0],
-            decode_rows=kinds[1],
-            schedule_seconds=max(begin - start, 0.0) / num_steps,
-            session_seconds=taken / num_steps,
-            finish_seconds=after / num_steps if self._submitted is None else 0.0,  # else the next step computes
-            idle_stages=idle,
-            drafted=drafted,
-            right_drafts=right,
-        )
+        after = time.perf_counter() - self._result_at if self._submitted is None else 0.0  # the next step computes
+        report = _report(outcomes, (begin - start, taken, after), kinds, drafts, idle)
         self.work = self.work.after(report, overlapped=0 if self._flight is None else self._flight.overlapped)
         self._account(report)
         if self._scheduler.tpot_budget is not None and len(outcomes) == 1:
@@ -193,7 +179,7 @@ class StepLoop:
 
     def stats(self) -> Stats:
         """Where things stand now."""
-        return _stats(self._blocks, self._scheduler)
+        return self._scheduler.stats()
 
     def step_log(self) -> list[list[int]]:
         """[prefill tokens, decode rows] of each step, the most recent 100,000."""
@@ -318,13 +304,12 @@ class StepLoop:
                 request.num_drafted = 0
                 if computed >= (request.blocks.sealed + 1) * size:
                     self._blocks.advance(request.blocks, request.tokens, computed)
-        moved: list[Request] = []
+        moved: dict[Request, None] = {}
         ids, log_probs = outcome.ids[-1].tolist(), outcome.log_probs[-1].tolist()
         for request, token, log_prob, ending in zip(step.sampled, ids, log_probs, outcome.ends.tolist(), strict=False):
             if request.finish_reason is None and token != NOT_DRAWN:
                 request.append(token, log_prob, ending)
-                if not moved or moved[-1] is not request:
-                    moved.append(request)
+                moved[request] = None
                 if ending:
                     self._remove(request)
         self._readers.tell(moved)
@@ -366,22 +351,25 @@ class StepLoop:
         self._sequences.end([request])
 
 
-def _stats(blocks: BlockManager, scheduler: Scheduler) -> Stats:
-    return Stats(
-        blocks_total=blocks.num_blocks,
-        blocks_used=blocks.num_used,
-        blocks_cached=blocks.num_cached,
-        blocks_by_group=[
-            GroupBlocks(window=pool.window, total=pool.num_blocks, used=pool.num_used, cached=pool.num_cached)
-            for pool in blocks.pools
-        ],
-        requests_running=len(scheduler.running),
-        requests_waiting=len(scheduler.waiting),
-        preemptions=scheduler.preemptions,
-        preempted_for_others=scheduler.preempted_for_others,
-        preempted_for_itself=scheduler.preempted_for_itself,
-        preempted_tokens=scheduler.preempted_tokens,
-        prefix_hit_tokens=scheduler.prefix_hit_tokens,
+def _report(
+    outcomes: Sequence[Outcome],
+    seconds: tuple[float, float, float],
+    kinds: tuple[int, int],
+    drafts: tuple[int, int],
+    idle_stages: int,
+) -> StepReport:
+    """seconds, kinds, drafts: pairs and a triple in the order of the report's fields, of all steps together."""
+    steps = max([1 if isinstance(outcome, IngotError) else len(outcome.ids) for _, outcome in outcomes], default=1)
+    return StepReport(
+        steps=steps,
+        prefill_tokens=kinds[0],
+        decode_rows=kinds[1],
+        schedule_seconds=max(seconds[0], 0.0) / steps,
+        session_seconds=seconds[1] / steps,
+        finish_seconds=seconds[2] / steps,
+        idle_stages=idle_stages,
+        drafted=drafts[0],
+        right_drafts=drafts[1],
     )
 
 

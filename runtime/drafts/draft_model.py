@@ -22,7 +22,7 @@ from ingot.engine import is_engine, read_manifest
 from ingot.errors import UsageError
 from ingot.runtime.block_manager import BlockManager
 from ingot.runtime.block_table import BlockTable
-from ingot.runtime.drafts.pace import Pace
+from ingot.runtime.drafts.row_times import RowTimes
 from ingot.runtime.request import Request
 from ingot.runtime.session import LoadedEngine, load_engine
 from ingot.runtime.step_batch import stack_tables
@@ -32,7 +32,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class _Course:
+class _Held:
     """How far the draft model has come with a request.
 
     slot    where its session holds the sequence
@@ -69,8 +69,8 @@ class DraftModel:
             prefix_cache=False,
         )
         self._free = list(range(loaded.limits.max_batch_size))
-        self._courses: dict[Request, _Course] = {}
-        self._pace = Pace()
+        self._held: dict[Request, _Held] = {}
+        self._times = RowTimes()
         self._never = np.zeros(1, np.int32)
 
     def match(self, request: Request, most: int) -> tuple[int, int]:
@@ -79,19 +79,19 @@ class DraftModel:
         tokens = request.tokens[: request.num_tokens]
         if count < 1 or (self._own_vocab_size < self._vocab_size and int(tokens.max()) >= self._own_vocab_size):
             return 0, 0
-        course = self._courses.get(request)
-        if course is None:
+        held = self._held.get(request)
+        if held is None:
             if not self._free:
                 return 0, 0
-            course = self._courses[request] = _Course(slot=self._free.pop(), blocks=BlockTable())
-        if not self._blocks.reserve([(course.blocks, request.num_tokens + count - 1)]):
+            held = self._held[request] = _Held(slot=self._free.pop(), blocks=BlockTable())
+        if not self._blocks.reserve([(held.blocks, request.num_tokens + count - 1)]):
             self.forget(request)  # others may have its blocks; it begins again when there are enough
             return 0, 0
         return count, 1
 
     def seconds(self, requests: int, depth: int) -> float:
         """See Drafter."""
-        return depth * self._pace.predict(requests) if self._pace.knows(requests) else 0.0
+        return depth * self._times.predict(requests) if self._times.knows(requests) else 0.0
 
     def make(self, counts: Mapping[Request, int]) -> Mapping[Request, Int32]:
         """See Drafter."""
@@ -104,23 +104,23 @@ class DraftModel:
                 drafts[request] += tokens
         made: dict[Request, Int32] = {}
         for request, tokens in drafts.items():
-            course = self._courses[request]
-            course.known, course.drafts = request.num_tokens, np.array(tokens, np.int32)
-            self._blocks.advance(course.blocks, request.tokens, request.num_tokens - 1)
-            made[request] = _valid(course.drafts, self._vocab_size)
+            held = self._held[request]
+            held.known, held.drafts = request.num_tokens, np.array(tokens, np.int32)
+            self._blocks.advance(held.blocks, request.tokens, request.num_tokens - 1)
+            made[request] = _valid(held.drafts, self._vocab_size)
         return made
 
     def forget(self, request: Request) -> None:
         """See Drafter."""
-        course = self._courses.pop(request, None)
-        if course is not None:
-            self._session.end(course.slot)
-            self._blocks.release(course.blocks)
-            self._free.append(course.slot)
+        held = self._held.pop(request, None)
+        if held is not None:
+            self._session.end(held.slot)
+            self._blocks.release(held.blocks)
+            self._free.append(held.slot)
 
     def close(self) -> None:
         """See Drafter."""
-        self._courses.clear()
+        self._held.clear()
         self._session.close()
         self._engine.close()
 
@@ -128,9 +128,9 @@ class DraftModel:
         """Compute the known tokens of each that are not in the cache, in as many steps as that takes; first drafts."""
         computed: dict[Request, int] = {}
         for request in requests:
-            course, tokens = self._courses[request], request.tokens[: request.num_tokens]
-            computed[request] = course.computed(tokens)
-            self._session.start(course.slot, _draft_rules(request), tokens, request.num_prompt)
+            held, tokens = self._held[request], request.tokens[: request.num_tokens]
+            computed[request] = held.computed(tokens)
+            self._session.start(held.slot, _draft_rules(request), tokens, request.num_prompt)
         first: dict[Request, int] = {}
         while left := [request for request in requests if request not in first]:
             room, chunks = self._limits.max_num_tokens, dict[Request, int]()
@@ -159,7 +159,7 @@ class DraftModel:
                 past_lengths=np.array([begin for _, begin in begins], np.int32),
                 block_tables=self._tables(list(chunks)),
                 logit_rows=np.array(rows, np.int32),
-                slots=np.array([self._courses[request].slot for request in chunks], np.int32),
+                slots=np.array([self._held[request].slot for request in chunks], np.int32),
                 draws=np.arange(len(rows), dtype=np.int32),
             )
         )
@@ -176,7 +176,7 @@ class DraftModel:
             past_lengths=past,
             block_tables=self._tables(requests),
             logit_rows=np.arange(count, dtype=np.int32),
-            slots=np.array([self._courses[request].slot for request in requests], np.int32),
+            slots=np.array([self._held[request].slot for request in requests], np.int32),
             draws=np.arange(count, dtype=np.int32),
         )
         begin, steps = time.perf_counter(), 0
@@ -188,12 +188,12 @@ class DraftModel:
             steps += len(result.ids)
             if result.ends.any():
                 break
-        self._pace.observe(count, (time.perf_counter() - begin) / steps)
+        self._times.observe(count, (time.perf_counter() - begin) / steps)
         tokens: list[list[int]] = np.concatenate(found).T.tolist()
         return tokens
 
     def _tables(self, requests: Sequence[Request]) -> Int32:
-        return stack_tables([self._courses[request].blocks.ids for request in requests])
+        return stack_tables([self._held[request].blocks.ids for request in requests])
 
 
 def _draft_rules(request: Request) -> SequenceRules:

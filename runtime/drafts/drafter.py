@@ -16,7 +16,7 @@ class Drafter(Protocol):
         ...
 
     def seconds(self, requests: int, depth: int) -> float:
-        """How long it takes to make up to `depth` drafts for each of so many requests."""
+        """How long it takes to make up to `depth` drafts for each of this many requests."""
         ...
 
     def make(self, counts: Mapping[Request, int]) -> Mapping[Request, Int32]:

@@ -21,7 +21,7 @@ from ingot.runtime.drafts.draft_model import open_draft_model
 from ingot.runtime.drafts.drafter import Drafter
 from ingot.runtime.drafts.lookup import Lookup
 from ingot.runtime.drafts.odds import Odds
-from ingot.runtime.drafts.pace import Pace
+from ingot.runtime.drafts.row_times import RowTimes
 from ingot.runtime.request import Request
 from ingot.runtime.run_step import Outcome
 from ingot.runtime.session import LoadedEngine
@@ -39,7 +39,7 @@ class Drafting:
         """most: drafts that a request may have in a step."""
         self._drafter, self._most, self._blocks = drafter, most, blocks
         self._rows = min(limits.max_num_tokens, limits.max_logit_rows)
-        self._pace, self._common = Pace(), Odds()
+        self._times, self._common = RowTimes(), Odds()
         self._odds: dict[Request, Odds] = {}
         self._matched: dict[Request, int] = {}  # of the drafts in the step that runs
 
@@ -47,7 +47,7 @@ class Drafting:
         """Add drafts to a step in which every request decodes, where that is likely to make tokens come faster.
         Reserves their blocks."""
         self._matched = {}
-        if not self._pace.knows(len(chunks)) or not all([_decodes(request) for request in chunks]):
+        if not self._times.knows(len(chunks)) or not all([_decodes(request) for request in chunks]):
             return
         gains: dict[Request, Sequence[float]] = {}
         for request in chunks:
@@ -75,7 +75,7 @@ class Drafting:
             return 0, 0
         wrong, (prefill_tokens, rows) = wrong_drafts(step, result), step.kinds
         if not prefill_tokens:
-            self._pace.observe(rows, seconds)
+            self._times.observe(rows, seconds)
         for request, count in wrong.items():
             drafted = request.num_drafted
             self._odds[request].learn(self._matched[request], drafted, drafted - count)
@@ -97,7 +97,7 @@ class Drafting:
         try:
             return self._drafter.make(counts)
         except Exception as error:
-            _LOG.warning("drafts cannot be made, there are none from now on: %r", error)
+            _LOG.warning("drafts cannot be made; requests go on without drafts: %r", error)
             self._most = 0
             return {}
 
@@ -111,13 +111,13 @@ class Drafting:
         # a draft is never likelier than the one before it, so the first so many of this order are heads of all drafts
         numbered = enumerate(gains.values())
         order = sorted((-gain, place, number) for number, own in numbered for place, gain in enumerate(own))
-        best, found = _LEAST_GAIN * decoding / self._pace.predict(decoding), order[:0]
+        best, found = _LEAST_GAIN * decoding / self._times.predict(decoding), order[:0]
         for depth in range(1, max(map(len, gains.values()), default=0) + 1):
             drafts = [each for each in order if each[1] < depth][: self._rows - decoding]
             tokens, before = float(decoding), self._drafter.seconds(len(gains), depth)
             for count, (loss, _, _) in enumerate(drafts, 1):
                 tokens -= loss
-                if (speed := tokens / (before + self._pace.predict(decoding + count))) > best:
+                if (speed := tokens / (before + self._times.predict(decoding + count))) > best:
                     best, found = speed, drafts[:count]
         requests = list(gains)
         chosen: dict[Request, int] = {}

@@ -19,8 +19,8 @@ from ingot.step_io import Int32
 def lookup(tokens: Int32, shortest: int, longest: int, most: int) -> tuple[Int32, int]:
     """Drafts of what follows int32 [n] tokens, int32 [at most `most`], and how many of the last tokens came before.
 
-    Of the places where most of the last tokens came before, up to `longest`, the latest counts. If even the last
-    `shortest` did not, there are no drafts.
+    The place counts where most of the last tokens came before, up to `longest`, and the latest of several. If even the
+    last `shortest` did not come before, there are no drafts.
     """
     end = len(tokens)
     places = np.flatnonzero(tokens[: end - 1] == tokens[-1])  # of tokens that are the last of a match

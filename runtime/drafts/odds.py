@@ -14,7 +14,7 @@ _FIRST_GUESS = (0.4, 0.6, 0.7, 0.75, 0.8)  # before any draft, by length
 
 
 class Odds:
-    """Of one request, or of all. common: those of all requests, on which a request with few drafts relies."""
+    """Those of one request, or of all. common: those of all requests, on which a request with few drafts relies."""
 
     def __init__(self, common: "Odds | None" = None) -> None:
         self._right = [0.0] * (MOST_MATCHED + 1)
@@ -31,7 +31,7 @@ class Odds:
         return (self._right[place] + weight * guess) / (self._tried[place] + weight)
 
     def gains(self, matched: int, count: int) -> Sequence[float]:
-        """Of each of `count` drafts behind such a match, how likely it and all before it are right."""
+        """How likely each of `count` drafts behind such a match is right, and all before it."""
         found, likely = [], 1.0
         for place in range(count):
             likely *= self.right(matched + place)
@@ -39,7 +39,7 @@ class Odds:
         return found
 
     def learn(self, matched: int, drafted: int, right: int) -> None:
-        """Of `drafted` drafts behind a match, the first `right` were right; those behind the first wrong one tell
+        """The first `right` of `drafted` drafts behind a match were right; those behind the first wrong one tell
         nothing."""
         for place in range(min(right + 1, drafted)):
             at = min(matched + place, MOST_MATCHED)

@@ -129,8 +129,7 @@ class LLM(EngineLLM):
         max_num_batched_tokens  tokens per step; for an engine at most its max_num_tokens
         tensor_parallel_size    only 1: `ingot build --tp_size` builds engines of several ranks
         gpu_memory_utilization  refused: kv_cache_memory sets the size of the KV cache
-        precision, activations, kv_cache_dtype
-                                options of `ingot build`; refused if model is an engine
+        precision, activations, kv_cache_dtype  options of `ingot build`; refused if model is an engine
         target                  the target to build for ("cpu" unless given), or to run of an engine with several
         cache_dir               directory of built engines; None: ingot's folder in $XDG_CACHE_HOME or ~/.cache
         threads, isa, kv_cache_memory, policy, use_mmap, speculative_config

@@ -82,9 +82,9 @@ def test_typos_are_answered_with_the_near_name(args: list[str], words: str, caps
     [
         (["--max-model-len", "4096"], "--max_model_len is an option of vLLM", "--max_seq_len N --max_input_len N-1"),
         (["--enable-lora"], "--enable_lora is an option of vLLM", "merge the adapter"),
-        (["--speculative-config={}"], "--speculative_config is an option of vLLM", "--screen_lm_head"),
+        (["--speculative-model=x"], "--speculative_model is an option of vLLM", "--speculative_config"),
         (["--tensor-parallel-size", "2"], "--tensor_parallel_size is an option of vLLM", "`ingot build`: `--tp_size"),
-        (["--model-draft", "x"], "--model_draft is an option of llama.cpp", "speculative decoding is not supported"),
+        (["--model-draft", "x"], "--model_draft is an option of llama.cpp", "--draft_dir CHECKPOINT"),
         (["--lora-scaled", "x"], "--lora_scaled is an option of llama.cpp", "`ingot convert --lora`"),
         (["-ngl", "99"], "-ngl is an option of llama.cpp", "on a CPU or on a GPU"),
         (["-m", "x.gguf"], "-m is an option of llama.cpp", "--engine_dir DIR"),

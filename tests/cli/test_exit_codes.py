@@ -98,7 +98,7 @@ def test_doctor_fails_for_what_runs_nowhere(capsys: pytest.CaptureFixture[str]) 
     assert "there is no engine directory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--draft_dir", "--batch_invariant"])
+@pytest.mark.parametrize("option", ["--batch_invariant"])
 def test_options_that_are_to_come(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["build", option]) == WRONG_USE
     assert f"there is no option {option} yet" in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_accepted_values_give_a_note_and_all_others_are_refused(spelling: Spelli
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["build", "--speculative_decoding_mode", "eagle"], "speculative decoding does not exist yet"),
+        (["build", "--speculative_decoding_mode", "eagle"], "--draft_dir builds a draft model"),
         (["build", "--opt-num-tokens", "64"], "any number of tokens"),
         (["build", "--lora_dir", "a", "b"], "merge the adapter"),
         (["convert", "--smoothquant", "0.5"], "calibrated"),

@@ -17,7 +17,7 @@ from ingot.manifest import DRAFT
 from ingot.plugins.cpu.native import detect_isa
 from ingot.quickstart import SHIPPED
 from ingot.runtime.drafts.draft_model import DraftModel
-from ingot.runtime.drafts.pace import Pace
+from ingot.runtime.drafts.row_times import RowTimes
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import ingot
 from tests.handmade import TINY_LLAMA, write_model
@@ -66,7 +66,7 @@ def test_results_are_the_same_to_the_bit(
     engines: Path, speculation: dict[str, Any], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In steps of few and of many requests, some of them preempted, with drafts wherever there can be any."""
-    monkeypatch.setattr(Pace, "predict", lambda self, rows: 1.0)
+    monkeypatch.setattr(RowTimes, "predict", lambda self, rows: 1.0)
     monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
     wanted: dict[str, Any] = {"max_new_tokens": 150, "return_dict": True, "output_log_probs": True, **asked}
     with runner(engines / "drafted", None) as plain:

@@ -169,8 +169,7 @@ _COMPUTE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # --gemm_pl
 @click.option(
     "--max_draft_len",
     type=positive,
-    help="Let a step verify this many drafts of each request. Default: steps have room for 256 rows of logits, or for "
-    "--max_batch_size if that is more.",
+    help="Let a step verify this many drafts of each request. Default: what 256 rows of logits leave.",
 )
 @click.option(
     "--refit", is_flag=True, help="Build an engine that `ingot refit` can give new weights of the same shapes."

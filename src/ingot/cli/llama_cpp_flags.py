@@ -148,8 +148,8 @@ LLAMA_CPP = (
     flag(
         "-md FILE",
         "--model-draft FILE",
-        way='`--draft_dir CHECKPOINT` of `ingot build`, then `--speculative_config \'{"method": "draft_model"}\'`',
-        where="run, serve",
+        way="`--draft_dir CHECKPOINT`; then `--speculative_config` of `ingot run` and `ingot serve`",
+        where="build",
         link="([speculative decoding](../how-to/speculation.md))",
     ),
     flag(

@@ -152,8 +152,10 @@ def test_an_end_inside_drafts_ends_the_request_there(monkeypatch: pytest.MonkeyP
 
 def test_what_a_step_keeps_is_that_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     draft(monkeypatch, by_chance)
-    loop = loop_of(DraftSession(100, 4, LIMITS))
-    request = request_of([1, 2, 3], 30, want_generation_logits=True)
+    session = DraftSession(100, 4, LIMITS)
+    keep_time(monkeypatch, session, lambda rows: 1.0)
+    loop = loop_of(session)
+    request = request_of([1, 2, 3], 50, want_generation_logits=True)
     loop.add([request])
     loop.drain()
     assert [int(row.argmax()) for row in request.generation_logits] == request.generated().tolist()

@@ -1,4 +1,4 @@
-"""How long steps of so many rows take here, learned from those that ran.
+"""How long steps take here by their rows, learned from those that ran.
 
 seconds │                    ●  . .   beyond the rows that were seen: as few rows, then in proportion
         │       ●     ●   ●           between them: along the line
@@ -12,11 +12,11 @@ _LEARNING = 0.2  # how far one step moves what is known
 _OUTLIER = 2.0  # a step counts as at most this many times longer than expected
 _LASTING = 512  # steps after which a time counts as unknown: contexts have other lengths then
 _LEAST = 1e-9  # seconds of a step: a clock may stand still meanwhile
-_CHEAP_ROWS = 8  # up to so many rows, reading weights is expected to set the pace
+_CHEAP_ROWS = 8  # up to so many rows, reading weights takes most of a step
 
 
-class Pace:
-    """Of decode steps, by their rows."""
+class RowTimes:
+    """The times of decode steps, by their rows."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []  # ascending
@@ -25,11 +25,11 @@ class Pace:
         self._steps = 0
 
     def knows(self, rows: int) -> bool:
-        """Whether a step of so many rows has run lately, or of fewer."""
+        """Whether a step of this many rows has run lately, or of fewer."""
         return bool(self._rows) and self._rows[0] <= rows
 
     def predict(self, rows: int) -> float:
-        """Seconds of a step of so many rows. Some step must have run."""
+        """Seconds of a step of this many rows. Some step must have run."""
         if rows in self._seconds:
             return self._seconds[rows]
         above = bisect.bisect(self._rows, rows)
@@ -43,7 +43,7 @@ class Pace:
         return (1 - share) * self._seconds[before] + share * self._seconds[after]
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took `seconds`."""
+        """A step of this many rows took `seconds`."""
         self._steps += 1
         seconds, known = max(seconds, _LEAST), self._seconds.get(rows)
         if known is None:
