@@ -66,6 +66,20 @@ def test_the_text_of_one_rank(name: str, collectives: str, engine: Path) -> None
 
 
 @pytest.mark.slow
+def test_drafts_leave_the_text_as_it_is(engine: Path) -> None:
+    """With ranks that share each layer; pipeline stages compute none."""
+    drafts = ("--speculative_config", json.dumps({"method": "ngram", "prompt_lookup_min": 1}))
+    greedy = ("--prompt", "The prince and the king", "--max_output_len", "200", "--temperature", "0")
+    expected = ingot("run", "--engine_dir", engine.with_name("whole"), *greedy)
+    found = ingot("run", "--engine_dir", engine, *greedy, *drafts)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == expected.stdout
+    refused = ingot("run", "--engine_dir", engine.with_name("stages"), *greedy, *drafts)
+    assert refused.returncode == 2
+    assert "--pp_size computes no drafts" in refused.stderr
+
+
+@pytest.mark.slow
 def test_refusals(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = ingot("run", "--engine_dir", engine, *PROMPT, "--kv_cache_memory", "1KiB")
     assert found.returncode == 1

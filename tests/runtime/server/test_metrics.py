@@ -73,6 +73,22 @@ def test_what_happened_is_counted(engine: Path) -> None:
         assert 0 < waited < first < found["ingot_request_seconds_sum", ""]
 
 
+def test_drafts_are_counted_and_answers_stay_the_same(engine: Path) -> None:
+    said = "The prince looked at the count. " * 8
+    body = {"prompt": said, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    with serving_engine(engine) as plain, plain.http() as http:
+        expected = http.post("/v1/completions", json=body).json()["choices"]
+        assert not any(name == "ingot_drafted_tokens_total" for name, _ in read(plain))
+    drafts = {"method": "ngram", "prompt_lookup_min": 1}
+    with serving_engine(engine, speculative_config=drafts) as served, served.http() as http:
+        assert http.post("/v1/completions", json=body).json()["choices"] == expected
+        work = served.runner.executor.work()
+        found = read(served)
+        right, wrong = (found.get(("ingot_drafted_tokens_total", outcome), 0) for outcome in ("right", "wrong"))
+        assert (right, right + wrong) == (work.right_drafts, work.drafted)
+        assert work.drafted > 0
+
+
 def test_a_scrape_tells_what_is_now(engine: Path) -> None:
     """And waits for no step."""
     body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 2}
