@@ -61,17 +61,18 @@ def drafted_runs(batch: StepBatch, slots: Int32) -> list[DraftedRun]:
 
 
 def draws_of(
-    run: DraftedRun, next_draw: Callable[[int], Draw], assume: Callable[[int], None], most_tokens: int, guided: bool
+    run: DraftedRun, next_draw: Callable[[int], Draw], assume: Callable[[int], None], most_tokens: int, reasons: bool
 ) -> list[Draw]:
     """The draws of one sequence.
 
     next_draw    gives the draw from a row, behind what the sequence has
     assume       adds a token that the sequence may not get
-    most_tokens  that the sequence may still get; guided: whether its rules are
+    most_tokens  that the sequence may still get
+    reasons      whether its rules have a reasoning part
     Raises RequestError where it may not have these drafts.
     """
-    if run.drafts and guided:
-        raise RequestError("a sequence with a grammar or a reasoning part draws from one row")
+    if run.drafts and reasons:
+        raise RequestError("a sequence with a reasoning part draws from one row")
     if len(run.rows) > max(most_tokens, 1):
         raise RequestError(
             "a sequence has more drafts than tokens that it may still get",

@@ -34,6 +34,8 @@ class _Held:
         for word in rules.bad_words:
             if len(word) > 1:
                 self._words_after.setdefault(word[-2], []).append(word)
+        self._assumed, self._beyond = 0, False  # tokens of the grammar alone; whether what follows them cannot count
+        self._mask: UInt32 | None = None  # of the last draw
         self._reasons = False  # the end of the reasoning has not come yet: then the grammar waits
         self._begin_grammar(tokens[num_prompt:])
 
@@ -62,12 +64,31 @@ class _Held:
             row=row,
             rules=rules,
             counter=counter,
-            allowed=self._allowed(),
+            allowed=self._next_mask(),
             bias_ids=[*(token for token, _ in rules.logit_bias), *banned],
             bias=[*(bias for _, bias in rules.logit_bias), *[-np.inf] * len(banned)],
             history=self.history,
             num_prompt=self.num_prompt,
         )
+
+    def assume(self, token: int) -> None:
+        """Go on as if this had been drawn, until `take_back`."""
+        self.tokens.append(token)
+        grammar, mask = self.rules.grammar, self._mask
+        if grammar is None or self._beyond:
+            return
+        if mask is None or token // 32 >= len(mask) or not int(mask[token // 32]) >> token % 32 & 1:
+            self._beyond = True
+            return
+        self._assumed += 1
+        self._beyond = grammar.consume(token)
+
+    def take_back(self, known: int) -> None:
+        """Forget all but `known` tokens, which were assumed."""
+        del self.tokens[known:]
+        if self._assumed and self.rules.grammar is not None:
+            self.rules.grammar.rollback(self._assumed)  # where that fails, the next mask shows it
+        self._assumed, self._beyond = 0, False
 
     def append(self, token: int, log_prob: float) -> None:
         """Add what was drawn. Draws that were submitted before the sequence ended count for nothing."""
@@ -98,6 +119,10 @@ class _Held:
     def _over_budget(self) -> bool:
         budget = self.rules.reasoning_budget
         return self._reasons and budget is not None and self.num_generated >= budget
+
+    def _next_mask(self) -> UInt32 | None:
+        self._mask = None if self._beyond else self._allowed()
+        return self._mask
 
     def _allowed(self) -> UInt32 | None:
         """What may come next, see Draw."""
@@ -278,7 +303,7 @@ class Sequences:
             def next_plain(row: int) -> Draw:
                 return Draw(row=row, rules=rules, counter=next(counters), num_prompt=num_prompt)
 
-            return draws_of(run, next_plain, lambda draft: None, rules.max_tokens - counter, rules.guided)
+            return draws_of(run, next_plain, lambda draft: None, rules.max_tokens - counter, False)
         held = self._at(run.slot)
         known = len(held.tokens)
 
@@ -288,9 +313,9 @@ class Sequences:
 
         try:
             most = held.rules.max_tokens - held.num_generated
-            return draws_of(run, next_held, held.tokens.append, most, held.rules.guided)
+            return draws_of(run, next_held, held.assume, most, bool(held.rules.reasoning_end))
         finally:
-            del held.tokens[known:]
+            held.take_back(known)
 
     def _append(self, slot: int, token: int, log_prob: float) -> Ending:
         if slot in self.plain.rules:

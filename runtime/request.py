@@ -165,7 +165,7 @@ class Request:
     @property
     def most_drafts(self) -> int:
         """Drafts that may follow its last token. Not even one where the session or the host has to see each token."""
-        if self.rules.processors or self.grammar is not None or self.reasoning.end:
+        if self.rules.processors or self.reasoning.end:
             return 0
         return len(self.tokens) - self.num_tokens - 1
 

@@ -131,7 +131,7 @@ bool signal_pending() {
 }
 
 // Grammar.native of src/ingot/step_io.py.
-using GrammarTuple = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t>;
+using GrammarTuple = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t>;
 // SequenceRules of src/ingot/step_io.py, in the order of its fields; top, reasoning_begin and
 // reasoning_budget: -1 for None.
 using RulesTuple = std::tuple<double, int64_t, double, double, uint64_t, double, double, double,

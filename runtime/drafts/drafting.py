@@ -8,9 +8,12 @@ A draft is right if it is what the draw before it gives, whatever the rules of t
 drafts, sampled ones neither: drafts change only how many steps there are.
 """
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from ingot.configs.runtime import RuntimeConfig
 from ingot.errors import UsageError
@@ -29,7 +32,23 @@ from ingot.runtime.step_batch import wrong_drafts
 from ingot.step_io import Int32, PipelineSession, Session, StepResult
 
 _LEAST_GAIN = 1.02  # times as many tokens per second as without drafts: less is lost in what is not counted
+_FORCED = (0.95,)  # of what a grammar forces: other tokens may write the same text
 _LOG = logging.getLogger("ingot.runtime")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Offer:
+    """Drafts that a request may have.
+
+    odds, matched  how likely they are right
+    gains          of each, how likely it and all before it are right
+    forced         those of a grammar that leaves no other text; None: the drafter makes them
+    """
+
+    odds: Odds
+    matched: int
+    gains: Sequence[float]
+    forced: Int32 | None = None
 
 
 class Drafting:
@@ -41,23 +60,21 @@ class Drafting:
         self._rows = min(limits.max_num_tokens, limits.max_logit_rows)
         self._times, self._common = RowTimes(), Odds()
         self._odds: dict[Request, Odds] = {}
-        self._matched: dict[Request, int] = {}  # of the drafts in the step that runs
+        self._of_grammars = Odds(first_guess=_FORCED)
+        self._offers: dict[Request, _Offer] = {}  # of the step that is made or runs
 
     def extend(self, chunks: dict[Request, int]) -> None:
         """Add drafts to a step in which every request decodes, where that is likely to make tokens come faster.
         Reserves their blocks."""
-        self._matched = {}
+        self._offers = {}
         if not self._times.knows(len(chunks)) or not all([_decodes(request) for request in chunks]):
             return
-        gains: dict[Request, Sequence[float]] = {}
         for request in chunks:
-            count, matched = self._match(request)
-            if count:
-                self._matched[request] = matched
-                gains[request] = self._odds.setdefault(request, Odds(self._common)).gains(matched, count)
-        counts = self._chosen(gains, len(chunks))
-        for request in gains.keys() - counts.keys():
-            self._odds[request].rest(self._matched[request])
+            if (offer := self._offer(request)) is not None:
+                self._offers[request] = offer
+        counts = self._chosen({request: offer.gains for request, offer in self._offers.items()}, len(chunks))
+        for request in self._offers.keys() - counts.keys():
+            self._offers[request].odds.rest(self._offers[request].matched)
         reserved = {
             request: count
             for request, count in counts.items()
@@ -78,14 +95,14 @@ class Drafting:
             self._times.observe(rows, seconds)
         for request, count in wrong.items():
             drafted = request.num_drafted
-            self._odds[request].learn(self._matched[request], drafted, drafted - count)
+            self._offers[request].odds.learn(self._offers[request].matched, drafted, drafted - count)
         drafted = sum(request.num_drafted for request in wrong)
         return drafted, drafted - sum(wrong.values())
 
     def forget(self, request: Request) -> None:
         """It has ended."""
         self._odds.pop(request, None)
-        self._matched.pop(request, None)
+        self._offers.pop(request, None)
         self._drafter.forget(request)
 
     def close(self) -> None:
@@ -94,16 +111,30 @@ class Drafting:
 
     def _make(self, counts: Mapping[Request, int]) -> Mapping[Request, Int32]:
         """Requests go on without drafts where the drafter fails."""
+        forced = {request: self._offers[request].forced for request in counts}
+        made = {request: drafts[: counts[request]] for request, drafts in forced.items() if drafts is not None}
         try:
-            return self._drafter.make(counts)
+            others = self._drafter.make({request: counts[request] for request in counts.keys() - made.keys()})
         except Exception as error:
             _LOG.warning("drafts cannot be made; requests go on without drafts: %r", error)
-            self._most = 0
-            return {}
+            self._most, others = 0, {}
+        for request, drafts in others.items():
+            made[request] = drafts if request.grammar is None else drafts[: request.grammar.fitting(drafts)]
+        return made
 
-    def _match(self, request: Request) -> tuple[int, int]:
+    def _offer(self, request: Request) -> _Offer | None:
+        """What its grammar forces comes first."""
         most = min(self._most, request.most_drafts)
-        return self._drafter.match(request, most) if most > 0 else (0, 0)
+        if most < 1:
+            return None
+        if request.grammar is not None and (forced := request.grammar.forced(most)):
+            gains = self._of_grammars.gains(1, len(forced))
+            return _Offer(odds=self._of_grammars, matched=1, gains=gains, forced=np.array(forced, np.int32))
+        count, matched = self._drafter.match(request, most)
+        if not count:
+            return None
+        odds = self._odds.setdefault(request, Odds(self._common))
+        return _Offer(odds=odds, matched=matched, gains=odds.gains(matched, count))
 
     def _chosen(self, gains: Mapping[Request, Sequence[float]], decoding: int) -> dict[Request, int]:
         """How many drafts each request gets: the choice with the most expected tokens per second, of as many rows and

@@ -14,18 +14,22 @@ _FIRST_GUESS = (0.4, 0.6, 0.7, 0.75, 0.8)  # before any draft, by length
 
 
 class Odds:
-    """Those of one request, or of all. common: those of all requests, on which a request with few drafts relies."""
+    """Those of one request, or of all.
 
-    def __init__(self, common: "Odds | None" = None) -> None:
+    common       those of all requests, on which a request with few drafts relies
+    first_guess  without them: before any draft, by length
+    """
+
+    def __init__(self, common: "Odds | None" = None, *, first_guess: Sequence[float] = _FIRST_GUESS) -> None:
         self._right = [0.0] * (MOST_MATCHED + 1)
         self._tried = [0.0] * (MOST_MATCHED + 1)
-        self._common = common
+        self._common, self._first_guess = common, first_guess
 
     def right(self, matched: int) -> float:
         """The share of drafts behind a match of `matched` tokens that are right."""
         place = min(matched, MOST_MATCHED)
         if self._common is None:
-            guess, weight = _FIRST_GUESS[min(place, len(_FIRST_GUESS)) - 1], 1.0
+            guess, weight = self._first_guess[min(place, len(self._first_guess)) - 1], 1.0
         else:
             guess, weight = self._common.right(place), _SHARED
         return (self._right[place] + weight * guess) / (self._tried[place] + weight)

@@ -75,7 +75,7 @@ class ConstraintInit(ctypes.Structure):
     )
 
 
-_P, _I = ctypes.c_void_p, ctypes.c_int32
+_P, _I, _TOKENS = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint32)
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llg_new_tokenizer_v2": (_P, (ctypes.POINTER(TokenizerInit), ctypes.c_char_p, ctypes.c_size_t)),
     "llg_free_tokenizer": (None, (_P,)),
@@ -92,6 +92,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llg_matcher_compute_mask_into": (_I, (_P, _P, ctypes.c_size_t)),
     "llg_matcher_consume_token": (_I, (_P, ctypes.c_uint32)),
     "llg_matcher_reset": (_I, (_P,)),
+    "llg_matcher_rollback": (_I, (_P, ctypes.c_size_t)),
+    "llg_matcher_validate_tokens": (_I, (_P, _TOKENS, ctypes.c_size_t)),
+    "llg_matcher_compute_ff_tokens": (_I, (_P, _TOKENS, ctypes.c_size_t)),
     "llg_matcher_is_stopped": (ctypes.c_bool, (_P,)),
 }
 """Function → what it returns, what it takes."""

@@ -1,6 +1,7 @@
 """Grammars as the library holds them: compiled once, then used again by one sequence after the other, or cloned."""
 
 import contextlib
+import ctypes
 import os
 import re
 import threading
@@ -13,12 +14,18 @@ import numpy as np
 from ingot.errors import RequestError
 from ingot.runtime.guided.forced_texts import released
 from ingot.runtime.guided.library import Library
-from ingot.step_io import UInt32
+from ingot.step_io import Int32, UInt32
 
 if TYPE_CHECKING:  # token ids alone need no tokenizer
     from ingot.runtime.guided.grammar_tokenizer import GrammarTokenizer
 
-_NATIVE = ("llg_matcher_reset", "llg_matcher_consume_token", "llg_matcher_compute_mask_into", "llg_matcher_is_stopped")
+_NATIVE = (
+    "llg_matcher_reset",
+    "llg_matcher_consume_token",
+    "llg_matcher_compute_mask_into",
+    "llg_matcher_is_stopped",
+    "llg_matcher_rollback",
+)
 _MOST_TEXT = 1 << 20  # bytes of a grammar
 _KEPT = 128  # compiled grammars
 _MOST_IDLE = 4  # matchers of one of them that wait for a sequence
@@ -59,6 +66,21 @@ class _Handle:
         failed = self.library.call("llg_matcher_consume_token", self.address, token)
         return not failed and bool(self.library.call("llg_matcher_is_stopped", self.address))
 
+    def rollback(self, count: int) -> bool:
+        """See Grammar."""
+        return bool(self.library.call("llg_matcher_rollback", self.address, count) == 0)
+
+    def fitting(self, tokens: Int32) -> int:
+        """How many of these may follow, one behind the other."""
+        given = (ctypes.c_uint32 * len(tokens))(*tokens.tolist())
+        return max(int(self.library.call("llg_matcher_validate_tokens", self.address, given, len(tokens))), 0)
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that write the only text that may follow, at most `most`."""
+        found = (ctypes.c_uint32 * most)()
+        count = int(self.library.call("llg_matcher_compute_ff_tokens", self.address, found, most))
+        return list(found[: max(count, 0)])
+
     @property
     def error(self) -> str | None:
         """Why it has failed, in the library's words."""
@@ -75,8 +97,8 @@ class Matcher:
 
     def __init__(self, handle: _Handle, idle: _Idle) -> None:
         self._handle, self._idle = handle, idle
-        addresses = [handle.library.address(name) for name in _NATIVE]
-        self.native = (handle.address, addresses[0], addresses[1], addresses[2], addresses[3], handle.mask_bytes // 4)
+        reset, consume, fill, is_stopped, rollback = (handle.library.address(name) for name in _NATIVE)
+        self.native = (handle.address, reset, consume, fill, is_stopped, rollback, handle.mask_bytes // 4)
         weakref.finalize(self, _give_back, handle, idle).atexit = False
 
     def reset(self) -> bool:
@@ -90,6 +112,18 @@ class Matcher:
     def consume(self, token: int) -> bool:
         """See Grammar."""
         return self._handle.consume(token)
+
+    def rollback(self, count: int) -> bool:
+        """See Grammar."""
+        return self._handle.rollback(count)
+
+    def fitting(self, tokens: Int32) -> int:
+        """How many of these tokens may follow, one behind the other. Not while a step runs."""
+        return self._handle.fitting(tokens)
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that write the only text that may follow, at most `most`. Not while a step runs."""
+        return self._handle.forced(most)
 
     def clone(self) -> "Matcher":
         """At the same place. Not while another thread is at it."""

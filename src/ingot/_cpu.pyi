@@ -121,7 +121,7 @@ Rules: TypeAlias = tuple[
     Sequence[int],
     int,
     int,
-    tuple[int, int, int, int, int, int] | None,
+    tuple[int, int, int, int, int, int, int] | None,
 ]
 Drawn: TypeAlias = tuple[Ints, Floats, Ints, Floats | None, Ints | None, Ints | None, Floats | None]
 

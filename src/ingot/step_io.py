@@ -33,10 +33,10 @@ class Grammar(Protocol):
     has ended.
 
     native  for sessions in C++: address of the state; addresses of C functions over it that reset, consume a token,
-            fill a mask, and tell whether it is stopped (llguidance.h names them); words of a mask
+            fill a mask, tell whether it is stopped, and take tokens back (llguidance.h names them); words of a mask
     """
 
-    native: tuple[int, int, int, int, int, int]
+    native: tuple[int, int, int, int, int, int, int]
 
     def reset(self) -> bool:
         """Begin again, before the first token. False: it has failed."""
@@ -48,6 +48,10 @@ class Grammar(Protocol):
 
     def consume(self, token: int) -> bool:
         """Take the next token. Whether no other may follow."""
+        ...
+
+    def rollback(self, count: int) -> bool:
+        """Forget the last tokens, all of which were allowed. False: it has failed."""
         ...
 
 
@@ -158,7 +162,7 @@ class StepBatch:
     slots         int32 [S]: where the session holds the sequences; -1: nowhere, it draws nothing
     draws         int32 [Q]: the logit rows from which their sequences draw. A sequence may draw from several, which are
                   then those of its last tokens, in order. The tokens of all but the first of these rows are drafts:
-                  guesses of what the draw before gives, which it may or may not give. Sequences with `guided` rules
+                  guesses of what the draw before gives, which it may or may not give. Sequences with a reasoning part
                   draw from one row
     known         None where no probabilities of known tokens are wanted
     want_logits   copy the R rows of logits out

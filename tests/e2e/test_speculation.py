@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.configs.sampling import SamplingParams
+from ingot.configs.structured_outputs import StructuredOutputs
 from ingot.engine import read_manifest, read_plan
 from ingot.errors import UsageError
 from ingot.llm import LLM
@@ -104,11 +106,38 @@ def test_texts_of_llm_and_of_the_command_are_the_same(engines: Path) -> None:
     assert ingot(*command, "--speculative-config", json.dumps(NGRAM)).succeeds().out == plain
 
 
-def test_structured_outputs_need_no_drafts(engines: Path) -> None:
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "rank": {"enum": ["soldier", "general"]},
+        "friends": {"type": "array", "items": {"enum": ["prince", "count"]}, "minItems": 2, "maxItems": 4},
+    },
+    "required": ["name", "rank", "friends"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft_model"])
+def test_structured_outputs_are_the_same(
+    engines: Path, speculation: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the grammar forces is drafted, too."""
     pytest.importorskip("llguidance")
-    command = ("run", "--engine_dir", engines / "w8", "--prompt", "Once", "--temperature", 0, "--regex", "(ab|cd){9}")
-    plain = ingot(*command).succeeds().out
-    assert ingot(*command, "--speculative_config", json.dumps(NGRAM)).succeeds().out == plain
+    monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
+    asked = [f"The prince {number} said: " for number in range(4)]
+    said = []
+    for drafts in (None, speculation):
+        with contextlib.closing(LLM(engines / "drafted", threads=2, speculative_config=drafts)) as llm:
+            for temperature in (0, 0.8):
+                form = StructuredOutputs(json=SCHEMA)
+                params = SamplingParams(max_tokens=150, temperature=temperature, seed=4, structured_outputs=form)
+                said.append(
+                    [(each.outputs[0].text, each.outputs[0].finish_reason) for each in llm.generate(asked, params)]
+                )
+            work = llm.runner.executor.work()
+    assert said[:2] == said[2:]
+    assert work.right_drafts > 20
 
 
 def test_the_draft_model_is_a_whole_engine_inside(engines: Path) -> None:

@@ -13,6 +13,7 @@ from ingot.plugins.target import SessionOptions
 from ingot.step_io import NO_LOG_PROB, NOT_DRAWN, Ending, SequenceRules, Session, StepBatch
 from tests.plugins.cpu.one_step import batch_of
 from tests.plugins.ops.draws import random_rules
+from tests.plugins.test_guided_sequences import Toy
 from tests.plugins.test_sequences import Asked, run_alone
 from tests.runtime.tiny_plan import VOCAB, TinyModel, make_model
 from tests.spanning import often
@@ -123,6 +124,34 @@ def test_tokens_are_those_of_the_specification_alone(session: Session, seed: int
             assert mine[0] == theirs[0]
             assert mine[1] == pytest.approx(theirs[1], abs=1e-4, nan_ok=True)
             assert mine[2:] == theirs[2:]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_grammar_limits_every_draw_and_hears_of_tokens_alone(session: Session, seed: int) -> None:
+    """Whatever the drafts are: allowed, not allowed, or behind its end."""
+    rng = np.random.default_rng(seed)
+    places = [rng.choice(VOCAB, rng.integers(1, 6), replace=False).tolist() for _ in range(12)]
+    rules = SequenceRules(temperature=2.0, seed=seed, end_ids=(3,), min_tokens=int(rng.integers(0, 20)))
+    expected = begin(session, dataclasses.replace(rules, grammar=Toy(*places)))
+    while expected.ending is Ending.NONE:
+        advance(session, [expected], [[]])
+    assert len(expected.tokens) <= len(places)
+    grammar = Toy(*places)
+    each = begin(session, dataclasses.replace(rules, grammar=grammar))
+    longest = 0
+    while each.ending is Ending.NONE:
+        coming = expected.tokens[len(each.tokens) :]
+        drafts = [*coming, *rng.integers(0, VOCAB, 3).tolist()][: rng.integers(0, 7)]
+        if drafts and rng.random() < 0.5:  # another one, allowed or not
+            place = int(rng.integers(len(drafts)))
+            at = len(each.tokens) + place
+            allowed = places[at] if at < len(places) else [0]
+            drafts[place] = int(rng.choice(allowed)) if rng.random() < 0.5 else int(rng.integers(VOCAB))
+        longest = max(longest, *advance(session, [each], [drafts]))
+        assert grammar.taken == each.tokens
+    assert each.brought == expected.brought
+    assert each.ending is expected.ending
+    assert longest > 1
 
 
 def begin(session: Session, rules: SequenceRules, slot: int = 0) -> Asked:

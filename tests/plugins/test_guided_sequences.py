@@ -21,6 +21,7 @@ _TYPES: tuple[Any, ...] = (
     ctypes.CFUNCTYPE(_I, _P, ctypes.c_uint32),
     ctypes.CFUNCTYPE(_I, _P, ctypes.POINTER(ctypes.c_uint32), ctypes.c_size_t),
     ctypes.CFUNCTYPE(ctypes.c_bool, _P),
+    ctypes.CFUNCTYPE(_I, _P, ctypes.c_size_t),
 )
 
 
@@ -34,10 +35,11 @@ class Toy:
             lambda state, token: self._consume(token),
             self._fill,
             lambda state: self._stopped,
+            lambda state, count: 0 if self.rollback(count) else -1,
         )
         self._functions = [kind(call) for kind, call in zip(_TYPES, calls, strict=True)]
-        addresses = [ctypes.cast(each, _P).value or 0 for each in self._functions]
-        self.native = (1, addresses[0], addresses[1], addresses[2], addresses[3], words)
+        reset, consume, fill, stopped, rollback = (ctypes.cast(each, _P).value or 0 for each in self._functions)
+        self.native = (1, reset, consume, fill, stopped, rollback, words)
 
     @property
     def _stopped(self) -> bool:
@@ -56,6 +58,11 @@ class Toy:
     def consume(self, token: int) -> bool:
         self.taken.append(token)
         return self._stopped
+
+    def rollback(self, count: int) -> bool:
+        assert 0 < count <= len(self.taken)
+        del self.taken[-count:]
+        return True
 
     def _consume(self, token: int) -> int:
         self.consume(token)

@@ -128,10 +128,7 @@ const uint32_t* Sequence::allowed() {
     mask_[token / 32] |= 1u << (token % 32);
     return mask_.data();
   }
-  const NativeGrammar& grammar = *rules_.grammar;
-  const auto bytes = static_cast<size_t>(grammar.mask_words) * sizeof(uint32_t);
-  if (call<int32_t (*)(void*, uint32_t*, size_t)>(grammar.fill_mask)(state(grammar), mask_.data(), bytes) != 0)
-    std::ranges::fill(mask_, 0u);  // no token is left: the sequence fails, and the grammar knows why
+  fill_mask(mask_);
   if (may_begin_to_reason()) {
     const auto token = static_cast<size_t>(rules_.reasoning_begin);
     mask_[token / 32] |= 1u << (token % 32);
@@ -143,7 +140,7 @@ void Sequence::next(std::span<const int32_t> drafts, std::vector<Draw>& draws) {
   drop_drafts();  // of a step that was abandoned
   require(ending_ == Ending::kNone, "a sequence that has ended draws no more");
   const auto count = static_cast<int64_t>(drafts.size());
-  require(count == 0 || !guided(), "a sequence with a grammar or a reasoning part draws from one row");
+  require(count == 0 || rules_.reasoning_end.empty(), "a sequence with a reasoning part draws from one row");
   require(count == 0 || num_generated() + count < rules_.max_tokens,
           "a sequence has more drafts than tokens that it may still get");
   if (biases_.size() <= drafts.size()) biases_.resize(drafts.size() + 1, biases_[0]);
@@ -155,11 +152,44 @@ void Sequence::next(std::span<const int32_t> drafts, std::vector<Draw>& draws) {
     ++num_drafts_;
     draws.push_back(next_draw(biases_[i + 1]));
   }
+  tells_late_ = count > 0 && rules_.grammar;
+  if (tells_late_) allow_drafts(drafts, std::span(draws).last(drafts.size() + 1));
 }
 
 void Sequence::drop_drafts() {
   tokens_.resize(tokens_.size() - num_drafts_);
   num_drafts_ = 0;
+}
+
+void Sequence::fill_mask(std::vector<uint32_t>& mask) {
+  const NativeGrammar& grammar = *rules_.grammar;
+  const auto bytes = static_cast<size_t>(grammar.mask_words) * sizeof(uint32_t);
+  std::ranges::fill(mask, 0u);
+  if (call<int32_t (*)(void*, uint32_t*, size_t)>(grammar.fill_mask)(state(grammar), mask.data(), bytes) != 0)
+    std::ranges::fill(mask, 0u);  // no token is left: the sequence fails, and the grammar knows why
+}
+
+void Sequence::allow_drafts(std::span<const int32_t> drafts, std::span<Draw> draws) {
+  while (masks_.size() < draws.size()) masks_.emplace_back(mask_.size());
+  size_t taken = 0;
+  bool reached = true;  // else a draft before it is not allowed, or is the last token: the draw will not count
+  for (size_t i = 0; i < draws.size(); ++i) {
+    draws[i].drawn = nullptr;
+    draws[i].allowed = nullptr;
+    if (!reached) continue;
+    fill_mask(masks_[i]);
+    draws[i].allowed = [](void* mask) -> const uint32_t* { return static_cast<uint32_t*>(mask); };
+    draws[i].guided = masks_[i].data();
+    if (i == drafts.size()) break;
+    const auto token = static_cast<size_t>(drafts[i]);
+    reached = (masks_[i][token / 32] >> (token % 32) & 1u) != 0;
+    if (!reached) continue;
+    ++taken;
+    reached = !grammar_stops(drafts[i]);
+  }
+  const NativeGrammar& grammar = *rules_.grammar;
+  if (taken > 0)  // what fails leaves the grammar in error, which the next mask shows
+    call<int32_t (*)(void*, size_t)>(grammar.rollback)(state(grammar), taken);
 }
 
 Draw Sequence::next_draw(Biases& biases) {
@@ -198,6 +228,7 @@ void Sequence::append(int32_t token, float log_prob) {
     ending_ = Ending::kFailed;
     return;
   }
+  if (tells_late_) drawn(token);
   reasons_ = reasons_ || (may_begin_to_reason() && token == rules_.reasoning_begin);
   tokens_.push_back(token);
   reasons_ = reasons_ && !generated_end_with(rules_.reasoning_end);

@@ -17,7 +17,7 @@ using Words = std::vector<std::vector<int32_t>>;
 // Grammar.native of src/ingot/step_io.py, its fields in order: the state of a grammar, which its owner keeps until the
 // sequence has ended, and functions that move it. Those that return an int32_t return 0, or -1 where they fail.
 struct NativeGrammar {
-  uintptr_t state, reset, consume, fill_mask, is_stopped;
+  uintptr_t state, reset, consume, fill_mask, is_stopped, rollback;
   int64_t mask_words;  // a bit per token of the tokenizer; further tokens of the model are never drawn
 };
 
@@ -74,6 +74,9 @@ class Sequence {
   };
 
   Draw next_draw(Biases& biases);
+  // What the grammar allows in each of some draws: those behind the drafts follow tokens that it has not taken yet.
+  void allow_drafts(std::span<const int32_t> drafts, std::span<Draw> draws);
+  void fill_mask(std::vector<uint32_t>& mask);
   bool guided() const { return rules_.grammar.has_value() || !rules_.reasoning_end.empty(); }
   bool over_budget() const;
   // Whether the token to come tells if the sequence reasons.
@@ -98,7 +101,9 @@ class Sequence {
   size_t num_lasting_ = 0;
   bool reasons_ = false;        // the end of the reasoning has not come yet: then the grammar waits
   bool grammar_ends_ = false;   // it allows nothing behind what was drawn last
+  bool tells_late_ = false;     // the grammar hears what was drawn from `append`, not from the kernel
   std::vector<uint32_t> mask_;  // a bit per token
+  std::vector<std::vector<uint32_t>> masks_;  // of the draws to come, where there are drafts
 };
 
 }  // namespace ingot

@@ -143,7 +143,7 @@ def _drawing(random: np.random.Generator, vocab: int) -> Drawing:
 class Allowing:
     """A grammar that allows about half of the tokens, and knows one word less than the vocabulary, or one more."""
 
-    native = (0, 0, 0, 0, 0, 0)
+    native = (0, 0, 0, 0, 0, 0, 0)
 
     def __init__(self, vocab: int, random: np.random.Generator) -> None:
         words = (vocab + 31) // 32 + int(random.choice([-1, 0, 1]))
@@ -157,6 +157,9 @@ class Allowing:
 
     def consume(self, token: int) -> bool:
         return False
+
+    def rollback(self, count: int) -> bool:
+        return True
 
 
 def test_rules_change_logits_to_the_bit(gpu: ctypes.CDLL) -> None:
