@@ -60,8 +60,8 @@ class Sampler {
   void leave_best_only(std::span<int32_t> whole_rows);
   // Of the sample kernel. Its results go behind those of the steps that `result` has.
   SampleArgs arguments(const float* logits, DrawResult& result);
-  // Moves the sequences on by what the kernel drew, as far as it counts; whether any has ended. hides: leave out the log probabilities that
-  // nobody wants.
+  // Moves the sequences on by what the kernel drew, as far as it counts; whether any has ended. hides: leave out the
+  // log probabilities that nobody wants.
   bool record(DrawResult& result, bool hides);
 
  private:

@@ -99,10 +99,10 @@ class Sequence {
   Draw draw_;                   // what is the same in all draws
   std::vector<Biases> biases_;  // of each draw to come: the lasting ones, then what is banned in it alone
   size_t num_lasting_ = 0;
-  bool reasons_ = false;        // the end of the reasoning has not come yet: then the grammar waits
-  bool grammar_ends_ = false;   // it allows nothing behind what was drawn last
-  bool tells_late_ = false;     // the grammar hears what was drawn from `append`, not from the kernel
-  std::vector<uint32_t> mask_;  // a bit per token
+  bool reasons_ = false;                      // the end of the reasoning has not come yet: then the grammar waits
+  bool grammar_ends_ = false;                 // it allows nothing behind what was drawn last
+  bool tells_late_ = false;                   // the grammar hears what was drawn from `append`, not from the kernel
+  std::vector<uint32_t> mask_;                // a bit per token
   std::vector<std::vector<uint32_t>> masks_;  // of the draws to come, where there are drafts
 };
 
