@@ -10,6 +10,7 @@ drafts, sampled ones neither: drafts change only how many steps there are.
 
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -54,9 +55,11 @@ class _Offer:
 class Drafting:
     """For one step loop, with the drafts that `drafter` makes."""
 
-    def __init__(self, drafter: Drafter, most: int, limits: Limits, blocks: BlockManager) -> None:
-        """most: drafts that a request may have in a step."""
-        self._drafter, self._most, self._blocks = drafter, most, blocks
+    def __init__(
+        self, drafter: Drafter, most: int, limits: Limits, blocks: BlockManager, most_seconds: float = math.inf
+    ) -> None:
+        """most: drafts that a request may have in a step. most_seconds: of a step with drafts, and of making them."""
+        self._drafter, self._most, self._blocks, self._most_seconds = drafter, most, blocks, most_seconds
         self._rows = min(limits.max_num_tokens, limits.max_logit_rows)
         self._times, self._common = RowTimes(), Odds()
         self._odds: dict[Request, Odds] = {}
@@ -148,8 +151,9 @@ class Drafting:
             tokens, before = float(decoding), self._drafter.seconds(len(gains), depth)
             for count, (loss, _, _) in enumerate(drafts, 1):
                 tokens -= loss
-                if (speed := tokens / (before + self._times.predict(decoding + count))) > best:
-                    best, found = speed, drafts[:count]
+                seconds = before + self._times.predict(decoding + count)
+                if seconds <= self._most_seconds and tokens / seconds > best:
+                    best, found = tokens / seconds, drafts[:count]
         requests = list(gains)
         chosen: dict[Request, int] = {}
         for _, _, number in found:
@@ -172,7 +176,8 @@ def drafting_for(loaded: LoadedEngine, config: RuntimeConfig, blocks: BlockManag
     if speculation.method == "draft_model":
         directory = engine.directory / DRAFT if speculation.model is None else Path(speculation.model)
         drafter = open_draft_model(directory, config, engine.plan.vocab_size)
-    return Drafting(drafter, speculation.num_speculative_tokens, loaded.limits, blocks)
+    most_seconds = math.inf if config.tpot_target is None else config.tpot_target / 1e3
+    return Drafting(drafter, speculation.num_speculative_tokens, loaded.limits, blocks, most_seconds)
 
 
 def check_session(session: Session, target: str, blocks: BlockManager) -> None:

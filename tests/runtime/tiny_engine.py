@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from ingot.configs.runtime import Policy, RuntimeConfig
-from ingot.configs.speculation import Speculation
 from ingot.engine import Engine
 from ingot.engine_writer import RankFile, write_engine
 from ingot.manifest import Manifest
@@ -18,8 +17,6 @@ from ingot.plugins.op import KvCache
 from ingot.plugins.ref.session import RefSession
 from ingot.plugins.target import SessionOptions, Target
 from ingot.runtime.block_manager import BlockManager
-from ingot.runtime.drafts.drafting import Drafting
-from ingot.runtime.drafts.lookup import Lookup
 from ingot.runtime.executor import Executor
 from ingot.runtime.model_runner import ModelRunner
 from ingot.runtime.scheduler import Scheduler, TpotBudget
@@ -146,7 +143,6 @@ def make_loop(
     tpot_budget: TpotBudget | None = None,
     windows: Sequence[int] = (0,),
     strides: Sequence[int] | None = None,
-    speculation: Speculation | None = None,
 ) -> tuple[StepLoop, Scheduler, BlockManager]:
     """A StepLoop, whose steps the test runs, and its parts."""
     blocks = BlockManager(
@@ -158,9 +154,7 @@ def make_loop(
         shuffle=shuffle,
     )
     scheduler = Scheduler(limits, blocks, policy, mixed=mixed, tpot_budget=tpot_budget)
-    most = 0 if speculation is None else speculation.num_speculative_tokens
-    drafting = None if speculation is None else Drafting(Lookup(speculation), most, limits, blocks)
-    return StepLoop(session, scheduler, blocks, drafting), scheduler, blocks
+    return StepLoop(session, scheduler, blocks), scheduler, blocks
 
 
 def make_executor(session: Session, limits: Limits, tokens_per_block: int) -> Executor:

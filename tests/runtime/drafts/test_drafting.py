@@ -1,16 +1,18 @@
 """Steps with drafts: the tokens of a request never depend on them, whatever is drafted; what pays is drafted."""
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from ingot.configs.speculation import Speculation
 from ingot.errors import RequestError, UsageError
-from ingot.plan import Limits
+from ingot.plan import Limits, window_blocks
 from ingot.runtime.drafts import drafting as room
 from ingot.runtime.drafts import lookup
+from ingot.runtime.logits_rules import Rules
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.step_loop import StepLoop
 from ingot.step_io import Int32, StepBatch
@@ -63,20 +65,33 @@ def request_of(prompt: list[int], count: int, **others: object) -> Request:
     return Request(np.array(prompt, np.int32), max_new_tokens=count, **others)  # type: ignore[arg-type]
 
 
-def loop_of(session: FakeSession, limits: Limits = LIMITS, prefix_cache: bool = True, most: int = 5) -> StepLoop:
-    return make_loop(
-        session, limits, 4, prefix_cache=prefix_cache, speculation=Speculation(num_speculative_tokens=most)
-    )[0]
+def loop_of(
+    session: FakeSession,
+    limits: Limits = LIMITS,
+    prefix_cache: bool = True,
+    most: int = 5,
+    windows: Sequence[int] = (0,),
+    most_seconds: float = math.inf,
+) -> StepLoop:
+    _, scheduler, blocks = make_loop(session, limits, 4, prefix_cache=prefix_cache, windows=windows)
+    drafting = room.Drafting(lookup.Lookup(Speculation()), most, limits, blocks, most_seconds)
+    return StepLoop(session, scheduler, blocks, drafting)
 
 
 @pytest.mark.parametrize("drafter", [right, wrong, by_chance], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("seed", range(12))
-def test_tokens_do_not_depend_on_drafts(drafter: Drafter, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many requests that come at any time, with few blocks, so that some are preempted."""
+@pytest.mark.parametrize("windows", [(0,), (0, 6), (0, 9, 5)])
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_do_not_depend_on_drafts(
+    drafter: Drafter, windows: tuple[int, ...], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many requests that come at any time, with few blocks, so that some are preempted, and with windows."""
     draft(monkeypatch, drafter)
     source = random.Random(seed)
-    blocks = source.choice([21, 30, 200])
-    loop = loop_of(DraftSession(blocks, 4, LIMITS), prefix_cache=source.random() < 0.7, most=source.randint(1, 9))
+    blocks = [source.choice([21, 30, 200])] + [
+        window_blocks(window, 4) + source.randrange(20) for window in windows[1:]
+    ]
+    session = DraftSession(blocks, 4, LIMITS, windows)
+    loop = loop_of(session, LIMITS, source.random() < 0.7, source.randint(1, 9), windows)
     requests = [
         request_of([source.randrange(VOCAB) for _ in range(source.randint(1, 20))], source.randint(1, 50))
         for _ in range(14)
@@ -132,6 +147,28 @@ def test_drafts_that_do_not_pay_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     loop.add([request_of([1, 2], 62)])
     loop.drain()
     assert 0 < loop.work.drafted <= 5, "one step shows what rows cost"
+
+
+def test_a_step_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft(monkeypatch, right)
+    session = DraftSession(100, 4, LIMITS)
+    keep_time(monkeypatch, session, lambda rows: 1.0 + 0.1 * rows)
+    loop = loop_of(session, most_seconds=1.35)
+    loop.add([request_of([1, 2], 62)])
+    loop.drain()
+    longest = [rows for _, rows in loop.step_log()]
+    assert longest.count(3) > 5
+    assert sum(rows > 3 for rows in longest) <= 2, "that such a step takes longer, a step has shown"
+
+
+def test_a_request_with_a_logits_processor_has_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft(monkeypatch, right)
+    loop = loop_of(DraftSession(100, 4, LIMITS))
+    rules = Rules(processors=(lambda prompt, generated, logits: logits,))
+    loop.add([request_of([1, 2], 30, rules=rules), request_of([3, 4], 30)])
+    loop.drain()
+    assert 0 < loop.work.drafted == loop.work.right_drafts
+    assert loop.work.right_drafts < 30
 
 
 def test_an_end_inside_drafts_ends_the_request_there(monkeypatch: pytest.MonkeyPatch) -> None:
