@@ -12,10 +12,15 @@ from ingot.builder.build import build
 from ingot.configs.build import BuildConfig
 from ingot.configs.convert import ConvertOptions
 from ingot.configs.runtime import RuntimeConfig
+from ingot.configs.speculation import Speculation
 from ingot.convert.convert import convert
 from ingot.engine import open_engine
 from ingot.plugins.registry import targets
 from ingot.plugins.target import Target
+from ingot.runtime.drafts.row_times import RowTimes
+from ingot.runtime.model_runner import ModelRunner
+from ingot.runtime.request import Request
+from ingot.step_io import Int32
 from tests.runtime.test_bit_identity import everything
 from tests.runtime.tiny_engine import poisoned_runner
 from tests.runtime.tiny_plan import TinyModel
@@ -69,3 +74,77 @@ def check_chunks(model: TinyModel, target: Target, pools: int | tuple[int, ...])
         limits = dataclasses.replace(model.plan.limits, max_num_tokens=chunk)
         with poisoned_runner(model, target, pools, limits, seed=chunk) as runner:
             assert everything(runner, prompts) == alone, f"chunks of {chunk}"
+
+
+class Scripted:
+    """A drafter that knows the texts to come, and is wrong now and then. See Drafter."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts, self._rng = texts, np.random.default_rng(0)
+
+    def match(self, request: Request, most: int) -> tuple[int, int]:
+        return int(self._rng.integers(1, most + 1)), 1
+
+    def seconds(self, requests: int, depth: int) -> float:
+        return 0.0
+
+    def make(self, counts: Mapping[Request, int]) -> Mapping[Request, Int32]:
+        return {request: self._drafts(request, count) for request, count in counts.items()}
+
+    def _drafts(self, request: Request, count: int) -> Int32:
+        known = request.tokens[: request.num_tokens].tolist()
+        text = next(text for text in self._texts if text[: len(known)] == known)
+        drafts = np.array(text[len(known) : len(known) + count], np.int32)
+        if self._rng.random() < 0.3:
+            drafts[self._rng.integers(len(drafts))] = self._rng.integers(VOCAB)
+        return drafts
+
+    def forget(self, request: Request) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_drafts(model: TinyModel, target: Target, pools: int | tuple[int, ...]) -> None:
+    """Drafts change no bit: right ones, wrong ones, alone and in company."""
+
+    def said(runner: ModelRunner, given: list[list[int]]) -> list[tuple[list[int], bytes, bytes]]:
+        out = runner.generate(
+            given,
+            max_new_tokens=24,
+            temperature=0.9,
+            random_seed=3,
+            num_return_sequences=2,
+            end_id=-1,
+            return_dict=True,
+            output_log_probs=True,
+            output_generation_logits=True,
+        )
+        rows = zip(out["output_ids"], out["sequence_lengths"], out["log_probs"], out["generation_logits"], strict=True)
+        return [
+            (ids[:length].tolist(), log_probs.tobytes(), logits.tobytes())
+            for row in rows
+            for ids, length, log_probs, logits in zip(*row, strict=True)
+        ]
+
+    prompts, alone = prompts_of(1, 50, 33, 5), list[tuple[list[int], bytes, bytes]]()
+    for prompt in prompts:
+        with poisoned_runner(model, target, pools, config=COLD) as runner:
+            alone += said(runner, [prompt])
+    config = RuntimeConfig(speculation=Speculation(num_speculative_tokens=9))
+    with poisoned_runner(model, target, pools, config=config, seed=1) as runner:
+        drafting = runner.executor._loop._drafting
+        assert drafting is not None
+        drafting._drafter = Scripted([text for text, _, _ in alone])
+        drafting._times = AsFast()
+        assert said(runner, prompts) == alone, "together"
+        for place, prompt in enumerate(prompts):
+            assert said(runner, [prompt]) == alone[2 * place : 2 * place + 2], "one after the other"
+        work = runner.executor.work()
+    assert work.drafted > work.right_drafts > 50
+
+
+class AsFast(RowTimes):
+    """Steps take as long, whatever their rows: then all drafts pay."""
+
+    def predict(self, rows: int) -> float:
+        return 1.0

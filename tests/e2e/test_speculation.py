@@ -12,22 +12,26 @@ import pytest
 
 from ingot.configs.sampling import SamplingParams
 from ingot.configs.structured_outputs import StructuredOutputs
+from ingot.convert.family import find_family
 from ingot.engine import read_manifest, read_plan
 from ingot.errors import UsageError
 from ingot.llm import LLM
 from ingot.manifest import DRAFT
 from ingot.plugins.cpu.native import detect_isa
+from ingot.plugins.registry import find_target
 from ingot.quickstart import SHIPPED
 from ingot.runtime.drafts.draft_model import DraftModel
 from ingot.runtime.drafts.row_times import RowTimes
 from ingot.runtime.model_runner import ModelRunner
 from tests.e2e.command import ingot
+from tests.e2e.same_bits import RUNNABLE, VOCAB, build_for_all, check_drafts, opened, random_checkpoint
 from tests.handmade import TINY_LLAMA, write_model
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(detect_isa() == "none", reason="this machine runs no cpu target")]
 
 AVX2 = ("--target", "cpu/avx2", "--no_autotune")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1}
+PRECISIONS = ("f32", "bf16", "w8", "w4g32")
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 4}
 
 
@@ -85,6 +89,27 @@ def test_results_are_the_same_to_the_bit(
             assert work.right_drafts > 300
             assert work.drafted == work.right_drafts or speculation is NGRAM, "the model itself is never wrong"
         assert work.right_drafts > 0 or speculation is NGRAM
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model in which some layers have windows, for every target that runs here, in several precisions."""
+    folder = tmp_path_factory.mktemp("windowed")
+    random_checkpoint(
+        folder,
+        {**find_family("gemma3_text").tiny, "sliding_window": 16, "vocab_size": VOCAB, "max_position_embeddings": 256},
+    )
+    for precision in PRECISIONS:
+        build_for_all(folder / "c", folder / precision, precision, 112)
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_drafts_change_no_bit_on_any_target(windowed: Path, precision: str, name: str) -> None:
+    target = find_target(name)
+    model = opened(windowed / precision, target)
+    check_drafts(model, target, model.plan.in_each(60))
 
 
 def test_streams_bring_the_same_tokens_in_fewer_parts(engines: Path) -> None:

@@ -4,7 +4,7 @@ python -m tests.programs.random_models [TYPE ...] [--seeds 5] [--first 0]
 
 For each type and seed: the exported graph in onnxruntime and an f32 engine give the logits of transformers and its
 greedy tokens; chunks of 1, 7 and 64, company and preemption give the same bits; logits of quantised engines stay near.
-A Checkpoint in bf16 has a graph and an engine that agree, too.
+Drafts change no bit of f32 and quantised engines. A Checkpoint in bf16 has a graph and an engine that agree, too.
 A line for each model, and a first one that names the targets, those of TARGETS that this machine runs. Exits with 1
 where a check failed.
 """
@@ -36,7 +36,7 @@ from ingot.plan import Plan
 from ingot.plugins.registry import find_target
 from ingot.runtime.model_runner import ModelRunner
 from ingot.step_io import TapSession
-from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, check_chunks, opened, prompts_of
+from tests.e2e.same_bits import COLD, RUNNABLE, SIZE, check_chunks, check_drafts, opened, prompts_of
 from tests.graph_logits import logits_of_graph
 from tests.programs.random_configs import DRAWS, random_config
 from tests.runtime.test_bit_identity import generations
@@ -88,6 +88,7 @@ def report(name: str, seed: int, work: Path) -> int:
         case.preemption,
         case.narrow,
         case.quantised,
+        case.drafts,
     )
     for check in checks:
         try:
@@ -224,6 +225,16 @@ class _Case:
             near = found[precision] < bound and found[precision] <= times * found[other]
             assert near, f"{precision} differs by {found[precision]:.3f} of the spread, {found}, {counts}"
         return ", ".join(f"{precision} {off:.3f}{counts[precision]}" for precision, off in found.items())
+
+    def drafts(self) -> str:
+        if any(group.state for group in opened(self.work / "e", find_target(TARGETS[0])).plan.caches):
+            return "no drafts, for there are states"
+        for name in TARGETS:
+            target = find_target(name)
+            for precision in ("e", *BOUNDS):
+                model = opened(self.work / precision, target)
+                check_drafts(model, target, model.plan.in_each(60))
+        return "drafts"
 
     def _run(self, engine: str) -> tuple[Logits, npt.NDArray[np.float32]]:
         """Of some texts of one length: logits [texts, tokens, vocab], and the experts that a token takes in all layers,

@@ -7,10 +7,9 @@ class WrappedSession:
     """To be derived from."""
 
     most_steps = 1
-    takes_drafts = False
 
     def __init__(self, inner: Session) -> None:
-        self._inner, self.num_blocks = inner, inner.num_blocks
+        self._inner, self.num_blocks, self.takes_drafts = inner, inner.num_blocks, inner.takes_drafts
 
     def start(self, slot: int, rules: SequenceRules, tokens: Int32, num_prompt: int) -> None:
         self._inner.start(slot, rules, tokens, num_prompt)

@@ -227,7 +227,7 @@ BAD = [
     ({"logit_rows": _i32(1, 3)}, "logit row 1 is 3"),
     ({"draws": _i32(0, 2)}, "the row of a draw is 2"),
     ({"draws": _i32(0, -1)}, "the row of a draw is -1"),
-    ({"draws": _i32(1, 1)}, "draws once"),
+    ({"draws": _i32(1, 1)}, "not neighbours"),
     ({"slots": _i32(0)}, "slots must have one entry per sequence"),
     ({"slots": _i32(0, 99)}, "a slot is 99"),
     ({"slots": _i32(0, -1)}, "a slot is -1"),
