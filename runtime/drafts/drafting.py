@@ -72,6 +72,8 @@ class Drafting:
         self._offers = {}
         if not self._times.knows(len(chunks)) or not all([_decodes(request) for request in chunks]):
             return
+        if not self._may_pay(len(chunks)):
+            return
         for request in chunks:
             if (offer := self._offer(request)) is not None:
                 self._offers[request] = offer
@@ -112,6 +114,10 @@ class Drafting:
         """No step follows."""
         self._drafter.close()
 
+    def _may_pay(self, decoding: int) -> bool:
+        """Whether a draft that is surely right makes tokens come faster."""
+        return self._times.predict(decoding + 1) * decoding < self._times.predict(decoding) * (decoding + 1)
+
     def _make(self, counts: Mapping[Request, int]) -> Mapping[Request, Int32]:
         """Requests go on without drafts where the drafter fails."""
         forced = {request: self._offers[request].forced for request in counts}
@@ -147,7 +153,8 @@ class Drafting:
         order = sorted((-gain, place, number) for number, own in numbered for place, gain in enumerate(own))
         best, found = _LEAST_GAIN * decoding / self._times.predict(decoding), order[:0]
         for depth in range(1, max(map(len, gains.values()), default=0) + 1):
-            drafts = [each for each in order if each[1] < depth][: self._rows - decoding]
+            room = min(self._rows, self._times.most_rows) - decoding
+            drafts = [each for each in order if each[1] < depth][: max(room, 0)]
             tokens, before = float(decoding), self._drafter.seconds(len(gains), depth)
             for count, (loss, _, _) in enumerate(drafts, 1):
                 tokens -= loss

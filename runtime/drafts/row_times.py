@@ -1,7 +1,7 @@
 """How long steps take here by their rows, learned from those that ran.
 
-seconds │                    ●  . .   beyond the rows that were seen: as few rows, then in proportion
-        │       ●     ●   ●           between them: along the line
+seconds │                    ●  . .   beyond the rows that were seen: a guess
+        │       ●     ●   ●           between them: a curve below the line
         │ ● ●  ●
         └────────────────────────▶ rows
 """
@@ -13,6 +13,8 @@ _OUTLIER = 2.0  # a step counts as at most this many times longer than expected
 _LASTING = 512  # steps after which a time counts as unknown: contexts have other lengths then
 _LEAST = 1e-9  # seconds of a step: a clock may stand still meanwhile
 _CHEAP_ROWS = 8  # up to so many rows, reading weights takes most of a step
+_FURTHER = 0.5  # of the time in proportion to rows: what more rows are expected to cost, so that they get a try
+_LEAP = 2  # times as many rows as were seen, at most, in a step that is a try
 
 
 class RowTimes:
@@ -28,6 +30,11 @@ class RowTimes:
         """Whether a step of this many rows has run lately, or of fewer."""
         return bool(self._rows) and self._rows[0] <= rows
 
+    @property
+    def most_rows(self) -> int:
+        """Rows that a step may try."""
+        return max(_LEAP * self._rows[-1], 2 * _CHEAP_ROWS) if self._rows else _CHEAP_ROWS
+
     def predict(self, rows: int) -> float:
         """Seconds of a step of this many rows. Some step must have run."""
         if rows in self._seconds:
@@ -39,7 +46,7 @@ class RowTimes:
         if above == 0:
             return self._seconds[after] / _growth(after, rows)
         before = self._rows[above - 1]
-        share = (rows - before) / (after - before)
+        share = ((rows - before) / (after - before)) ** 2  # less than along a line, so that these rows get a try
         return (1 - share) * self._seconds[before] + share * self._seconds[after]
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -60,4 +67,4 @@ class RowTimes:
 
 def _growth(rows: int, before: int) -> float:
     """How many times as long a step of `rows` rows is expected to take as one of `before`, where nobody has seen it."""
-    return max(rows, _CHEAP_ROWS) / max(before, _CHEAP_ROWS)
+    return 1 + _FURTHER * (max(rows, _CHEAP_ROWS) / max(before, _CHEAP_ROWS) - 1)

@@ -146,7 +146,21 @@ def test_drafts_that_do_not_pay_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     loop = loop_of(session)
     loop.add([request_of([1, 2], 62)])
     loop.drain()
-    assert 0 < loop.work.drafted <= 5, "one step shows what rows cost"
+    assert 0 < loop.work.drafted <= 10, "the first steps show what rows cost"
+
+
+def test_requests_share_the_rows_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 24 rows cost nothing, and further ones more than a token is worth, which the first tries show."""
+    draft(monkeypatch, right)
+    session = DraftSession(200, 4, LIMITS)
+    keep_time(monkeypatch, session, lambda rows: (max(rows, 24) / 24) ** 2)
+    loop = loop_of(session)
+    loop.add([request_of([1, number], 62) for number in range(6)])
+    loop.drain()
+    rows = [rows for prompts, rows in loop.step_log() if not prompts]
+    assert max(rows) <= 36
+    assert sum(20 <= each <= 26 for each in rows) > len(rows) // 2
+    assert len(rows) < 62 // 3
 
 
 def test_a_step_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:

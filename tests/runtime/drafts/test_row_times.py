@@ -1,4 +1,4 @@
-"""Times of steps by rows: learned from steps, along a line between them, forgotten after a while."""
+"""Times of steps by rows: learned from steps, and guessed between them, forgotten after a while."""
 
 import pytest
 
@@ -17,16 +17,20 @@ def test_nothing_is_known_before_a_step_of_so_few_rows() -> None:
     assert [times_of({3: 1.0}).knows(rows) for rows in (2, 3, 4)] == [False, True, True]
 
 
-def test_between_the_rows_that_were_seen_times_lie_on_a_line() -> None:
-    times = times_of({2: 1.0, 6: 3.0})
-    assert [times.predict(rows) for rows in (2, 3, 4, 6)] == [1.0, 1.5, 2.0, 3.0]
+def test_between_the_rows_that_were_seen_times_lie_below_the_line() -> None:
+    times = times_of({2: 1.0, 6: 5.0})
+    assert [times.predict(rows) for rows in (2, 3, 4, 5, 6)] == [1.0, 1.25, 2.0, 3.25, 5.0]
 
 
-def test_beyond_them_few_rows_are_expected_to_cost_nothing_and_many_in_proportion() -> None:
+def test_beyond_them_few_rows_are_expected_to_cost_nothing_and_many_half_of_what_they_may() -> None:
     times = times_of({2: 1.0})
-    assert [times.predict(rows) for rows in (1, 4, 8, 16, 80)] == [1.0, 1.0, 1.0, 2.0, 10.0]
-    assert times_of({16: 2.0}).predict(32) == 4.0
-    assert times_of({16: 2.0}).predict(4) == 1.0
+    assert [times.predict(rows) for rows in (1, 4, 8, 16, 80)] == [1.0, 1.0, 1.0, 1.5, 5.5]
+    assert times_of({16: 2.0}).predict(32) == 3.0
+    assert times_of({16: 3.0}).predict(4) == 2.0
+
+
+def test_a_try_has_no_more_than_twice_the_rows_that_were_seen() -> None:
+    assert [times_of(seen).most_rows for seen in ({1: 1.0}, {3: 1.0, 20: 2.0})] == [16, 40]
 
 
 def test_a_step_moves_what_is_known_and_an_outlier_does_little() -> None:
