@@ -47,6 +47,7 @@ _LOG = logging.getLogger("ingot.runtime")
 _STEP_LOG_LENGTH = 100_000  # the most recent steps
 _LONG_STEP = 0.012  # seconds: of longer steps the host takes less than 3 %, and they go singly
 _CROSSING_SECONDS = 0.05  # no step follows when so much has gone by: readers get tokens, and who waits may find room
+_DRAFTLESS_SECONDS = 0.002  # the same where drafts are made for every step that begins such a call
 
 
 class StepLoop:
@@ -62,6 +63,7 @@ class StepLoop:
         self, session: Session, scheduler: Scheduler, blocks: BlockManager, drafting: Drafting | None = None
     ) -> None:
         self._session, self._scheduler, self._blocks, self._drafting = session, scheduler, blocks, drafting
+        self._crossing = _CROSSING_SECONDS if drafting is None else _DRAFTLESS_SECONDS
         self._sequences = Sequences(session, scheduler.most_running)
         self._device = session if isinstance(session, SubmittingSession) else None
         self._flight = steps_in_flight(session)
@@ -190,7 +192,8 @@ class StepLoop:
         if self.on_step is not None:
             self.on_step(report)
         if not report.prefill_tokens:
-            self.most_steps = min(_fitting(report.session_seconds, self._session.most_steps), 2 * report.steps)
+            fitting = _fitting(report.session_seconds, self._session.most_steps, self._crossing)
+            self.most_steps = min(fitting, 2 * report.steps)
 
     def _next_step(self) -> tuple[ScheduledStep, Ahead | None]:
         """The next step to run; stages that would idle begin further ones."""
@@ -205,13 +208,12 @@ class StepLoop:
         assert chunks, "the oldest request can always advance"
         chunks = _alone(chunks, self._doubtful)
         self._steady_until = time.perf_counter() + _CROSSING_SECONDS if self._scheduler.waiting else math.inf
-        if self._drafting is not None:
-            self._drafting.extend(chunks)
-        most = self._scheduler.repeatable(chunks, self.most_steps) if self._drafting is None else 1
+        drafted = self._drafting is not None and self._drafting.extend(chunks)
+        most = 1 if drafted else self._scheduler.repeatable(chunks, self.most_steps)
         step = self._last = self._assemble(chunks, self._last)
         if most == 1 or step.batch.want_logits:
             return step, None
-        return step, Ahead(most_steps=most, seconds=_CROSSING_SECONDS, stop=self.stop)
+        return step, Ahead(most_steps=most, seconds=self._crossing, stop=self.stop)
 
     def _assemble(self, chunks: Mapping[Request, int], before: ScheduledStep | None = None) -> ScheduledStep:
         self._sequences.start(chunks)
@@ -373,9 +375,9 @@ def _report(
     )
 
 
-def _fitting(seconds: float, most: int) -> int:
+def _fitting(seconds: float, most: int, crossing: float) -> int:
     """How many steps may follow each other in a call. seconds: of one; most: that the session computes in a call."""
-    return 1 if seconds > _LONG_STEP else min(1 + int(_CROSSING_SECONDS / max(seconds, 1e-6)), most)
+    return 1 if seconds > _LONG_STEP else min(1 + int(crossing / max(seconds, 1e-6)), most)
 
 
 def _alone(chunks: dict[Request, int], doubtful: Container[Request]) -> dict[Request, int]:

@@ -95,6 +95,7 @@ class DraftModel:
 
     def make(self, counts: Mapping[Request, int]) -> Mapping[Request, Int32]:
         """See Drafter."""
+        begin, goes_on = time.perf_counter(), all(self._held[request].known for request in counts)
         drafts = {request: [token] for request, token in self._catch_up(list(counts)).items()}
         while going := [
             request for request in counts if len(drafts[request]) < counts[request] and drafts[request][-1] >= 0
@@ -108,6 +109,8 @@ class DraftModel:
             held.known, held.drafts = request.num_tokens, np.array(tokens, np.int32)
             self._blocks.advance(held.blocks, request.tokens, request.num_tokens - 1)
             made[request] = _valid(held.drafts, self._vocab_size)
+        if counts and goes_on:  # a prompt takes other times
+            self._times.observe(len(counts), (time.perf_counter() - begin) / max(counts.values()))
         return made
 
     def forget(self, request: Request) -> None:
@@ -179,7 +182,7 @@ class DraftModel:
             slots=np.array([self._held[request].slot for request in requests], np.int32),
             draws=np.arange(count, dtype=np.int32),
         )
-        begin, steps = time.perf_counter(), 0
+        steps = 0
         while steps < depth:
             most = min(depth - steps, self._session.most_steps)
             ahead = None if most == 1 else Ahead(most_steps=most, seconds=math.inf, stop=self._never)
@@ -188,7 +191,6 @@ class DraftModel:
             steps += len(result.ids)
             if result.ends.any():
                 break
-        self._times.observe(count, (time.perf_counter() - begin) / steps)
         tokens: list[list[int]] = np.concatenate(found).T.tolist()
         return tokens
 

@@ -66,14 +66,14 @@ class Drafting:
         self._of_grammars = Odds(first_guess=_FORCED)
         self._offers: dict[Request, _Offer] = {}  # of the step that is made or runs
 
-    def extend(self, chunks: dict[Request, int]) -> None:
+    def extend(self, chunks: dict[Request, int]) -> bool:
         """Add drafts to a step in which every request decodes, where that is likely to make tokens come faster.
-        Reserves their blocks."""
+        Reserves their blocks. Whether there are any."""
         self._offers = {}
         if not self._times.knows(len(chunks)) or not all([_decodes(request) for request in chunks]):
-            return
+            return False
         if not self._may_pay(len(chunks)):
-            return
+            return False
         for request in chunks:
             if (offer := self._offer(request)) is not None:
                 self._offers[request] = offer
@@ -88,16 +88,17 @@ class Drafting:
         for request, drafts in self._make(reserved).items() if reserved else ():
             request.draft(drafts)
             chunks[request] = 1 + len(drafts)
+        return bool(reserved)
 
     def learn(self, outcomes: Sequence[Outcome], seconds: float) -> tuple[int, int]:
-        """From a step that took `seconds`, before its results move anybody forward. How many drafts it had, and how
+        """From steps that took `seconds`, before their results move anybody forward. How many drafts they had, and how
         many of them were right."""
         step, result = outcomes[0] if len(outcomes) == 1 else (None, None)
         if step is None or not isinstance(result, StepResult):  # it was repeated in parts, or failed
             return 0, 0
         wrong, (prefill_tokens, rows) = wrong_drafts(step, result), step.kinds
         if not prefill_tokens:
-            self._times.observe(rows, seconds)
+            self._times.observe(rows, seconds / len(result.ids))
         for request, count in wrong.items():
             drafted = request.num_drafted
             self._offers[request].odds.learn(self._offers[request].matched, drafted, drafted - count)
