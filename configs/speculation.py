@@ -9,7 +9,7 @@ from ingot.configs.unknown import refuse_unknown
 from ingot.errors import UsageError
 
 METHODS = ("ngram", "draft_model")
-_SHORTEST, _LONGEST = 2, 4
+_SHORTEST, _LONGEST = 1, 16
 
 _OWN_LENGTH = "leave it out: every step has as many drafts as pay, by what steps take and how often drafts are right"
 _BUILT = "leave it out: `ingot build` decides that for a draft model, too"

@@ -6,11 +6,11 @@ each length of a match has its own share of right drafts, of this request and, w
 
 from collections.abc import Sequence
 
-MOST_MATCHED = 12  # a longer match counts as one of this length
+MOST_MATCHED = 16  # a longer match counts as one of this length
 _FADING = 0.98  # what came before counts less with every draft
 _RESTING = 0.998  # the same for each draft that is not tried
 _SHARED = 3.0  # drafts of this request that count as much as all those of other requests
-_FIRST_GUESS = (0.4, 0.6, 0.7, 0.75, 0.8)  # before any draft, by length
+_FIRST_GUESS = (0.2, 0.4, 0.6, 0.7, 0.8)  # before any draft, by length
 
 
 class Odds:

@@ -20,7 +20,8 @@ from ingot.errors import UsageError
         ({"model": "[ngram]", "num_speculative_tokens": None}, Speculation()),
         ({"method": "ngram", "prompt_lookup_max": 1}, Speculation(prompt_lookup_min=1, prompt_lookup_max=1)),
         ({"method": "ngram", "prompt_lookup_max": 9}, Speculation(prompt_lookup_max=9)),
-        ({"method": "ngram", "prompt_lookup_min": 6}, Speculation(prompt_lookup_min=6, prompt_lookup_max=6)),
+        ({"method": "ngram", "prompt_lookup_min": 6}, Speculation(prompt_lookup_min=6)),
+        ({"method": "ngram", "prompt_lookup_min": 20}, Speculation(prompt_lookup_min=20, prompt_lookup_max=20)),
         (
             {"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 5},
             Speculation(prompt_lookup_min=3, prompt_lookup_max=5),
