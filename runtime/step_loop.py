@@ -54,8 +54,8 @@ class StepLoop:
     """`session` belongs to the loop: `close` closes it.
 
     stop     int32 [1]: whatever thread sets it to 1, no step follows the one that runs without a look at what else came
+    drafting of the session's steps, where it takes drafts and works at one step at a time
     on_step  is told of every step; must be quick
-    drafting  of the session's steps, where it takes drafts and works at one step at a time
     work     what has been done so far; most_steps: that may follow each other in the next call
     """
 
@@ -73,8 +73,7 @@ class StepLoop:
         self.most_steps = 1
         self._closed: IngotError | None = None
         self._death: IngotError | None = None
-        self._arrivals = 0
-        self._readers = Readers()
+        self._arrivals, self._readers = 0, Readers()
         self._doubtful: set[Request] = set()  # begin again after a step that failed, each alone
         self._last: ScheduledStep | None = None
         self._steps: deque[tuple[int, int]] = deque(maxlen=_STEP_LOG_LENGTH)
@@ -192,8 +191,8 @@ class StepLoop:
         if self.on_step is not None:
             self.on_step(report)
         if not report.prefill_tokens:
-            fitting = _fitting(report.session_seconds, self._session.most_steps, self._crossing)
-            self.most_steps = min(fitting, 2 * report.steps)
+            most = min(self._session.most_steps, 2 * report.steps)
+            self.most_steps = _fitting(report.session_seconds, most, self._crossing)
 
     def _next_step(self) -> tuple[ScheduledStep, Ahead | None]:
         """The next step to run; stages that would idle begin further ones."""
@@ -208,8 +207,8 @@ class StepLoop:
         assert chunks, "the oldest request can always advance"
         chunks = _alone(chunks, self._doubtful)
         self._steady_until = time.perf_counter() + _CROSSING_SECONDS if self._scheduler.waiting else math.inf
-        drafted = self._drafting is not None and self._drafting.extend(chunks)
-        most = 1 if drafted else self._scheduler.repeatable(chunks, self.most_steps)
+        has_drafts = self._drafting is not None and self._drafting.extend(chunks)
+        most = 1 if has_drafts else self._scheduler.repeatable(chunks, self.most_steps)
         step = self._last = self._assemble(chunks, self._last)
         if most == 1 or step.batch.want_logits:
             return step, None

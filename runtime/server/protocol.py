@@ -40,7 +40,7 @@ REFUSED: Mapping[str, str] = {
     "best_of": "the server does not rank completions: give n and choose one yourself (best_of 1 with n 1 is accepted)",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
-    "prediction": f"speculation: {_NOT_YET}",
+    "prediction": "drafts are looked up in the prompt, with ingot serve --speculative_config: put the text there",
     "verbosity": "pass what the chat template knows through chat_template_kwargs",
     "web_search_options": "the server searches nothing",
     "moderation": "the server moderates nothing",

@@ -9,13 +9,15 @@
 namespace ingot {
 namespace {
 
-void require(bool holds, const std::string& otherwise) {
+// Words are put together only where they are needed: every draw of every step comes by.
+void require(bool holds, const char* otherwise) {
   if (!holds) throw std::invalid_argument(otherwise);
 }
 
 void require_within(const char* what, int64_t value, int64_t begin, int64_t end) {
-  require(value >= begin && value < end, std::string(what) + " is " + std::to_string(value) + ", expected " +
-                                             std::to_string(begin) + " to " + std::to_string(end - 1));
+  if (value >= begin && value < end) return;
+  throw std::invalid_argument(std::string(what) + " is " + std::to_string(value) + ", expected " +
+                              std::to_string(begin) + " to " + std::to_string(end - 1));
 }
 
 }  // namespace
@@ -35,7 +37,7 @@ void Sampler::end(int64_t slot) {
 Sequence& Sampler::at(int64_t slot) {
   require_within("a slot", slot, 0, static_cast<int64_t>(sequences_.size()));
   std::optional<Sequence>& found = sequences_[static_cast<size_t>(slot)];
-  require(found.has_value(), "no sequence was started in slot " + std::to_string(slot));
+  if (!found.has_value()) throw std::invalid_argument("no sequence was started in slot " + std::to_string(slot));
   return *found;
 }
 

@@ -138,11 +138,13 @@ const uint32_t* Sequence::allowed() {
 
 void Sequence::next(std::span<const int32_t> drafts, std::vector<Draw>& draws) {
   drop_drafts();  // of a step that was abandoned
-  require(ending_ == Ending::kNone, "a sequence that has ended draws no more");
+  if (ending_ != Ending::kNone) throw std::invalid_argument("a sequence that has ended draws no more");
   const auto count = static_cast<int64_t>(drafts.size());
-  require(count == 0 || rules_.reasoning_end.empty(), "a sequence with a reasoning part draws from one row");
-  require(count == 0 || num_generated() + count < rules_.max_tokens,
-          "a sequence has more drafts than tokens that it may still get");
+  if (count > 0) {
+    require(rules_.reasoning_end.empty(), "a sequence with a reasoning part draws from one row");
+    require(num_generated() + count < rules_.max_tokens,
+            "a sequence has more drafts than tokens that it may still get");
+  }
   if (biases_.size() <= drafts.size()) biases_.resize(drafts.size() + 1, biases_[0]);
   if (tokens_.capacity() < tokens_.size() + drafts.size())  // draws point to the tokens
     tokens_.reserve(2 * (tokens_.size() + drafts.size()));

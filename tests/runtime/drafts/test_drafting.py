@@ -1,5 +1,6 @@
 """Steps with drafts: the tokens of a request never depend on them, whatever is drafted; what pays is drafted."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -21,6 +22,13 @@ from tests.runtime.tiny_engine import make_loop
 
 LIMITS = Limits(max_batch_size=6, max_input_len=60, max_seq_len=80, max_num_tokens=48, max_logit_rows=48)
 Drafter = Callable[[Int32, int], list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _steps_take_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each, whatever its rows: what is drafted does not depend on the machine. See `keep_time`."""
+    ticks = itertools.count()
+    monkeypatch.setattr("ingot.runtime.step_loop.time.perf_counter", lambda: float(next(ticks)))
 
 
 class DraftSession(FakeSession):
@@ -117,7 +125,6 @@ def test_tokens_do_not_depend_on_drafts(
 def test_right_drafts_save_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     draft(monkeypatch, right)
     session = DraftSession(100, 4, LIMITS)
-    keep_time(monkeypatch, session, lambda rows: 1.0)
     loop = loop_of(session)
     loop.add([request_of([1, 2], 62)])
     loop.drain()
@@ -129,7 +136,6 @@ def test_wrong_drafts_are_given_up_and_tried_again_later(monkeypatch: pytest.Mon
     draft(monkeypatch, wrong)
     limits = Limits(max_batch_size=6, max_input_len=60, max_seq_len=1000, max_num_tokens=48, max_logit_rows=48)
     session = DraftSession(300, 4, limits)
-    keep_time(monkeypatch, session, lambda rows: 1.0)
     loop = loop_of(session, limits)
     loop.add([request_of([1, 2], 900)])
     loop.drain()
@@ -204,7 +210,6 @@ def test_an_end_inside_drafts_ends_the_request_there(monkeypatch: pytest.MonkeyP
 def test_what_a_step_keeps_is_that_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     draft(monkeypatch, by_chance)
     session = DraftSession(100, 4, LIMITS)
-    keep_time(monkeypatch, session, lambda rows: 1.0)
     loop = loop_of(session)
     request = request_of([1, 2, 3], 50, want_generation_logits=True)
     loop.add([request])
