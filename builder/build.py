@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ingot import __version__
 from ingot.builder.digests import checkpoint_digest, program_digest
-from ingot.builder.draft_engine import check_draft, draft_config, draft_files
+from ingot.builder.draft_engine import check_draft, draft_config, draft_files, planned_only
 from ingot.builder.expressions import WeightReader
 from ingot.builder.model_card import layout_card, model_card, weight_sources
 from ingot.builder.pack import BLOCK_BYTES, Packer
@@ -149,6 +149,9 @@ def build(
         if config.refit:
             require_refittable(builds)
         tokens = check_token_ids(checkpoint.path, builds[0].plan.vocab_size)
+        draft = draft_config(config, builds[0].plan.limits)
+        if config.draft_dir is not None:  # what cannot be built is refused before the work begins
+            build(planned_only(draft), config.draft_dir, output_dir)
         rank_files = plan_rank_files(builds, [()] * len(builds))
         engine_bytes = sum(map(_engine_bytes, rank_files)) + _made_bytes(builds)
         samples = [target_build.sample.memory for target_build in builds if target_build.sample is not None]
@@ -167,9 +170,7 @@ def build(
                     }
                 if config.draft_dir is not None:
                     say("building the draft model")
-                    build(
-                        draft_config(config, builds[0].plan.limits), config.draft_dir, out.path / DRAFT, progress, say
-                    )
+                    build(draft, config.draft_dir, out.path / DRAFT, progress, say)
                 notes = _write(
                     builds, rank_files, made, checkpoint, tokens, out.path, progress, config.workers or cores()
                 )

@@ -39,6 +39,11 @@ def draft_config(config: BuildConfig, limits: Limits) -> BuildConfig:
     )
 
 
+def planned_only(config: BuildConfig) -> BuildConfig:
+    """A build that decides what can be decided at once, and writes nothing."""
+    return dataclasses.replace(config, dry_run=True, autotune=False, timing_cache=None)
+
+
 def check_draft(config: BuildConfig, checkpoint: Checkpoint) -> None:
     """Raises UsageError for a draft model that cannot draft for a Checkpoint, CheckpointError where it is not one."""
     assert config.draft_dir is not None, "there is a draft model"

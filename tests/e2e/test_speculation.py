@@ -45,6 +45,13 @@ def engines(shipped_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _all_drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there are as many as there can be, however fast the machine is."""
+    monkeypatch.setattr(RowTimes, "predict", lambda self, rows: 1.0)
+    monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
+
+
 def prompts() -> list[list[int]]:
     """Some of them repeat themselves."""
     rng = np.random.default_rng(0)
@@ -68,12 +75,8 @@ ASKED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("asked", ASKED, ids=["greedy", "sampled", "penalised", "words"])
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft_model"])
-def test_results_are_the_same_to_the_bit(
-    engines: Path, speculation: dict[str, Any], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In steps of few and of many requests, some of them preempted, with drafts wherever there can be any."""
-    monkeypatch.setattr(RowTimes, "predict", lambda self, rows: 1.0)
-    monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
+def test_results_are_the_same_to_the_bit(engines: Path, speculation: dict[str, Any], asked: dict[str, Any]) -> None:
+    """In steps of few and of many requests, some of them preempted."""
     wanted: dict[str, Any] = {"max_new_tokens": 150, "return_dict": True, "output_log_probs": True, **asked}
     with runner(engines / "drafted", None) as plain:
         expected = plain.generate(prompts(), output_generation_logits=True, **wanted)
@@ -144,12 +147,9 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft_model"])
-def test_structured_outputs_are_the_same(
-    engines: Path, speculation: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_structured_outputs_are_the_same(engines: Path, speculation: dict[str, Any]) -> None:
     """What the grammar forces is drafted, too."""
     pytest.importorskip("llguidance")
-    monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
     asked = [f"The prince {number} said: " for number in range(4)]
     said = []
     for drafts in (None, speculation):
@@ -188,13 +188,12 @@ def test_a_damaged_draft_model_is_refused(engines: Path, tmp_path: Path) -> None
     ingot("run", "--engine_dir", tmp_path / "e", "--prompt", "x").fails("truncated")
 
 
-def test_an_engine_without_a_draft_model_says_so(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_a_draft_model_says_so(engines: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"there is no draft model(.|\n)*--draft_dir"),
         runner(engines / "w8", DRAFT_MODEL),
     ):
         pass
-    monkeypatch.setattr(DraftModel, "seconds", lambda self, requests, depth: 0.0)
     named = {**DRAFT_MODEL, "model": str(engines / "drafted")}
     with runner(engines / "w8", named, max_batch_size=1) as opened, runner(engines / "w8", None) as plain:
         asked: dict[str, Any] = {"max_new_tokens": 60}
@@ -216,6 +215,17 @@ def test_a_draft_model_with_another_vocabulary_is_refused(shipped_checkpoint: Pa
     for wrong, words in ((("--refit",), "refit"), (("--max_draft_len", "0"), "max_draft_len")):
         ok = ("--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e", "--draft_dir", shipped_checkpoint)
         ingot("build", *ok, *AVX2, *wrong).fails(words, code=2)
+
+
+def test_a_draft_model_that_cannot_be_built_is_refused_first(shipped_checkpoint: Path, tmp_path: Path) -> None:
+    """Its weights are read as late as those of the large model."""
+    shutil.copytree(shipped_checkpoint, tmp_path / "c")
+    (tmp_path / "c" / "model.onnx").write_bytes(b"no graph")
+    made = ("--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e", "--draft_dir", tmp_path / "c")
+    refused = ingot("build", *made, *AVX2)
+    refused.fails("model.onnx")
+    assert "building the draft model" not in refused.err
+    assert not (tmp_path / "e").exists()
 
 
 def test_a_step_has_room_for_the_drafts_of_all(shipped_checkpoint: Path, tmp_path: Path) -> None:

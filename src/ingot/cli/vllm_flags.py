@@ -138,14 +138,14 @@ VLLM = (
     ),
     flag(
         "--speculative-config",
-        way="`--speculative_config`, with the method ngram only",
+        way="`--speculative_config`, with the methods ngram and draft_model",
         where="serve, run",
         link="([speculative decoding](../how-to/speculation.md))",
     ),
     flag(
         "--speculative-model",
         "--num-speculative-tokens",
-        way='`--speculative_config \'{"method": "ngram", "num_speculative_tokens": 7}\'`; no model makes drafts',
+        way='`--speculative_config \'{"method": "ngram", "num_speculative_tokens": 7}\'`; a draft model is an Engine',
         where="serve, run",
         link="([speculative decoding](../how-to/speculation.md))",
     ),
