@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ingot import __version__
 from ingot.builder.digests import checkpoint_digest, program_digest
-from ingot.builder.draft_engine import check_draft, draft_config, draft_files, planned_only
+from ingot.builder.draft_engine import check_draft, check_plans, draft_config, draft_files, planned_only
 from ingot.builder.expressions import WeightReader
 from ingot.builder.model_card import layout_card, model_card, weight_sources
 from ingot.builder.pack import BLOCK_BYTES, Packer
@@ -136,9 +136,9 @@ def build(
     """
     begin = time.monotonic()
     checkpoint = Checkpoint.open(Path(checkpoint_dir))
-    if config.draft_dir is not None:
-        check_draft(config, checkpoint)
     targets = find_targets(config.target)
+    if config.draft_dir is not None:
+        check_draft(config, checkpoint, targets)
     if not config.dry_run:
         _require_buildable(targets)
     _resource_estimate(config, checkpoint, targets, output_dir, 0).check_memory(config.max_mem)
@@ -151,7 +151,7 @@ def build(
         tokens = check_token_ids(checkpoint.path, builds[0].plan.vocab_size)
         draft = draft_config(config, builds[0].plan.limits)
         if config.draft_dir is not None:  # what cannot be built is refused before the work begins
-            build(planned_only(draft), config.draft_dir, output_dir)
+            check_plans(builds[0].plan, build(planned_only(draft), config.draft_dir, output_dir).plan)
         rank_files = plan_rank_files(builds, [()] * len(builds))
         engine_bytes = sum(map(_engine_bytes, rank_files)) + _made_bytes(builds)
         samples = [target_build.sample.memory for target_build in builds if target_build.sample is not None]

@@ -7,6 +7,7 @@ It takes as many requests and tokens as the large model, as far as it has positi
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from ingot.checkpoint import Checkpoint
 from ingot.configs.build import BuildConfig
 from ingot.configs.read import parse_json
 from ingot.errors import UsageError
-from ingot.plan import Limits
+from ingot.plan import Limits, Plan
+from ingot.plugins.target import Target
 
 _TOKENIZER = "tokenizer.json"
 
@@ -44,9 +46,21 @@ def planned_only(config: BuildConfig) -> BuildConfig:
     return dataclasses.replace(config, dry_run=True, autotune=False, timing_cache=None)
 
 
-def check_draft(config: BuildConfig, checkpoint: Checkpoint) -> None:
-    """Raises UsageError for a draft model that cannot draft for a Checkpoint, CheckpointError where it is not one."""
+def check_draft(config: BuildConfig, checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
+    """Raises UsageError where an engine could not use the draft model, CheckpointError where it is not one."""
     assert config.draft_dir is not None, "there is a draft model"
+    if all(target.on_gpu for target in targets):
+        raise UsageError(
+            f"--draft_dir: {', '.join(target.name for target in targets)} computes no drafts",
+            expected="a CPU target, or ref",
+            hint="leave --draft_dir out",
+        )
+    if config.pp_size > 1:
+        raise UsageError(
+            "--draft_dir: an engine with pipeline stages computes no drafts",
+            got=f"--pp_size {config.pp_size}",
+            hint="leave --draft_dir or --pp_size out",
+        )
     draft = Checkpoint.open(config.draft_dir)
     own, others = (_vocabulary(each.path / _TOKENIZER) for each in (checkpoint, draft))
     if own is not None and others is not None and own != others:
@@ -56,6 +70,16 @@ def check_draft(config: BuildConfig, checkpoint: Checkpoint) -> None:
             expected=f"the tokens of {checkpoint.path / _TOKENIZER}",
             hint="take a smaller model of the same family",
         )
+
+
+def check_plans(plan: Plan, draft: Plan) -> None:
+    """Raises UsageError where one of the models cannot go back behind a wrong draft."""
+    for each, name in ((plan, "the model"), (draft, "the draft model")):
+        if any(group.state for group in each.caches):
+            raise UsageError(
+                f"--draft_dir: {name} keeps states, which cannot go back behind a wrong draft",
+                hint="leave --draft_dir out",
+            )
 
 
 def draft_files(directory: Path) -> list[Path]:

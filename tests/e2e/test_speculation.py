@@ -212,7 +212,12 @@ def test_a_draft_model_with_another_vocabulary_is_refused(shipped_checkpoint: Pa
     made = ("--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e", "--draft_dir", tmp_path / "c")
     ingot("build", *made, *AVX2).fails("another vocabulary", code=2)
     assert not (tmp_path / "e").exists()
-    for wrong, words in ((("--refit",), "refit"), (("--max_draft_len", "0"), "max_draft_len")):
+    for wrong, words in (
+        (("--refit",), "refit"),
+        (("--max_draft_len", "0"), "max_draft_len"),
+        (("--pp_size", "2"), "pipeline stages computes no drafts"),
+        (("--target", "cuda/sm90"), "cuda/sm90 computes no drafts"),
+    ):
         ok = ("--checkpoint_dir", shipped_checkpoint, "--output_dir", tmp_path / "e", "--draft_dir", shipped_checkpoint)
         ingot("build", *ok, *AVX2, *wrong).fails(words, code=2)
 
@@ -226,6 +231,19 @@ def test_a_draft_model_that_cannot_be_built_is_refused_first(shipped_checkpoint:
     refused.fails("model.onnx")
     assert "building the draft model" not in refused.err
     assert not (tmp_path / "e").exists()
+
+
+def test_models_with_states_have_no_drafts(shipped_checkpoint: Path, tmp_path: Path) -> None:
+    states = random_checkpoint(tmp_path, {**find_family("lfm2").tiny, "vocab_size": VOCAB})
+    for model, draft, words in (
+        (states, shipped_checkpoint, "the model keeps states"),
+        (shipped_checkpoint, states, "the draft model keeps states"),
+    ):
+        made = ("--checkpoint_dir", model, "--output_dir", tmp_path / "e", "--draft_dir", draft)
+        ingot("build", *made, *AVX2).fails(words, code=2)
+    ingot("build", "--checkpoint_dir", states, "--output_dir", tmp_path / "e", *AVX2).succeeds()
+    with pytest.raises(UsageError, match="keeps states"), runner(tmp_path / "e", NGRAM):
+        pass
 
 
 def test_a_step_has_room_for_the_drafts_of_all(shipped_checkpoint: Path, tmp_path: Path) -> None:
