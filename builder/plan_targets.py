@@ -58,7 +58,7 @@ from ingot.plugins.op_graph import OpGraph
 from ingot.plugins.target import CompilesGraph, JoinsRanks, Progress, RunsRanks, Target, Tunable, WithLibrary
 
 # What the process needs beside the graph and the blocks: interpreter, numpy, onnx and the compiled passes.
-BASE_MEMORY = 80 << 20
+BASE_MEMORY = 88 << 20
 GRAPH_COPIES = 12  # times the bytes of model.onnx: its objects in Python
 
 
