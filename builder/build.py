@@ -134,8 +134,7 @@ def build(
     Raises UsageError (options, the output directory), CheckpointError (the source), BuildError (what cannot be built),
     CapacityError (memory, disk). Then, as after Ctrl-C, no output is left behind.
     """
-    begin = time.monotonic()
-    checkpoint = Checkpoint.open(Path(checkpoint_dir))
+    begin, checkpoint = time.monotonic(), Checkpoint.open(Path(checkpoint_dir))
     targets = find_targets(config.target)
     if config.draft_dir is not None:
         check_draft(config, checkpoint, targets)

@@ -118,6 +118,9 @@ CUDA engines ran on an H200 and an H100 ([NVIDIA GPUs](gpu.md#what-ran-on-a-real
   engines on other GPUs
 - whether the full TensorRT builds, reads back and runs an engine
 
+[Speculative decoding](how-to/speculation.md) with a trained draft model of another size never ran: in tests the model
+is its own draft model.
+
 One model on several GPUs: engines of several ranks ran on an emulated GPU alone. To repeat what ran on the H200, run
 `python -m tests.gpu_proof --work DIR`.
 """
